@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The types that compute_limiter, and limiter_core, which decides for it, take and return: options,
-// admitted submissions, what each is charged, a client's account, and events, which report faults
-// and waits longer than promised.
+// The types that compute_limiter and its decision core, limiter_core, take and return: options,
+// admitted submissions, their charges, a client's account, and events. Events report faults and
+// waits longer than promised.
 //
 //   const gpushare::limiter_options options{.depth = 4, .anticipation = 100us};      // of a compute_limiter
 //   while (auto e = limiter.take_event()) log(to_string(e->what), e->client, e->took, e->bound);
@@ -40,13 +40,13 @@ struct limiter_options {
     ns anticipation = ns{200'000};
     /// How many failures in a row quarantine a client; 0: never.
     std::uint32_t quarantine_after = 32;
-    /// A submission that is first on its stream for longer than this fails with errc::stuck and no longer counts as in
-    /// flight; 0: never.
+    /// A submission that is first on its stream for longer than this fails with errc::stuck and no
+    /// longer counts as in flight; 0: never.
     ns stuck_after{};
 };
 
 namespace detail {
-/// With room for one, at least.
+/// The same options, with room for at least one submission.
 [[nodiscard]] constexpr limiter_options usable(limiter_options o) noexcept {
     o.depth = std::max(o.depth, 1U);
     o.queue_limit = std::max(o.queue_limit, 1U);
@@ -57,38 +57,54 @@ namespace detail {
 /// The facts about a waiting submission: policies decide by them, and admission checks by them
 /// whether there is room.
 struct submission_facts {
-    queue_head head{};  ///< for the policy
-    ns bound{};         ///< on its wait, as published when it came; 0: as it is when it is admitted
-    instant late_at =
-        never;         ///< it waits until what is in flight has ended, if it might begin later than this behind that
-    sm_width width{};  ///< the part of the SMs that it can fill, if it was declared
-    std::uint64_t timeline = 0;  ///< its stream's timeline_of(); 0: not known, and all such of a client are one
-    bool of_request = false;     ///< more of its client may follow soon: lower levels are held back meanwhile
+    /// The facts for the policy.
+    queue_head head{};
+    /// The bound on its wait that was published on its arrival; 0: the bound at its admission
+    /// counts.
+    ns bound{};
+    /// If the submission might begin later than this behind the work in flight, it waits until that
+    /// work has ended.
+    instant late_at = never;
+    /// The part of the SMs that the submission can fill, if declared.
+    sm_width width{};
+    /// The number of its stream, as timeline_of() gives it; 0: unknown, and all such submissions of
+    /// a client count as one stream.
+    std::uint64_t timeline = 0;
+    /// More submissions of its client may follow soon: lower levels are held back meanwhile.
+    bool of_request = false;
 };
 
-/// A submission that was admitted, with what was predicted of it.
+/// An admitted submission, with the predictions about it.
 struct admission {
-    client_id client{};          ///< whose
-    priority level{};            ///< the client's level then
-    ns predicted{};              ///< device time (duration times width) that was charged in advance
-    ns length{};                 ///< how long it takes, as predicted
-    sm_width width{};            ///< the part of the SMs that it can fill; not known of a kind's first ones
-    std::uint64_t timeline = 0;  ///< its stream, as far as it is known: work of one runs one after the other
-    ns longest{};                ///< the longest that its kind was declared or seen to take; 0: unknown
-    ns usual_longest{};     ///< the same, but for one that is longer now and then; for whether it is lent what is kept
-    ns at_least{};          ///< what it takes with the device to itself; 0: unknown
-    ns yields_within{};     ///< it lets levels above have its SMs at least this often; 0: it doesn't
-    ns bound{};             ///< on its wait for work of lower levels; 0: unknown
-    ns served_before{};     ///< what work of its level and above had taken when it was admitted
-    std::uint64_t key = 0;  ///< its kind
-    std::uint32_t level_index = 0;  ///< the level, as the core counts them
-    std::uint32_t policy = 0;       ///< which of the policies so far admitted it
-    std::uint64_t lent = 0;         ///< what that policy said of it when it served it
-    bool known = false;             ///< submissions of its kind were measured before
-    bool declared = false;          ///< the width was given with it
-    bool may_share = false;         ///< is short enough to be timed together with others
-    bool of_request = false;        ///< more of its request may follow soon
-    bool unproven = false;          ///< the longest is only as its submitter declared its cost: nothing of it was seen
+    client_id client{};  ///< the client that submitted it
+    priority level{};    ///< the client's level at the time of admission
+    ns predicted{};      ///< device time (duration times width) that was charged in advance
+    ns length{};         ///< the predicted duration
+    /// The part of the SMs that the submission can fill; unknown for the first submissions of a
+    /// kind.
+    sm_width width{};
+    /// Its stream, if known: the work of one stream runs one after the other.
+    std::uint64_t timeline = 0;
+    ns longest{};  ///< the longest that its kind was declared or seen to take; 0: unknown
+    /// `longest` without rare outliers; decides whether kept SMs are lent to the submission.
+    ns usual_longest{};
+    ns at_least{};  ///< the least time that it takes with the device to itself; 0: unknown
+    /// The work lets higher levels have its SMs at least this often; 0: the work doesn't yield.
+    ns yields_within{};
+    ns bound{};  ///< the bound on its wait for work of lower levels; 0: unknown
+    /// The total time of completed work of its level and above at the time of admission.
+    ns served_before{};
+    std::uint64_t key = 0;          ///< its kind
+    std::uint32_t level_index = 0;  ///< the index of the level in the core
+    /// The number of the policy that admitted it: each set_policy() counts one.
+    std::uint32_t policy = 0;
+    std::uint64_t lent = 0;   ///< the value that the policy's `serve` returned
+    bool known = false;       ///< submissions of its kind were measured before
+    bool declared = false;    ///< the caller declared the width
+    bool may_share = false;   ///< short enough to be timed together with others
+    bool of_request = false;  ///< more submissions of its request may follow soon
+    /// `longest` is only the cost that the submitter declared: no time of its kind was seen.
+    bool unproven = false;
 };
 
 /// The charge of a submission, and how reliable that figure is.
@@ -97,8 +113,8 @@ struct charge {
     enum class source : std::uint8_t {
         own,     ///< measured by itself
         alone,   ///< measured by itself, with nothing else on the device
-        shared,  ///< its part of a batch's measured time
-        doubt,   ///< no more than a prediction
+        shared,  ///< the submission's part of a batch's measured time
+        doubt,   ///< an estimate: the measured span isn't reliable
     };
     /// `billed`: as much as `took`.
     static constexpr ns as_taken = ns::min();
@@ -107,31 +123,37 @@ struct charge {
     /// The amount billed to its client, where it differs from the time taken (a price, for
     /// example). Shares, predictions and bounds go by `took`.
     ns billed = as_taken;
-    ns in_flight{};             ///< from its admission to its end on the device, as far as known; 0: unknown
-    ns noticed{};               ///< so long after its end that was seen, at most; 0: unknown
-    ns enqueuing{};             ///< its callable took so long; 0: unknown
+    /// The time from its admission to its end on the device, as far as known; 0: unknown.
+    ns in_flight{};
+    /// The limiter noticed the end at most this long after it; 0: unknown.
+    ns noticed{};
+    ns enqueuing{};             ///< how long its callable took; 0: unknown
     bool failed = false;        ///< whether it ended with an error
     source from = source::own;  ///< where `took` comes from
-    std::uint32_t times = 1;    ///< how many like submissions took this together
-    sm_width width{};           ///< the part of the SMs that it was seen to fill, where the device tells
-    bool opaque = false;        ///< or it may have filled any part of them, where it is told what is launched
-    bool may_shrink = false;    ///< work beside it, still in flight, may turn out to have shared this time
+    std::uint32_t times = 1;    ///< how many equal submissions took this time together
+    /// The part of the SMs that the submission filled, if the device reports that.
+    sm_width width{};
+    /// The stream notes the sizes of launches, but not of this work: it may have filled any part of
+    /// the SMs.
+    bool opaque = false;
+    /// Work beside it, still in flight, may turn out to have shared this time.
+    bool may_shrink = false;
 
     /// The bill of its client.
     [[nodiscard]] constexpr ns amount() const noexcept { return billed == as_taken ? took : billed; }
 };
 
-/// How often things took how long: counts in fixed buckets. A value, which allocates nothing.
+/// A histogram of durations, with fixed buckets. A value, which allocates nothing.
 class duration_histogram {
 public:
-    /// The upper bound of each bucket, inclusive. One more bucket counts what took longer than the
-    /// last bound.
+    /// The upper bound of each bucket, inclusive. One more bucket counts durations beyond the last
+    /// bound.
     static constexpr std::array<ns, 16> limits{
         ns{10'000},      ns{25'000},        ns{100'000},       ns{250'000},       ns{500'000},    ns{1'000'000},
         ns{2'500'000},   ns{5'000'000},     ns{10'000'000},    ns{25'000'000},    ns{50'000'000}, ns{100'000'000},
         ns{250'000'000}, ns{1'000'000'000}, ns{2'500'000'000}, ns{10'000'000'000}};
 
-    /// So many that took this long each.
+    /// Counts `times` durations of `took` each.
     void add(ns took, std::uint32_t times = 1) noexcept {
         std::size_t i = 0;
         while (i < limits.size() && took > limits[i]) ++i;
@@ -144,15 +166,15 @@ public:
         sum_ = saturating_add(sum_, other.sum_);
         return *this;
     }
-    /// How many are in each bucket alone.
+    /// The count of each bucket; the counts aren't cumulative.
     [[nodiscard]] std::span<const std::uint64_t, limits.size() + 1> counts() const noexcept { return counts_; }
-    /// How many there were.
+    /// The number of durations counted.
     [[nodiscard]] std::uint64_t count() const noexcept {
         std::uint64_t all = 0;
         for (const auto n : counts_) all += n;
         return all;
     }
-    /// How long all of them took.
+    /// The sum of all durations.
     [[nodiscard]] ns sum() const noexcept { return sum_; }
 
 private:
@@ -160,32 +182,34 @@ private:
     ns sum_{};
 };
 
-/// Why submissions never ran.
+/// The reason why a submission never ran.
 enum class unrun : std::uint8_t {
-    queue_full,   ///< as many waited as may
-    no_room,      ///< try_acquire(), and it would have had to wait
-    late,         ///< its deadline came before its turn
-    stopped,      ///< by a stop token or cancel(), or with the coroutine that waited for it
-    closed,       ///< its client closed, or the limiter went
-    asleep,       ///< its client sleeps, and what comes is refused
+    queue_full,  ///< the client's queue was full
+    no_room,     ///< try_acquire() found no room at once
+    late,        ///< its deadline came before its turn
+    /// A stop token or cancel() ended it, or the coroutine that awaited it was destroyed.
+    stopped,
+    closed,       ///< its client was closed, or the limiter was destroyed
+    asleep,       ///< its client sleeps and refuses submissions
     quarantined,  ///< its client failed too often in a row
-    device_lost,  ///< the device was
-    other,        ///< it couldn't be enqueued
+    device_lost,  ///< the device was lost
+    other,        ///< any other error, for example in enqueuing
 };
 
-/// As a metric's label has it.
+/// The reason as the label of a metric.
 [[nodiscard]] constexpr std::string_view to_string(unrun why) noexcept {
     constexpr std::array<std::string_view, 9> names{"queue_full", "no_room",     "late",        "stopped", "closed",
                                                     "asleep",     "quarantined", "device_lost", "other"};
     return names[static_cast<std::size_t>(why)];
 }
 
-/// How many never ran, by reason. A value.
+/// The number of submissions that never ran, by reason. A value.
 class unrun_counts {
 public:
-    static constexpr std::size_t reasons = static_cast<std::size_t>(unrun::other) + 1;  ///< That there are.
+    /// The number of reasons.
+    static constexpr std::size_t reasons = static_cast<std::size_t>(unrun::other) + 1;
 
-    /// One more, which ended with this code.
+    /// Counts one more submission, which ended with this code.
     void add(errc why) noexcept { ++counts_[static_cast<std::size_t>(reason_of(why))]; }
     void add(unrun why) noexcept { ++counts_[static_cast<std::size_t>(why)]; }  ///< The same.
     /// Adds the counts of another instance.
@@ -193,9 +217,9 @@ public:
         for (std::size_t i = 0; i < reasons; ++i) counts_[i] += other.counts_[i];
         return *this;
     }
-    /// For this reason.
+    /// The count for this reason.
     [[nodiscard]] std::uint64_t operator[](unrun why) const noexcept { return counts_[static_cast<std::size_t>(why)]; }
-    /// For any.
+    /// The sum over all reasons.
     [[nodiscard]] std::uint64_t total() const noexcept {
         std::uint64_t all = 0;
         for (const auto n : counts_) all += n;
@@ -225,46 +249,54 @@ struct client_usage {
     /// used, the time of work that ran beside work still in flight is added once the latter has
     /// ended.
     ns device_time{};
-    ns ran{};                       ///< time that its work took, whatever is billed; shared time counts whole
-    ns longest{};                   ///< the longest submission seen
-    std::uint64_t completed = 0;    ///< submissions that ran, failed ones included
-    std::uint64_t failed = 0;       ///< of these
-    std::uint32_t waiting = 0;      ///< submissions that wait
-    std::uint32_t in_flight = 0;    ///< submissions that were admitted and haven't completed
-    std::uint64_t dropped = 0;      ///< submissions that were too late and never ran; see submit_options::drop_if_late
-    unrun_counts refused{};         ///< submissions that were turned away when they came
-    unrun_counts cancelled{};       ///< submissions that waited and never ran, those dropped included
-    duration_histogram queueing{};  ///< how long each waited that was let in
-    duration_histogram running{};   ///< how long each lasted on the device, as far as its points tell
+    /// The time that its work took, whatever is billed; time shared with others counts in full.
+    ns ran{};
+    ns longest{};                 ///< the longest submission seen
+    std::uint64_t completed = 0;  ///< submissions that ran, failed ones included
+    std::uint64_t failed = 0;     ///< how many of the completed submissions failed
+    std::uint32_t waiting = 0;    ///< submissions that wait
+    std::uint32_t in_flight = 0;  ///< submissions that were admitted and haven't completed
+    /// Submissions that were too late and never ran; see submit_options::drop_if_late.
+    std::uint64_t dropped = 0;
+    unrun_counts refused{};  ///< submissions that were turned away when they came
+    /// Submissions that waited and never ran, those dropped included.
+    unrun_counts cancelled{};
+    duration_histogram queueing{};  ///< the waits of admitted submissions
+    duration_histogram running{};   ///< the durations on the device, as far as points tell
 };
 
 /// The forecast for a submission that arrives now, if no other client submits: for a 429, or for
 /// admission control. For calls that arrive at random, with several widths, streams and tenants of
 /// one level, finish() is on average 0.88 to 1.2 times the measured time, and 1.4 times for short
 /// calls beside longer ones. A single forecast is off by up to half of that
-/// (tests/compute/limiter_estimate_test.cpp, in modelled time). While other clients keep submitting, a
-/// client beyond its share waits longer.
+/// (tests/compute/limiter_estimate_test.cpp, in modelled time). While other clients keep
+/// submitting, a client beyond its share waits longer.
 struct submission_estimate {
     /// Predicted time until it begins: 0 where part of the device is free. Otherwise the time to
     /// the next end, as if all work in flight had just begun, plus the work that goes before it. If
     /// its client already uses as many streams as it ever used at once, at least the time until one
     /// of these is free.
     ns wait{};
-    ns lasts{};    ///< so long it then takes, as predicted
-    ns longest{};  ///< the longest that its kind lately took: of 512 at least, so one in 512 takes longer; 0: unknown
+    ns lasts{};  ///< the predicted duration from then on
+    /// The longest of at least the latest 512 submissions of its kind; about one in 512 takes
+    /// longer; 0: unknown.
+    ns longest{};
     /// The 99th percentile: at most one in a hundred of the `observed` latest submissions of its
     /// kind took longer. The first, which may be cold, isn't counted. With fewer than a hundred,
     /// the longest. 0: unknown.
     ns p99{};
-    ns bound{};  ///< the longest that it waits for lower levels once it is admitted; see limiter_core::bound_of
+    /// The longest time that it waits for lower levels once it is admitted; see
+    /// limiter_core::bound_of.
+    ns bound{};
     /// The same bound if no work in flight takes longer than its client's p99, which at most one in
     /// a hundred submissions of each client does. A client with fewer than a hundred counts with
     /// the longest that it declared or showed. 0: unknown, for example if a client that counts
     /// declared and showed nothing.
     ns bound_p99{};
-    std::uint32_t observed = 0;  ///< so many were timed by themselves: up to 1023
-    bool known = false;          ///< whether enough of its kind were seen to say so
-    /// Until it is over.
+    std::uint32_t observed = 0;  ///< how many submissions were timed by themselves, up to 1023
+    /// Whether enough submissions of its kind were seen for a forecast.
+    bool known = false;
+    /// The predicted time until its end.
     [[nodiscard]] constexpr ns finish() const noexcept { return saturating_add(wait, lasts); }
 };
 
@@ -272,24 +304,32 @@ struct submission_estimate {
 struct limiter_event {
     /// The kind of event.
     enum class kind : std::uint8_t {
-        overran,  ///< a submission took longer than its kind was counted for: others may wait beyond the bound
-        waited_beyond_bound,  ///< a submission waited for lower levels longer than the bound published on its arrival
-        quarantined,          ///< too many failures in a row: nothing of the client is admitted until it is pardoned
-        stuck,                ///< work of the client doesn't end; it is quarantined as well
-        device_lost,          ///< the device became unusable while the client had work in flight
-        undriven,  ///< a submission of the client waited, and no thread drove the limiter for a second or more
+        /// A submission took longer than bounds count for its kind: others may wait beyond their
+        /// bound.
+        overran,
+        /// A submission waited for lower levels longer than the bound published on its arrival.
+        waited_beyond_bound,
+        /// Too many failures in a row: nothing of the client is admitted until it is pardoned.
+        quarantined,
+        stuck,        ///< work of the client doesn't end; it is quarantined as well
+        device_lost,  ///< the device became unusable while the client had work in flight
+        /// A submission of the client waited, and no thread drove the limiter for a second or more.
+        undriven,
     };
 
-    kind what{};            ///< what it was
-    client_id client{};     ///< whose submission
-    tenant_name name{};     ///< the client's, if it has one
-    ns took{};              ///< of overran: the submission; of waited_beyond_bound: its wait; of undriven: how long
-    ns bound{};             ///< of these: what it should have been at most
-    std::uint64_t key = 0;  ///< of the first two: the kind of submission, if it has one
-    std::uint32_t failures = 0;  ///< of quarantined: how many in a row
+    kind what{};         ///< the kind of this event
+    client_id client{};  ///< the client of the submission
+    tenant_name name{};  ///< the client's name, if it has one
+    /// For overran the submission's time, for waited_beyond_bound its wait, for undriven the time
+    /// without a driving thread.
+    ns took{};
+    ns bound{};  ///< for these three: the time that `took` should not have exceeded
+    /// For overran and waited_beyond_bound: the kind of the submission, if it has one.
+    std::uint64_t key = 0;
+    std::uint32_t failures = 0;  ///< for quarantined: the number of failures in a row
 };
 
-/// In words.
+/// The event in words.
 [[nodiscard]] constexpr std::string_view to_string(limiter_event::kind k) noexcept {
     switch (k) {
         case limiter_event::kind::overran: return "overran";

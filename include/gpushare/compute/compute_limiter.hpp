@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A compute limiter: shares one device's time among clients by holding submissions back and admitting them one by one,
-// a few in flight. At the gate (enqueue, acquire) the calling thread waits and enqueues; the queue (submit) takes a
-// callable and enqueues it when it is admitted.
+// A compute limiter: shares one device's time among clients by holding submissions back and
+// admitting them one by one, a few in flight. At the gate (enqueue, acquire) the calling thread
+// waits and enqueues; the queue (submit) takes a callable and enqueues it when it is admitted.
 //
 //   using limiter_type = gpushare::compute_limiter<gpushare::host::stream, gpushare::host::steady_clock>;      // any backend's
 //   limiter_type limiter{{.depth = 3}, node.get_clock()};
@@ -73,7 +73,7 @@ public:
     using ticket = gpushare::ticket<compute_limiter>;  ///< the result of submit()
     using permit = gpushare::permit<compute_limiter>;  ///< the result of acquire()
 
-    /// `time` is the clock of all times that it takes and returns.
+    /// `time` is the clock of all instants that the limiter takes and returns.
     explicit compute_limiter(limiter_options options = {}, Clock time = {}, Policy policy = {});
 
     /// Adds a client. Throws operation_error if the policy refuses it, or for settings that make no
@@ -108,7 +108,7 @@ public:
     /// then, but refused submissions stay refused.
     bool sleep(client_id c, instant deadline = never, const std::stop_token& stop = {},
                while_asleep what_waits = while_asleep::keep);
-    /// Ends sleep(); does nothing if it isn't asleep.
+    /// Ends sleep(); does nothing if the client isn't asleep.
     void wake(client_id c);
 
     /// Waits at the gate for a permit. Codes: deadline_exceeded, stopped, closed, queue_full,
@@ -174,7 +174,7 @@ public:
     /// When to call poll() even if nothing happens, if no thread waits or runs; see limiter_core.
     /// The least instant, if a call left callables or callbacks.
     [[nodiscard]] instant resume_at() const;
-    /// The time on its clock.
+    /// The time on the limiter's clock.
     [[nodiscard]] instant now() const { return engine_.now(); }
     /// The bound on the wait of the highest level; see limiter_core.
     [[nodiscard]] ns wait_bound() const;
@@ -196,7 +196,8 @@ public:
     /// 0, the initial state: none. A record costs a few readings of the clock. Drops the existing
     /// records. Throws std::bad_alloc.
     void record(std::size_t most);
-    /// Takes the oldest records that fit into `into`, in the order in which the device finished them. Returns how many.
+    /// Takes the oldest records that fit into `into`, in the order in which the device finished
+    /// them. Returns how many.
     std::size_t take_records(std::span<submission_record> into) noexcept;
     /// How many records were dropped for later ones.
     [[nodiscard]] std::uint64_t records_lost() const noexcept;
@@ -204,8 +205,9 @@ public:
     /// Ends a quarantine. errc::closed: no such client.
     errc pardon(client_id c);
 
-    /// Begins a request of `c`; the class in handles.hpp calls it. `level`: of its submissions,
-    /// which say so themselves. closed: no such client. Throws std::bad_alloc.
+    /// Begins a request of `c`; the class in handles.hpp calls it. `level` is the level of the
+    /// request's submissions; each of them names it again. closed: no such client. Throws
+    /// std::bad_alloc.
     errc begin_request(client_id c, priority level = no_priority);
     /// Ends a request that began with this `level`.
     void end_request(client_id c, priority level = no_priority) noexcept;
@@ -217,23 +219,25 @@ private:
     using look = detail::look;
     using lock_type = std::unique_lock<std::mutex>;
 
-    // A promise that no kernel of these streams can keep isn't counted on.
+    // If kernels of these streams can't yield, bounds must not count on the client's promise to
+    // yield.
     [[nodiscard]] static client_settings as_can_be(client_settings s) noexcept {
         if (!yielding_timeline<Stream>) s.yields_within = {};
         return s;
     }
 
-    // `held`: somebody may ask how the work went.
+    // `held`: a permit's holder may ask how the work went.
     [[nodiscard]] result<permit> acquire(client_id c, instant deadline, const std::stop_token& stop,
                                          const submit_options& o, bool held);
-    // `waited`, if given: whether it had to.
+    // Sets `waited`, if given, to whether the thread had to wait.
     [[nodiscard]] result<permit> acquire(lock_type& lock, client_id c, instant now, instant deadline,
                                          const std::stop_token& stop, const submit_options& o, bool* waited = nullptr);
 
     engine engine_;
 };
 
-// Out of the class, and so without `inline`: an `extern template` stops compilers from instantiating them.
+// Defined out of the class and without `inline`, so that an `extern template` keeps other
+// translation units from instantiating them.
 
 template <timeline Stream, clock Clock, compute_policy Policy>
 compute_limiter<Stream, Clock, Policy>::compute_limiter(limiter_options options, Clock time, Policy policy)
@@ -308,7 +312,7 @@ void compute_limiter<Stream, Clock, Policy>::wake(client_id c) {
     std::unique_lock lock(engine_.mutex());
     if (!engine_.core().contains(c)) return;
     engine_.clients().wake(c, engine_.policy_time());
-    engine_.wake_all(lock);  // who waits in sleep()
+    engine_.wake_all(lock);  // threads that wait in sleep()
     engine_.drive(lock, look::now);
 }
 
@@ -444,7 +448,8 @@ auto compute_limiter<Stream, Clock, Policy>::acquire(lock_type& lock, client_id 
     -> result<permit> {
     if (const auto why = engine_.clients().no_entry(c); why != errc::none) {
         engine_.core().count_refused(c, why);
-        engine_.drive(lock, look::if_due);  // what was noticed on the way
+        // Handles work whose end is due, for others.
+        engine_.drive(lock, look::if_due);
         return why;
     }
     if (engine_.core().several_levels()) engine_.note_overdue();

@@ -17,10 +17,10 @@
 //   auto done = co_await gpushare::async_submit(limiter, chat, stream, [&](auto& s) { s.launch(shape, kernel); });
 //   if (done.status != gpushare::errc::none) ...
 //
-// A request is for submissions of one client that belong together, one after the other, such as the layers of an
-// inference, with a deadline and a priority. While it is under way, and for a bounded time between two of its
-// submissions, work of lower levels is held back. So a chain of kernels waits for a neighbour's work once, not once per
-// kernel.
+// A request is for submissions of one client that belong together, one after the other, such as the
+// layers of an inference, with a deadline and a priority. While it is under way, and for a bounded
+// time between two of its submissions, work of lower levels is held back. So a chain of kernels
+// waits for a neighbour's work once, not once per kernel.
 //
 //   gpushare::request r(limiter, chat, {.deadline = clock.now() + 50ms, .level = gpushare::priority{1}});
 //   for (auto& layer : layers) r.submit(stream, [&](auto& s) { s.launch(shape, layer); })->wait();
@@ -42,13 +42,14 @@
 // their other clients: for each further device at first for 2 * bound_of(client) there plus
 // gang_patience. Then it gives its permits back, waits without any until its turn has come on the
 // device that was late, and begins anew. It isn't charged for unused time, so its turns come soon.
-// If they don't, as behind a long queue in the order of arrival, it is twice as patient each time.
+// If they still don't come in time, as behind a long queue in the order of arrival, the gang
+// doubles its patience each time.
 //
-// Other clients of a device may wait so much longer than their own bound says: after a gang came
-// too late n times, 2^n times that, for each of its further devices. No number bounds n, since
-// otherwise a gang behind a longer queue would never come through. The gang's deadline bounds the
-// wait: at the deadline it holds nothing. If you share a device with other people's gangs, require
-// a deadline of them.
+// Other clients of a device may wait longer than their own bound says, by the gang's patience for
+// each further device. After a gang came too late n times, its patience is 2^n times as long. n has
+// no limit, since otherwise a gang behind a long queue would never get its permits. The gang's
+// deadline bounds the wait: at the deadline it holds nothing. If you share a device with other
+// people's gangs, require a deadline of them.
 #pragma once
 
 #include <algorithm>
@@ -82,7 +83,8 @@ template <class Limiter>
 class async_submission;
 
 namespace detail {
-/// Whether the stream knows that its device is lost, of a backend whose streams can tell without asking the device.
+/// Whether the stream knows that its device is lost. False on backends whose streams can't tell
+/// without asking the device.
 template <class Stream>
 [[nodiscard]] bool known_lost(const Stream& s) noexcept {
     if constexpr (requires { static_cast<bool>(s.lost()); })
@@ -104,7 +106,7 @@ template <class Stream>
 template <class Limiter>
 class permit {
 public:
-    using stream = typename Limiter::stream;  ///< what the work is enqueued on
+    using stream = typename Limiter::stream;  ///< the stream that work is enqueued on
 
     /// `other` is empty afterwards.
     permit(permit&& other) noexcept
@@ -159,14 +161,16 @@ public:
     /// done(), after a look at the device. This call also admits waiting work of others. It never
     /// waits for the device. It is the server's way to keep two or three iterations in flight.
     bool poll() const { return wait(instant::min()); }
-    /// Waits until done(), and drives the limiter meanwhile. False at the deadline, on a stop request,
-    /// or at once for an unused permit. Throws operation_error (stuck) as ticket::wait does.
+    /// Waits until done(), and drives the limiter meanwhile. False at the deadline, on a stop
+    /// request, or at once for an unused permit. Throws operation_error (stuck) as ticket::wait
+    /// does.
     bool wait(instant deadline = never, const std::stop_token& stop = {}) const {
         return done() || (enqueued_ && engine_->wait_for(*submission_, deadline, stop));
     }
-    /// Once done: errc::none, submission_failed (enqueue() threw), kernel_failed, device_lost, stuck.
+    /// Once done: errc::none, submission_failed (enqueue() threw), kernel_failed, device_lost,
+    /// stuck.
     [[nodiscard]] errc status() const noexcept { return submission_->status; }
-    /// Once done: as ticket::rethrow. What the callable threw came out of enqueue() already.
+    /// Once done: as ticket::rethrow. Exceptions of the callable came out of enqueue() already.
     void rethrow() const { detail::rethrow(status(), submission_->failed_of, submission_->error); }
     /// Once done: when the limiter noticed, on its clock.
     [[nodiscard]] instant finished_at() const noexcept { return submission_->finished_at; }
@@ -179,13 +183,13 @@ private:
     using own_work = typename detail::own_work_of<stream>::type;
     permit(engine& e, typename engine::submission& s, ns bound) noexcept
         : engine_(&e), submission_(&s), bound_(bound) {}
-    // From now on its holder may ask how the work went. Under the mutex.
+    // From now on the permit's holder may ask how the work went. Call under the mutex.
     void keep() noexcept {
         held_ = true;
         engine_->keep_for_holder(*submission_);
     }
 
-    // Where points cost nothing, its batch is chosen later.
+    // For backends whose points cost nothing: the batch is chosen later.
     template <class F>
     void enqueue_between_points(stream& s, F& enqueue_work) {
         submission_->stream = &s;
@@ -197,7 +201,7 @@ private:
             submission_->fills = detail::run_work(s, enqueue_work);
         } catch (...) {
             submission_->end = s.record();
-            mine.reset();  // what is done from here on may be others'
+            mine.reset();  // work enqueued from here on may be others'
             used()->enqueued_by_holder(*submission_, errc::submission_failed);
             throw;
         }
@@ -206,7 +210,7 @@ private:
         used()->enqueued_by_holder(*submission_, errc::none);
     }
 
-    // With the points that its batch asks for.
+    // For other backends: with the points that the batch asks for.
     template <class F>
     void enqueue_in_batch(stream& s, F& enqueue_work) {
         bool enqueued = false;
@@ -226,14 +230,14 @@ private:
             }
             if (submission_->needs_end) submission_->end = s.record();
         } catch (...) {
-            if (enqueued_) throw;  // accounted for
+            if (enqueued_) throw;  // the work is accounted for already
             if (enqueued)
                 used()->enqueued_by_holder(*submission_, errc::submission_failed);
             else
                 engine_->take_back(*submission_);
             throw;
         }
-        // Its work may share a point that is recorded dozens of launches later.
+        // The work may share a point that is recorded dozens of launches later.
         used()->enqueued_by_holder(*submission_, detail::known_lost(s) ? errc::device_lost : errc::none);
     }
 
@@ -243,20 +247,20 @@ private:
         return engine_;
     }
 
-    engine* engine_;  // null: moved from
+    engine* engine_;  // null after a move
     typename engine::submission* submission_;
     ns bound_;
-    stream* stream_ = nullptr;  // of its work; never changes once that is enqueued
+    stream* stream_ = nullptr;  // the stream of its work; never changes once the work is enqueued
     bool enqueued_ = false;
     bool held_ = false;  // the record is kept until the permit is gone
 };
 
-/// The handle of a queued submission. Movable; one owner. Safe from any thread; only const members from several at
-/// once. Destroying it doesn't affect the work.
+/// The handle of a queued submission. Movable; one owner. Safe from any thread; only const members
+/// from several at once. Destroying it doesn't affect the work.
 template <class Limiter>
 class ticket {
 public:
-    using stream = typename Limiter::stream;  ///< what the work is enqueued on
+    using stream = typename Limiter::stream;  ///< the stream that work is enqueued on
 
     /// `other` is empty afterwards, and can only be assigned to or destroyed.
     ticket(ticket&& other) noexcept
@@ -272,7 +276,8 @@ public:
         if (submission_ != nullptr) pool_->drop(*submission_);
     }
 
-    /// True once the limiter has seen the work finish, fail or be cancelled. Never blocks and drives nothing.
+    /// True once the limiter has seen the work finish, fail or be cancelled. Never blocks and
+    /// drives nothing.
     [[nodiscard]] bool done() const noexcept {
         return submission_->at.load(std::memory_order_acquire) == detail::submission_stage::done;
     }
@@ -316,7 +321,7 @@ private:
     friend async_submission<Limiter>;
     using engine = typename Limiter::engine;
 
-    // The callback that waits for it is gone, or goes now.
+    // The receiver of the callback is gone, or is being destroyed.
     void abandon() const noexcept {
         if (!done()) engine_->abandon(*submission_);
     }
@@ -347,13 +352,13 @@ class [[nodiscard]] async_submission {
 public:
     using stream = typename Limiter::stream;  ///< The stream that work is enqueued on.
 
-    /// For async_submit.
+    /// Called by async_submit.
     async_submission(Limiter& limiter, client_id c, stream& s, submission_work<stream> work,
                      const submit_options& options) noexcept
         : limiter_(limiter), client_(c), stream_(s), work_(std::move(work)), options_(options) {}
     async_submission(const async_submission&) = delete;             ///< Not copied.
     async_submission& operator=(const async_submission&) = delete;  ///< Not copied.
-    /// Ends the wait, if it is under way.
+    /// Ends the wait, if the coroutine is waiting.
     ~async_submission() {
         if (ticket_) ticket_->abandon();
     }
@@ -376,15 +381,16 @@ public:
         return !arrived();
     }
 
-    /// How it went, with what the callable threw in `error`. If it was refused, the status is the code of submit.
+    /// How the work went; `error` has the exception of the callable. If the submission was refused,
+    /// the status is the code of submit.
     [[nodiscard]] completion await_resume() noexcept {
         ticket_.reset();
         return std::move(completion_);
     }
 
 private:
-    // Two calls come here, the one that hands the work over and the one that reports its end: the
-    // second of them goes on. acq_rel: it sees what the first has written.
+    // Called twice: by the call that hands the work over, and by the call that reports its end. The
+    // second one resumes the coroutine. acq_rel: the second sees what the first has written.
     [[nodiscard]] bool arrived() noexcept { return first_has_come_.exchange(true, std::memory_order_acq_rel); }
 
     Limiter& limiter_;
@@ -397,7 +403,8 @@ private:
     std::atomic<bool> first_has_come_{false};
 };
 
-/// Returns an awaitable that queues `work` for client `c` as limiter.submit does. Awaiting it gives the completion.
+/// Returns an awaitable that queues `work` for client `c` as limiter.submit does. Awaiting it gives
+/// the completion.
 template <class Limiter>
 async_submission<Limiter> async_submit(Limiter& limiter, client_id c, typename Limiter::stream& s,
                                        submission_work<typename Limiter::stream> work,
@@ -407,9 +414,11 @@ async_submission<Limiter> async_submit(Limiter& limiter, client_id c, typename L
 
 /// The facts that the caller knows of a request beforehand.
 struct request_options {
-    instant deadline = never;      ///< when it is to be done, for policies that look at it
-    ns cost{};                     ///< device time of all of it, if known, for policies that look at what remains
-    priority level = no_priority;  ///< its own, where it is above its client's; at most client_settings::ceiling
+    instant deadline = never;  ///< when the request is due, for policies that use deadlines
+    /// Device time of the whole request, if known, for policies that use the remaining time.
+    ns cost{};
+    /// Its own level, if above its client's; at most client_settings::ceiling.
+    priority level = no_priority;
 };
 
 /// Submissions of a client that belong together. While one of them is in flight, and for
@@ -417,15 +426,15 @@ struct request_options {
 /// admitted. This ends with the request. A request's own level is the level of its submissions
 /// only: they go before waiting submissions of its client of a lower level, whatever their streams.
 /// Their time, and time held back for them, is charged to the client's share. A request above its
-/// client's ceiling goes at the ceiling. It doesn't change the priority of a stream: use a stream
-/// of that level. Neither copied nor moved; for one thread at a time, though others may wait for
-/// its tickets. Must not outlive its limiter.
+/// client's ceiling goes at the ceiling. A request doesn't change the priority of a stream: use a
+/// stream of the request's level. Neither copied nor moved; for one thread at a time, though others
+/// may wait for its tickets. Must not outlive its limiter.
 template <class Limiter>
 class [[nodiscard]] request {
 public:
     using stream = typename Limiter::stream;  ///< The stream that its submissions are enqueued on.
 
-    /// Begins. Throws std::bad_alloc.
+    /// Begins the request. Throws std::bad_alloc.
     request(Limiter& limiter, client_id client, request_options options = {})
         : limiter_(limiter), client_(client), options_(options) {
         const auto why = limiter_.begin_request(client_, options_.level);
@@ -436,8 +445,8 @@ public:
     /// Ends the request. Its submissions go on.
     ~request() { limiter_.end_request(client_, options_.level); }
 
-    /// As limiter.submit. The remaining time is the request's; so is the deadline, if it is earlier
-    /// than the deadline of `o`.
+    /// As limiter.submit, with the request's remaining time, and with the earlier of the request's
+    /// deadline and that of `o`.
     [[nodiscard]] result<typename Limiter::ticket> submit(stream& s, submission_work<stream> work,
                                                           const submit_options& o = {},
                                                           submission_callback on_done = {}) {
@@ -449,7 +458,7 @@ public:
         return limiter_.acquire(client_, options_.deadline, stop, describe(o));
     }
 
-    /// When it is to be done.
+    /// When the request is due.
     [[nodiscard]] instant deadline() const noexcept { return options_.deadline; }
 
 private:
@@ -458,7 +467,7 @@ private:
         o.deadline = std::min(o.deadline, options_.deadline);
         o.of_request = true;
         o.priority = std::max(o.priority, options_.level);
-        const ns cost = std::max(o.cost, ns{0});  // a negative one says nothing
+        const ns cost = std::max(o.cost, ns{0});  // a negative cost counts as unknown
         options_.cost = options_.cost > cost ? options_.cost - cost : ns{0};
         return o;
     }
@@ -468,12 +477,12 @@ private:
     request_options options_;
 };
 
-/// How long a gang that holds permits waits for another one, beyond twice the bound that was
-/// published to it there; twice as long after each time that this wasn't enough.
+/// How long a gang that holds permits waits for another one, in addition to twice the bound that
+/// the other device published to it. The patience doubles after each failure.
 inline constexpr ns gang_patience{1'000'000};
 
-/// The permits of a gang: one for each member, or none. Movable; one owner; for one thread at a time. The destructor
-/// gives unused permits back.
+/// The permits of a gang: one for each member, or none. Movable; one owner; for one thread at a
+/// time. The destructor gives unused permits back.
 template <class Limiter>
 class [[nodiscard]] gang_permit {
 public:
@@ -482,9 +491,9 @@ public:
 
     /// One rank: a client of the limiter of one device.
     struct member {
-        Limiter* limiter = nullptr;  ///< of the device; outlives the permit
-        client_id client{};          ///< of that limiter
-        device_id device{};          ///< no other member has it
+        Limiter* limiter = nullptr;  ///< the device's limiter; must outlive the permit
+        client_id client{};          ///< the client of that limiter
+        device_id device{};          ///< the device, which no other member has
     };
 
     /// Waits for a permit of every member, as described above, at most until `deadline`; without
@@ -512,7 +521,7 @@ public:
             if (p) {
                 g.parts_.push_back({order[next++], m.device, *std::move(p)});
             } else {
-                g.parts_.clear();  // they go back
+                g.parts_.clear();  // gives the permits back
                 if (p.code() != errc::deadline_exceeded || until == deadline) return p.why();
                 if (auto turn = m.limiter->acquire(m.client, deadline, stop, o); !turn) return turn.why();
                 ++times_late;
@@ -527,9 +536,10 @@ public:
         return acquire(std::span<const member>(members.begin(), members.size()), deadline, stop, o);
     }
 
-    /// Calls `enqueue_part(rank, *streams[rank])` for each member, in the order of the devices,
-    /// with no other gang between. Call once. Exceptions pass through. Later devices received no
-    /// work then, so a part that was enqueued must not wait for theirs without a deadline.
+    /// Calls `enqueue_part(rank, *streams[rank])` for each member, in the order of the devices, and
+    /// no other gang enqueues in between. Call once. Exceptions pass through. Later devices
+    /// received no work then, so a part that was enqueued must not wait for theirs without a
+    /// deadline.
     template <gang_order Order, std::invocable<std::size_t, stream&> F>
     void enqueue(Order& order, std::span<stream* const> streams, F enqueue_part) {
         std::vector<device_id> devices;
@@ -564,7 +574,8 @@ private:
         return saturating_add(m.limiter->now(), patience);
     }
 
-    // The points of one part around those of the next.
+    // Enqueues each part within the part before it, so that the points of one part lie around those
+    // of the next.
     template <class F>
     static std::invoke_result_t<F&> nest(std::span<part> parts, std::span<stream* const> streams, F& enqueue_all) {
         if (parts.empty()) return enqueue_all();
@@ -589,10 +600,11 @@ private:
     std::vector<part> parts_;
 };
 
-/// Enqueues long work over several devices in pieces, for example a collective as one call per range of its elements.
-/// Calls `enqueue_piece(i)` for i from 0, each in a gang of its own. Higher levels get in between two pieces. All ranks
-/// yield or none, since a piece is admitted on all devices before it is enqueued on any. `deadline` is that of all
-/// pieces. Returns the first error of acquiring a gang or of a piece, and then no later piece is enqueued.
+/// Enqueues long work over several devices in pieces, for example a collective as one call per
+/// range of its elements. Calls `enqueue_piece(i)` for i from 0, each in a gang of its own. Higher
+/// levels get in between two pieces. Either all ranks yield or none does, since a piece is admitted
+/// on all devices before it is enqueued on any. `deadline` is the deadline of all pieces together.
+/// Returns the first error of acquiring a gang or of a piece, and enqueues no further piece then.
 template <class Limiter, class F>
 requires std::is_invocable_r_v<errc, F&, std::size_t> errc
 enqueue_in_pieces(std::span<const typename gang_permit<Limiter>::member> members,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decides which launch goes to a device now: a kernel, a graph or a copy, as the driver sees it. An
-// engine's call is hundreds of launches for which no thread waits, so a decision about the call
-// comes too late for its neighbours.
+// engine's call enqueues hundreds of launches, and no thread waits between them. A decision once
+// per call comes too late for its neighbours.
 //
 //   gpushare::launch_gate gate;
 //   const auto urgent = gate.add({.level = 1}), batch = gate.add({});
@@ -11,29 +11,29 @@
 //   gate.left(urgent, now);                                    // batch goes on after the linger
 //
 // A plain value without a clock, a thread or a device. Its driver asks before each launch. While
-// the answer is no, the driver holds the launching thread or closes a gate in its stream. It asks
-// again when a launch finished or a client left, or at the time that the answer names. Not
-// thread-safe: its driver locks.
+// the answer is no, the driver holds the launching thread or closes a gate in its stream. The
+// driver asks again when a launch finished or a client left, or at the time that the answer names.
+// Not thread-safe: its driver locks.
 //
 // Four rules, in this order. A client with a cap or a quota of time waits until it may have device
-// time again; a client with a soft cap waits only while others want the device. A client
-// holds back while a client of a higher level is present, and for a linger after that, since the
-// next request often follows at once. Where a client of a higher level exists at all, a client has
-// little in flight. Where a client of a level has a weight, the clients of that level take turns,
-// and device time is divided by weight, in virtual time (start-time fair queueing, Goyal et al.,
-// SIGCOMM 1996). A launch that was held for longest_hold goes whatever the rules say: the engine may
-// hold a lock that the urgent client needs.
+// time again; a client with a soft cap waits only while others want the device. A client holds back
+// while a client of a higher level is present, and for a linger after that, since the next request
+// often follows at once. While a client of a higher level exists, even if it isn't present, a
+// client may have only little in flight. If a client of a level has a weight, the clients of that
+// level take turns, and device time is divided by weight, in virtual time (start-time fair
+// queueing, Goyal et al., SIGCOMM 1996). A launch that was held for longest_hold goes whatever the
+// rules say: the engine may hold a lock that the urgent client needs.
 //
-// Where a client of a level has a latency goal (`slo`), the clients of that level take turns by
-// deadline instead, as the policy earliest_deadline serves submissions: a request is due `slo` after
-// its arrival, but no earlier than its client's pace of weight x device time allows. So a client
-// that floods its queue misses its own goal first.
+// If a client of a level has a latency goal (`slo`), the clients of that level take turns by
+// deadline instead, as the policy earliest_deadline serves submissions: a request is due `slo`
+// after its arrival, but no earlier than its client's pace of weight x device time allows. So a
+// client that floods its queue misses its own goal first.
 //
 // Turns make shares exact. Events tell how long a launch took only if no other launch ran beside
 // it, and a client that is charged for others' launches gets less than its share. Clients of a
-// level without weights run side by side, which costs nothing. Then the driver may ask to run a
-// launch without a measured time alone: it waits until the launches of others are over, and others
-// of its level wait until it is over.
+// level without weights run side by side, which costs nothing. In such a level the driver may ask
+// to run a launch of unknown length alone. That launch waits until the launches of others are over,
+// and others of its level wait until it is over.
 #pragma once
 
 #include <algorithm>
@@ -53,15 +53,19 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// How a launch_gate decides.
+/// Options of a launch_gate.
 struct launch_gate_options {
-    ns in_flight{200'000};  ///< of predicted time, for each client below another one's level; at least one launch
-    ns linger{10'000};      ///< how long others hold back after a client left
-    ns ahead{500'000};      ///< how far a client may be ahead of its share beside clients of its level
-    ns pause{50'000};       ///< how long a client keeps its turn while it launches nothing
-    ns longest_hold{100'000'000};         ///< after which a launch goes in any case
-    ns queued{8'000'000};                 ///< the same for a client whose streams wait, and for one that takes turns
-    std::uint32_t queued_launches = 512;  ///< in a stream that waits; a driver's queue ends at about 1000
+    /// The most predicted time in flight of a client below another one; at least one launch.
+    ns in_flight{200'000};
+    ns linger{10'000};  ///< how long others hold back after a client left
+    /// How far a client may be ahead of its share beside clients of its level.
+    ns ahead{500'000};
+    ns pause{50'000};              ///< how long a client keeps its turn while it launches nothing
+    ns longest_hold{100'000'000};  ///< a launch goes after this wait in any case
+    /// As `in_flight`, for a client whose streams wait or that takes turns.
+    ns queued{8'000'000};
+    /// The most launches in a stream that waits; a driver's queue ends at about 1000.
+    std::uint32_t queued_launches = 512;
     /// Where other clients have goals, a launch of a client without a goal is due this long after
     /// the gate was asked about it.
     ns patience{1'000'000'000};
@@ -69,23 +73,26 @@ struct launch_gate_options {
 
 /// A quota of device time. Unused time is saved up to `time`, and no further.
 struct launch_quota {
-    ns time{};  ///< that a client may have at once
-    ns each{};  ///< in which it gets as much again, evenly; 0: there is no quota
+    ns time{};  ///< the device time that a client may have at once
+    ns each{};  ///< the period in which it gets as much again, evenly; 0: no quota
 
     friend constexpr bool operator==(const launch_quota&, const launch_quota&) = default;
 };
 
 /// Options of a launch_gate's client.
 struct launch_client_options {
-    int level = 0;  ///< the higher goes first
-    std::uint32_t weight =
-        0;  ///< of the level's device time, relative to others'; 0: no share is wanted, 1 beside weights
-    bool in_stream = false;  ///< its streams wait for higher clients, so ask() doesn't say no for their sake
+    int level = 0;  ///< higher levels go first
+    /// The client's weight for the level's device time, relative to other clients. 0: the client
+    /// wants no share, and counts as 1 beside clients with weights.
+    std::uint32_t weight = 0;
+    /// Its streams wait for higher clients, so ask() doesn't say no for their sake.
+    bool in_stream = false;
     /// The most of the device's time, whatever other clients want: over a time t no more than this
     /// part of (t + 5 ms), and one launch, as far as predictions are right.
     share cap = share::whole();
-    bool soft_cap =
-        false;  ///< the cap holds only while others, within theirs, have launches; what is lent isn't charged
+    /// The cap holds only while other clients, within their caps, have launches. Borrowed time
+    /// isn't charged to the cap.
+    bool soft_cap = false;
     /// Over a time t no more device time than quota.time x (1 + t / quota.each), and one launch, as
     /// far as predictions are right. A launch that the quota holds goes after longest_hold:
     /// let longest_hold be longer than the longest wait, `each` x the longest launch / quota.time.
@@ -116,30 +123,34 @@ requires requires(const Spec& s) {
             .slo = spec.slo};
 }
 
-/// Whether a launch may go.
+/// The answer to whether a launch may go.
 struct launch_answer {
-    bool goes = false;    ///< launch it now
-    bool forced = false;  ///< goes, since it was held for too long: worth an event
-    bool own = false;     ///< waits for what the client itself has in flight: little may be there, for held_by's sake
-    std::uint32_t held_by{};  ///< the client for whom it is held, or was
-    instant again = never;    ///< ask again then, if nothing has finished or left by then
-    /// Waits for its quota or its hard cap: before `again`, only the end of its own launches, other
-    /// options or its removal can let it go. Others' launches don't matter.
+    bool goes = false;    ///< the launch may go now
+    bool forced = false;  ///< the launch goes because it was held for too long: worth an event
+    /// The launch waits for the client's own work in flight, which must be little for the sake of
+    /// `held_by`.
+    bool own = false;
+    std::uint32_t held_by{};  ///< the client for which the launch is or was held
+    instant again = never;    ///< ask again at this time, if nothing has finished or left earlier
+    /// The launch waits for its client's quota or hard cap. Before `again`, only three events can
+    /// let it go: the end of the client's own launches, other options, or the client's removal.
+    /// Others' launches don't matter.
     bool by_time = false;
 };
 
-/// For whom waits in a stream have been closed for too long.
+/// The client for which waits in a stream have been closed for too long.
 struct long_hold {
-    std::uint32_t held_by{};  ///< the client
-    ns held{};                ///< since it became present, or since a thread waits for the streams
+    std::uint32_t held_by{};  ///< the client for which they are closed
+    /// The time since that client became present, or since a thread waits for the streams.
+    ns held{};
 };
 
 /// The cost of a launch: the device time that the launch takes, and the part of that time that its
 /// client is charged.
 struct launch_cost {
     ns time{0};        ///< from its beginning to its end
-    ns charge{0};      ///< times the part of the SMs that it fills
-    bool sure = true;  ///< of a prediction: such a launch was timed before
+    ns charge{0};      ///< `time` times the part of the SMs that the launch fills
+    bool sure = true;  ///< of a prediction: whether such a launch was timed before
 };
 
 /// The decisions about one device's launches. See the top of the file.
@@ -149,7 +160,7 @@ public:
     using client_options = launch_client_options;  ///< what add() takes
     using answer = launch_answer;                  ///< what ask() says
 
-    /// Throws nothing but std::bad_alloc.
+    /// A gate without clients. Throws nothing but std::bad_alloc.
     explicit launch_gate(const launch_gate_options& o = {}) : options_(o) {}
 
     /// Adds a client that isn't present. Throws std::bad_alloc.
@@ -169,7 +180,7 @@ public:
         state& s = clients_[c];
         const int before = s.level;
         set(s, o, now);
-        s.due.at = never;  // until it asks again
+        s.due.at = never;  // until the client asks again
         if (s.level != before) {
             s.has_turn = false;
             s.virtual_time = std::numeric_limits<std::int64_t>::min() / 2;
@@ -178,24 +189,24 @@ public:
         }
         order_level(s.level);
     }
-    /// Forgets a client, with what it had in flight.
+    /// Removes a client, with its launches in flight.
     void remove(client c) noexcept {
         const int level = std::exchange(clients_[c], {}).level;
         order_level(level);
     }
 
-    /// A request of `c` is there, or another one. It is present until each has left.
+    /// A request of `c` has arrived. The client is present until all its requests have left.
     void arrived(client c, instant now) noexcept {
         state& s = clients_[c];
         if (s.slo != ns{0}) s.open.arrived(now);
         present(c, now);
     }
-    /// A request of `c` is over: the one that arrived at `came`.
+    /// The request of `c` that arrived at `came` is over.
     void left(client c, instant now, instant came) noexcept {
         clients_[c].open.left(came);
         absent(c, now);
     }
-    /// The same of the request that arrived first.
+    /// The same for the request that arrived first.
     void left(client c, instant now) noexcept { left(c, now, clients_[c].open.first()); }
     /// Launches of `c` are in flight. The client is present until they have drained, as with a
     /// request, but nothing is due.
@@ -204,31 +215,35 @@ public:
     void drained(client c, instant now) noexcept { absent(c, now); }
 
     /// Whether `c` may launch work that is predicted to take `predicted`. `since`: when the driver
-    /// first asked about this launch. `alone`: it is to run alone, to be timed.
+    /// first asked about this launch. `alone`: the launch is to run alone, so that it can be timed.
     [[nodiscard]] launch_answer ask(client c, ns predicted, instant now, instant since, bool alone = false) noexcept {
         state& s = clients_[c];
         if (!busy(s)) catch_up(c, saved(s, now));
         if (s.by_due) {
             if (s.due.pace.per_million != s.rate) s.due.pace.change(s.rate, now);
             if (!busy(s)) s.due.pace.begin(now);
-            s.asked = s.waits ? std::min(s.asked, since) : since;  // another thread of it may have asked first
+            // Another thread of the client may have asked earlier.
+            s.asked = s.waits ? std::min(s.asked, since) : since;
             s.due.at = due_at(s);
         }
         launch_answer a = decide(c, predicted, now);
-        s.wants_alone = alone && a.goes;  // else it waits for its turn, and others don't wait for it
+        // Otherwise the launch waits for its turn, and others needn't wait for it.
+        s.wants_alone = alone && a.goes;
         if (a.goes) a = decide_apart(c, alone, now);
         if (!a.goes && now - since >= options_.longest_hold) a.goes = a.forced = true;
         if (a.by_time) a.again = std::min(a.again, saturating_add(since, options_.longest_hold));
         s.lends = s.soft && !a.forced;
-        s.waits = !a.goes && within_cap(s, now);  // else nobody leaves it the device
+        // Beyond its cap, others don't leave the device to it.
+        s.waits = !a.goes && within_cap(s, now);
         return a;
     }
-    /// The same for a launch that is asked about for the first time.
+    /// The same for a launch about which the driver asks for the first time.
     [[nodiscard]] launch_answer ask(client c, ns predicted, instant now) noexcept {
         return ask(c, predicted, now, now);
     }
 
-    /// `c` has launched it; `alone`: to be timed alone, until it has finished.
+    /// `c` has launched work with this predicted cost. `alone`: it runs alone until it has
+    /// finished, to be timed.
     void launched(client c, launch_cost predicted, instant now, bool alone = false) noexcept {
         state& s = clients_[c];
         s.waits = s.wants_alone = false;
@@ -244,9 +259,10 @@ public:
         if (s.by_due) s.due.pace.spend(predicted.charge, now);
         s.seen = now;
     }
-    /// The same of a launch that fills the device.
+    /// The same for a launch that fills the device.
     void launched(client c, ns predicted, instant now) noexcept { launched(c, {predicted, predicted}, now); }
-    /// A launch has ended, or several together. `measured` replaces the prediction in the client's charge.
+    /// A launch has ended, or several together. `measured` replaces the prediction in the client's
+    /// charge.
     void finished(client c, launch_cost predicted, launch_cost measured, instant now) noexcept {
         state& s = clients_[c];
         // A first measurement says nothing about predictions.
@@ -262,7 +278,7 @@ public:
         if (s.by_due) s.due.pace.adjust(measured.charge - predicted.charge);
         s.seen = now;
     }
-    /// The same of launches that fill the device.
+    /// The same for launches that fill the device.
     void finished(client c, ns predicted, ns measured, instant now) noexcept {
         finished(c, {predicted, predicted}, {measured, measured}, now);
     }
@@ -280,7 +296,8 @@ public:
         for (client other = 0; other < clients_.size(); ++other) {
             const state& o = clients_[other];
             if (!o.used || o.level <= clients_[c].level) continue;
-            if (!within_cap(o, now) && o.in_flight == ns{0}) continue;  // it can't use the device now
+            // That client can't use the device now.
+            if (!within_cap(o, now) && o.in_flight == ns{0}) continue;
             if (o.requests != 0) return {.goes = false, .held_by = other};
             if (o.seen == instant{} || now - o.seen >= options_.linger) continue;
             const instant ends = o.seen + options_.linger;
@@ -289,14 +306,15 @@ public:
         return a;
     }
 
-    /// The same for a launch that can't wait in its stream, and was asked about first at `since`.
+    /// The same for a launch that can't wait in its stream. `since`: when the driver first asked
+    /// about it.
     [[nodiscard]] launch_answer closed(client c, instant now, instant since) const noexcept {
         launch_answer a = closed(c, now);
         if (!a.goes && now - since >= options_.longest_hold) a.goes = a.forced = true;
         return a;
     }
-    /// Where a higher client has been present for longest_hold: the driver opens the waits of `c`, since the engine may
-    /// have a lock that the higher client needs.
+    /// Returns a value if a higher client has been present for longest_hold. The driver then opens
+    /// the waits of `c`, since the engine may hold a lock that the higher client needs.
     [[nodiscard]] std::optional<long_hold> overdue(client c, instant now) const noexcept {
         for (client other = 0; other < clients_.size(); ++other) {
             const state& o = clients_[other];
@@ -308,9 +326,10 @@ public:
 
     /// Whether waits in streams are to be opened now for a thread that waits for work on the
     /// device, and has waited since `since`. `c`: the thread's client, if it has one. `needs_all`:
-    /// what the thread waits for includes the streams that wait. A request that needs all has them
-    /// opened at once, unless a higher client is present. Any other thread has them opened after
-    /// longest_hold; for a client below, that begins when a higher client became present.
+    /// what the thread waits for includes the streams that wait. If `needs_all` and a request of
+    /// `c` is open, the waits open at once, unless a higher client is present. Otherwise they open
+    /// after longest_hold, which begins at `since` or, for a client below, when a higher client
+    /// became present, if that was earlier.
     [[nodiscard]] std::optional<long_hold> awaited(std::optional<client> c, bool needs_all, instant now,
                                                    instant since) const noexcept {
         long_hold longest{.held_by = c.value_or(0), .held = now - since};
@@ -325,31 +344,31 @@ public:
         if (c && needs_all && clients_[*c].requests != 0 && !above) return long_hold{*c, ns{0}};
         return longest.held >= options_.longest_hold ? std::optional(longest) : std::nullopt;
     }
-    /// Waits in streams are open from now on, whoever is present, until as many calls of
-    /// let_close(): threads wait for them inside the driver. Meanwhile ask() holds launches whose
-    /// streams can't wait.
+    /// From now on waits in streams are open, whichever clients are present, because a thread waits
+    /// for them inside the driver. Each call needs one call of let_close(). Meanwhile ask() holds
+    /// launches whose streams can't wait.
     void keep_open() noexcept { ++kept_open_; }
     /// See keep_open().
     void let_close() noexcept { --kept_open_; }
-    /// Whether a stream that waits, with so many launches that aren't over, may get another one.
+    /// Whether a waiting stream with this many unfinished launches may get another one.
     [[nodiscard]] bool takes_more(std::uint32_t launches) const noexcept {
         return launches < std::max(options_.queued_launches, 1U);
     }
-    /// The most predicted work of `c` between two waits in its stream, where `wanted` is enough to
-    /// put another one. A launch that is longer is a piece by itself, and bound() counts a piece as
-    /// long as the longest launch. So shorter launches may share a piece with a long one: that saves
-    /// waits, and no request waits for longer than it was told. Twice `wanted` at most: a launch that
-    /// is long and rare doesn't make other pieces long.
+    /// The most predicted work of `c` between two waits in its stream. `wanted`: the predicted work
+    /// that justifies another wait. A launch that is longer is a piece by itself, and bound()
+    /// counts a piece as long as the longest launch. So shorter launches may share a piece with a
+    /// long one: that saves waits, and no request waits for longer than it was told. At most twice
+    /// `wanted`, so that a long, rare launch doesn't make all pieces long.
     [[nodiscard]] ns piece(client c, ns wanted) const noexcept {
         return wanted + std::clamp(clients_[c].longest - wanted, ns{0}, wanted);
     }
 
     /// The longest time for which a request of `c` waits for lower clients, in device time. Once
-    /// the request has arrived: for the work of each that is in flight and that no wait can stop.
-    /// Nothing else passes, unless `c` waits for its cap. Before the arrival: for the work that
-    /// each may have in flight by then. Both are predictions, plus the time by which launches
-    /// lately exceeded their predictions. A launch without a measured time may take any time: it
-    /// counts as in_flight and the longest launch.
+    /// the request has arrived, it waits for the work of each lower client that is in flight and
+    /// that no wait can stop. Nothing else passes, unless `c` waits for its cap. Before the
+    /// arrival, the work counts that each may have in flight by then. Both are predictions, plus
+    /// the time by which launches lately exceeded their predictions. A launch without a measured
+    /// time may take any time: it counts as in_flight and the longest launch.
     [[nodiscard]] ns bound(client c) const noexcept {
         const bool is_there = clients_[c].requests != 0;
         ns sum{0};
@@ -384,31 +403,34 @@ private:
         bool used = false;
         bool capped = false;
         bool soft = false;
-        bool lends = false;        // what the next launch takes beyond its soft cap isn't charged
-        bool limited = false;      // by a cap or by a quota
-        bool by_due = false;       // a client of its level has a goal
-        bool has_turn = false;     // it was the last of its level that launched
-        bool waits = false;        // a launch of it is held
-        bool wants_alone = false;  // since others have launches in flight, or time one alone
+        bool lends = false;        // the part of the next launch beyond the soft cap isn't charged
+        bool limited = false;      // the client has a cap or a quota
+        bool by_due = false;       // a client of its level has a latency goal
+        bool has_turn = false;     // it was the last client of its level that launched
+        bool waits = false;        // a launch of the client is held
+        bool wants_alone = false;  // its held launch is to run alone, and waits for others
         std::uint32_t requests = 0;
         ns in_flight{0}, longest{0}, charged{0};
-        ns timed{0};      // of the time in flight, until a launch that is timed alone is over
-        ns unsure{0};     // the same, until no launch is in flight that nobody has timed
-        ns unchecked{0};  // the same, until what was launched while nobody was above is over
-        ns late{0};       // by how much launches took longer than predicted, lately
+        ns timed{0};  // predicted time in flight, until a launch that is timed alone is over
+        // Predicted time in flight, until no launch without a measured time is in flight.
+        ns unsure{0};
+        // Predicted time in flight, until the work launched without a higher client is over.
+        ns unchecked{0};
+        ns late{0};  // by how much recent launches exceeded their predictions
         std::uint32_t streams = 1;
         detail::pacer cap{};
         std::int64_t virtual_time = 0;
         instant seen{};     // when it was last present
-        instant arrived{};  // when it became so
+        instant arrived{};  // when it became present
         // The members that only clients with a goal or a quota need come last.
         ns slo{0};
         detail::due_time due{};
-        std::int64_t rate = 1'000'000;  // of its pace, from its next launch on
-        instant asked{};                // about the launch that waits, or about the last one
+        std::int64_t rate = 1'000'000;  // its pace, from its next launch on
+        // When the driver first asked about the waiting launch, or about the last one.
+        instant asked{};
         detail::refill quota{};
-        ns charging{0};  // what its launches in flight were charged, beside a soft cap
-        ns lent{0};      // of that, what the cap wasn't charged
+        ns charging{0};  // with a soft cap: the charge of its launches in flight
+        ns lent{0};      // the part of that which the cap wasn't charged
         detail::open_requests open{};
     };
 
@@ -426,7 +448,7 @@ private:
         if (!s.soft) s.charging = s.lent = ns{0};
         if (s.slo == ns{0}) s.open = {};
     }
-    // Whether the clients of a level go by deadline, and at what pace each may be due.
+    // Updates for each client of a level whether deadlines order the level, and the client's pace.
     void order_level(int level) noexcept {
         bool goals = false, shares = false;
         std::uint64_t weights = 0;
@@ -472,14 +494,16 @@ private:
             if (enough && (above || turns)) return {.goes = false, .own = true, .held_by = other};
             if (above || !turns) continue;
             if (o.in_flight != ns{0} || (busy(o) && goes_after(s, o))) return {.goes = false, .held_by = other};
-            // Its host is only slow. Else it would wait for its turn again and again.
+            // The other client pauses only because its host is slow. It keeps its turn, or it would
+            // wait for one after each pause.
             const bool pauses = o.has_turn && !o.waits && now - o.seen < options_.pause;
             if (pauses && (!s.by_due || goes_after(s, o)))
                 return {.goes = false, .held_by = other, .again = o.seen + options_.pause};
         }
         return {.goes = true};
     }
-    // Beyond its soft cap it may go when others are done, but no earlier than it has quota.
+    // The answer to a client beyond its cap. With a soft cap it may go when others are done, but
+    // not before its quota allows.
     [[nodiscard]] launch_answer beyond_cap(client c, instant now) const noexcept {
         const state& s = clients_[c];
         const bool no_quota = s.quota.is_set() && !s.quota.entitled(now);
@@ -487,7 +511,7 @@ private:
         return {.goes = false, .own = true, .held_by = c, .again = again, .by_time = !s.soft || no_quota};
     }
     [[nodiscard]] bool waits_in_stream(const state& s) const noexcept { return s.in_stream && kept_open_ == 0; }
-    // Its quota as well.
+    // Whether the client is within its cap and its quota.
     [[nodiscard]] static bool within_cap(const state& s, instant now) noexcept {
         return !s.limited || entitled_from(s, now) <= now;
     }
@@ -514,7 +538,7 @@ private:
         s.charging += charge;
         if (lends) s.lent += charge;
     }
-    // Of launches that end, as large a part was lent as of all in flight.
+    // The lent part of ending launches is taken to be the same as of all launches in flight.
     static void adjust(state& s, ns predicted, ns measured) noexcept {
         ns delta = measured - predicted;
         if (s.quota.is_set()) s.quota.adjust(delta);
@@ -554,29 +578,31 @@ private:
         return {.goes = true};
     }
 
-    // Of two of a level that takes turns, it waits for the other one.
+    // Whether `s` waits for `other`, if their level takes turns.
     [[nodiscard]] bool goes_after(const state& s, const state& other) const noexcept {
         return s.by_due ? other.due.counts() < s.due.counts() : is_ahead(s, other);
     }
-    // When its work is due: that of its first request or, without any, the launch that is asked about.
+    // When the client's work is due: its first request or, without requests, the launch about which
+    // the driver asks.
     [[nodiscard]] instant due_at(const state& s) const noexcept {
         if (s.slo == ns{0}) return saturating_add(s.asked, options_.patience);
         return saturating_add(s.open.any() ? s.open.first() : s.asked, s.slo);
     }
-    // It has had so much more than its share that it waits for the other one.
+    // Whether `s` has had so much more than its share that it waits for `other`.
     [[nodiscard]] bool is_ahead(const state& s, const state& other) const noexcept {
         return s.virtual_time > other.virtual_time + options_.ahead.count() / s.weight;
     }
-    // It uses the device or would. A request alone doesn't: its thread may compute for long, and nobody waits for that.
+    // Whether the client uses the device or would like to. A request alone doesn't count: its
+    // thread may compute for long, and others needn't wait for that.
     [[nodiscard]] static bool busy(const state& o) noexcept { return o.waits || o.in_flight != ns{0}; }
-    // What a client that pauses may be owed afterwards: the longer the pause, the less.
+    // How much virtual time a client may be owed after a pause: the longer the pause, the less.
     [[nodiscard]] ns saved(const state& s, instant now) const noexcept {
         constexpr ns idle{2'000'000};
         if (s.seen != instant{} && now - s.seen < idle) return options_.ahead * 10;
         return s.requests != 0 ? options_.ahead : ns{0};
     }
-    // The client goes on where the least served competitor of its level is or, without any, where
-    // the last one has been. It is owed no more than `saved`.
+    // Moves the client's virtual time up to that of the least served competitor of its level or,
+    // without competitors, to the greatest of the level, less at most `saved`.
     void catch_up(client c, ns saved = ns{0}) noexcept {
         bool any = false;
         std::int64_t least = 0, greatest = 0;

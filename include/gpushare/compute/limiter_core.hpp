@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The decisions of a compute limiter, as a plain value: whose submission is admitted next, what it
-// is charged before its true cost is known, and how much may be in flight. It has no clock:
-// compute_limiter, a simulator, a test pass the time.
+// The decisions of a compute limiter, as a plain value: whose submission is admitted next, its
+// charge until the true cost is known, and how much may be in flight. The core has no clock: its
+// user (compute_limiter, a simulator, a test) passes the time.
 //
 //   gpushare::limiter_core core{{.depth = 4}};
 //   auto chat = core.add({.weight = 70_pct});
@@ -37,21 +37,21 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Whether anybody drives a limiter while something waits in it. A value.
+/// Tracks whether a thread drives a limiter while work waits in it. A value.
 class attendance {
 public:
     /// A submission that waits this long beyond its turn has been forgotten by the thread that
     /// should drive.
     static constexpr ns patience{1'000'000'000};
 
-    /// Whether look() wants to know the time.
+    /// Whether look() needs the time: work was left without a driving thread.
     [[nodiscard]] bool is_left() const noexcept { return left_ != never; }
-    /// How long nobody has driven, if that is too long, and counts anew; else 0.
+    /// How long no thread has driven, if that is too long; then starts to count anew. Otherwise 0.
     ns look(instant now) noexcept {
         if (left_ == never || now < left_ || now - left_ < patience) return ns{0};
         return now - std::exchange(left_, now);
     }
-    /// Somebody drives.
+    /// A thread drives now.
     void come() noexcept { left_ = never; }
     /// The last driving thread leaves work that waits. `turn`: the earliest time at which that work
     /// may go, or `never` if this time isn't known.
@@ -61,7 +61,7 @@ private:
     instant left_ = never;
 };
 
-/// The latest events that nobody has taken; the oldest make room. A value.
+/// The latest events that weren't taken yet; new events displace the oldest. A value.
 class event_queue {
 public:
     static constexpr std::size_t capacity = 64;
@@ -92,11 +92,11 @@ private:
 
 }  // namespace detail
 
-/// A value; not thread-safe. Allocates in `add` and `change` alone.
+/// A value; not thread-safe. Only `add` and `change` allocate.
 template <compute_policy Policy = weighted_fair>
 class limiter_core {
 public:
-    /// `policy` decides among the clients, of which it has none yet. `turns`: on this device, work
+    /// `policy` decides among the clients; it must have none yet. `turns`: on this device, work
     /// that fills it waits for other clients' work before it runs; such a wait costs time, so the
     /// policy may let a client go several times in a row.
     explicit limiter_core(limiter_options options = {}, Policy policy = {}, bool turns = false)
@@ -143,7 +143,7 @@ public:
         return {};
     }
 
-    /// Which of these settings the policy would ignore, a cap or a class; errc::none if none.
+    /// Names a setting that the policy would ignore, a cap or a class; errc::none if there is none.
     [[nodiscard]] failure ignores(const client_settings& s) const noexcept { return detail::ignores(policy_, s); }
 
     /// Replaces the policy: from now on `p`, which must have no clients yet, decides among the same
@@ -175,7 +175,7 @@ public:
         return errc::none;
     }
 
-    /// It must have nothing waiting and nothing in flight.
+    /// Removes a client, which must have nothing waiting and nothing in flight.
     void remove(client_id c) noexcept {
         auto& client = clients_[c.index];
         policy_.remove(c);
@@ -195,14 +195,15 @@ public:
         auto& client = clients_[c.index];
         ++num_waiting_;
         if (client.usage.waiting++ != 0) {
-            if (std::exchange(client.blocked, false)) policy_.wake(c, client.next.head, now);  // it may go elsewhere
+            // It may be for another stream.
+            if (std::exchange(client.blocked, false)) policy_.wake(c, client.next.head, now);
             return;
         }
         if (client.usage.in_flight == 0) ++num_active_;
         client.habit.came(now);
         set_first(c, now, facts);
     }
-    /// The same.
+    /// The same, with facts.
     void arrive(client_id c, instant now, const submission_facts& facts) noexcept { arrive(c, now, &facts); }
 
     /// One submission of `c` no longer waits and was not admitted. `facts_of(c)` describes the
@@ -220,7 +221,7 @@ public:
             set_first(c, now, &first);
         }
     }
-    /// The same, where nothing is known of the submissions behind it.
+    /// The same, without facts about the submissions behind it.
     void withdraw(client_id c, instant now = {}) noexcept { withdraw(c, now, detail::nothing_known{now}); }
 
     /// arrive() and next() in one, for a submission that may be the only waiting one. Returns
@@ -234,10 +235,10 @@ public:
 
     /// Whether the next submission can be admitted now, and the facts about it. It can if one
     /// waits, there is room beside work in flight of its level and above
-    /// (detail/in_flight_budget.hpp), and no request of a higher level is under way. Asked twice,
-    /// it answers the same. Calls `other_stream(c)` if the first submission of `c` is for a stream
-    /// that has enough work: the owner of the queues may move one forward for an idle stream, call
-    /// set_first() and return true.
+    /// (detail/in_flight_budget.hpp), and no request of a higher level is under way. A second call
+    /// gives the same answer. Calls `other_stream(c)` if the first submission of `c` is for a
+    /// stream that has enough work: the owner of the queues may move one forward for an idle
+    /// stream, call set_first() and return true.
     template <std::predicate<client_id> F = detail::strict_order>
     [[nodiscard]] bool is_ready(admission& a, instant now, F other_stream = {}) noexcept {
         resume_at_ = never;
@@ -256,7 +257,7 @@ public:
             a.policy = policies_;
             a.bound = client.next.bound > ns{0} ? client.next.bound : budget_.bound_now(a.level_index, a.width);
             if (client.enqueuing) return false;
-            if (!fits_cap(a)) {  // until something of it has ended
+            if (!fits_cap(a)) {  // until some of its work has ended
                 if (keeps_turn(client, a, now)) return false;
                 client.kept_off = true;
                 block(client, c);
@@ -267,7 +268,7 @@ public:
                                                  : detail::keep_for_returns(watched_, clients_, policy_, c, now);
             const auto room = budget_.room_for(a, num_active_ == 1, others);
             if (room == budget::room::no) {
-                resume_at_ = saturating_add(others.until, ns{1});  // at that instant it is kept yet
+                resume_at_ = saturating_add(others.until, ns{1});  // still reserved at `until`
                 return false;
             }
             if (room == budget::room::yes) break;
@@ -283,14 +284,14 @@ public:
     [[nodiscard]] bool is_idle(std::uint64_t timeline, client_id c) const noexcept {
         return !budget_.is_busy(detail::timeline_or_own(timeline, c), clients_[c.index].at);
     }
-    /// Another submission of `c` waits first from now on. `facts`, if given, say what is known of it.
+    /// From now on another submission of `c` waits first. `facts`, if given, describe it.
     void set_first(client_id c, instant now, const submission_facts* facts) noexcept {
         auto& client = clients_[c.index];
         client.learn_next(facts, now, c, costs_, options_.first_guess);
         client.at = client.level;
         if (client.next.head.level != no_priority) try {
                 client.at = budget_.open(client.next.head.level);
-            } catch (const std::bad_alloc&) {  // it stays where its client is
+            } catch (const std::bad_alloc&) {  // the submission stays at its client's level
                 client.next.head.level = no_priority;
             }
         client.blocked = false;
@@ -311,7 +312,7 @@ public:
         withdraw(a.client, now, facts_of);
         if (client.usage.waiting == 0 && detail::return_habit::is_concerned(a.length)) watched_.add(a.client.index);
     }
-    /// Both in one: admits the next submission; empty if it can't be.
+    /// is_ready() and admit() in one: admits the next submission; empty if none can be admitted.
     template <std::invocable<client_id> F>
     [[nodiscard]] std::optional<admission> next(instant now, F facts_of) noexcept {
         admission a;
@@ -319,7 +320,7 @@ public:
         admit(a, now, facts_of);
         return a;
     }
-    /// The same, where nothing is known of what waits behind.
+    /// The same, without facts about the submissions behind it.
     [[nodiscard]] std::optional<admission> next(instant now) noexcept { return next(now, detail::nothing_known{now}); }
 
     /// The callable that enqueues the submission is running, or no longer running. Meanwhile no
@@ -333,8 +334,8 @@ public:
     /// happens, because a policy holds work back; or `never`.
     [[nodiscard]] instant resume_at() const noexcept { return resume_at_; }
 
-    /// The submission is over. `now` matters while requests are under way. Returns the time by
-    /// which its wait exceeded the published bound.
+    /// The submission is over. `now` matters for a submission of a request, and for a long one:
+    /// needs_end_of(). Returns the time by which its wait exceeded the published bound.
     ns complete(const admission& g, const charge& o, instant now = {}) noexcept {
         auto& client = remove_from_flight(g, o.times);
         auto* const kind = costs_.find_or_add(g.client, g.key);
@@ -348,7 +349,8 @@ public:
         level.served = saturating_add(level.served, lasted);
         correct(g, o.took - g.predicted);
         detail::ended(policy_, o.took);
-        const bool measured = o.from == charge::source::own || o.from == charge::source::alone;  // by itself
+        // The submission was measured by itself.
+        const bool measured = o.from == charge::source::own || o.from == charge::source::alone;
         if (measured) update_longest(client, longest);
         if (measured && g.longest > ns{0} && lasted > g.longest)
             note(limiter_event::kind::overran, g, lasted, g.longest);
@@ -360,7 +362,7 @@ public:
                 {.what = limiter_event::kind::quarantined, .client = g.client, .failures = options_.quarantine_after});
         return beyond;
     }
-    /// The same for one that was measured by itself.
+    /// The same for a submission that was measured by itself.
     ns complete(const admission& g, ns device_time, bool failed = false) noexcept {
         return complete(g, {.took = device_time, .failed = failed});
     }
@@ -372,16 +374,19 @@ public:
     }
 
     /// The submission doesn't end: its room goes to others and its client gets no more. If it ever
-    /// ends, complete_late() charges it. `times`: so many equal submissions, with the sum of their
-    /// predictions.
+    /// ends, complete_late() charges it. `times`: the number of equal submissions; `g` has the sum
+    /// of their predictions.
     void write_off(const admission& g, std::uint32_t times = 1) noexcept {
         auto& client = remove_from_flight(g, times);
-        client.usage.completed += times;  // with `failed`: whoever reads both finds one of them among the other
+        // Counted here because `failed` counts them too: failed submissions are among the
+        // completed.
+        client.usage.completed += times;
         client.usage.failed += times;
         client.quarantined = true;
         while (times-- > 0) report({.what = limiter_event::kind::stuck, .client = g.client});
     }
-    /// It ended after all, and has been counted. Nothing happens if its client is gone.
+    /// A submission that was written off has ended after all. It has been counted already. Does
+    /// nothing if its client is gone.
     void complete_late(const admission& g, ns device_time) noexcept {
         if (!contains(g.client)) return;
         correct(g, device_time - g.predicted);
@@ -399,23 +404,22 @@ public:
         clients_[c.index].give_back(time);
         policy_.correct(c, -time);
     }
-    /// Whether something is charged that isn't in usage() yet (charge::may_shrink).
+    /// Whether any charge isn't in usage() yet (charge::may_shrink).
     [[nodiscard]] bool any_unsettled() const noexcept { return !unsettled_.empty(); }
     /// All work that was in flight at the last call has ended since: settles the charges made
     /// before that call. If `all`, nothing is in flight: settles all charges.
     void settle(bool all) noexcept {
         unsettled_.erase_if([&](std::uint32_t i) { return clients_[i].settle(all); });
     }
-    /// The account of `c`, which ends: whatever is in flight of others changes nothing of it any
-    /// more.
+    /// The final account of `c`: other clients' work in flight no longer changes it.
     [[nodiscard]] const client_usage& final_usage(client_id c) noexcept {
         (void)clients_[c.index].settle(true);
         return clients_[c.index].usage;
     }
 
-    /// No request of `c` goes on: nothing is held back for one any longer.
+    /// `c` has no open request any more: no work is held back for one.
     void end_request(client_id c) noexcept { budget_.end_holds(c.index); }
-    /// The same of the requests of this level.
+    /// The same for requests of this level.
     void end_request(client_id c, priority level) noexcept {
         const auto& s = clients_[c.index].settings;
         budget_.end_holds(c.index, std::clamp(level, s.level, std::max(s.level, s.ceiling)));
@@ -424,45 +428,52 @@ public:
     [[nodiscard]] bool holds_back() const noexcept {
         return !watched_.empty() || budget_.any_hold() || detail::needs_time(policy_);
     }
-    /// Whether complete() needs it for this one.
+    /// Whether complete() needs the time for this submission.
     [[nodiscard]] static bool needs_end_of(const admission& g) noexcept {
         return g.of_request || detail::return_habit::is_concerned(g.length);
     }
     /// Whether work is held back until `t`, for a request.
     [[nodiscard]] bool is_held_until(instant t) const noexcept { return budget_.is_held_until(t); }
 
-    /// One of `c` was turned away when it came. Nothing happens if there is no such client; nor below.
+    /// Counts a submission of `c` that was refused on arrival. Does nothing if there is no such
+    /// client.
     template <class Why>
     void count_refused(client_id c, Why why) noexcept {
         if (contains(c)) clients_[c.index].usage.refused.add(why);
     }
-    /// One that waited never runs.
+    /// Counts a waiting submission that never runs. Does nothing if there is no such client.
     void count_cancelled(client_id c, errc why) noexcept {
         if (contains(c)) clients_[c.index].usage.cancelled.add(why);
     }
-    /// One was let in that had waited so long.
+    /// Counts an admitted submission that had waited this long.
     void count_queued(client_id c, ns waited) noexcept { clients_[c.index].usage.queueing.add(waited); }
 
-    void close(client_id c) noexcept { clients_[c.index].closing = true; }  ///< Nothing more of `c` is to come.
-    /// Whether that was said.
+    /// Refuses further submissions of `c`.
+    void close(client_id c) noexcept { clients_[c.index].closing = true; }
+    /// Whether close() was called for `c`.
     [[nodiscard]] bool closing(client_id c) const noexcept { return clients_[c.index].closing; }
-    /// Why nothing more of `c` is admitted: it is closed or quarantined; else errc::none.
+    /// The reason why nothing more of `c` is admitted, closed or quarantined; errc::none if there
+    /// is none.
     [[nodiscard]] errc refusal(client_id c) const noexcept {
         if (!contains(c) || clients_[c.index].closing) return errc::closed;
         return clients_[c.index].quarantined ? errc::quarantined : errc::none;
     }
-    /// Whether as many submissions of `c` wait as may. `held`: so many more that the core wasn't told of.
+    /// Whether the queue of `c` is full. `held`: how many further submissions wait of which the
+    /// core doesn't know.
     [[nodiscard]] bool is_full(client_id c, std::uint32_t held) const noexcept {
         const auto& client = clients_[c.index];
         const auto own = client.settings.queue_limit;
         return client.usage.waiting + held >= (own != 0 ? own : options_.queue_limit);
     }
-    /// Whether nothing is admitted of `c`, as its work failed too often in a row; until it is pardoned.
+    /// Whether `c` is quarantined: its work failed too often in a row, and nothing of it is
+    /// admitted until it is pardoned.
     [[nodiscard]] bool quarantined(client_id c) const noexcept { return clients_[c.index].quarantined; }
-    void pardon(client_id c) noexcept { clients_[c.index].pardon(); }         ///< Ends its quarantine.
-    [[nodiscard]] detail::event_queue& events() noexcept { return events_; }  ///< Events that nobody asked for.
-    [[nodiscard]] const detail::event_queue& events() const noexcept { return events_; }  ///< The same.
-    /// Keeps this event, with its client's name.
+    void pardon(client_id c) noexcept { clients_[c.index].pardon(); }  ///< Ends its quarantine.
+    /// Events that weren't taken yet.
+    [[nodiscard]] detail::event_queue& events() noexcept { return events_; }
+    /// The same.
+    [[nodiscard]] const detail::event_queue& events() const noexcept { return events_; }
+    /// Queues this event, with its client's name.
     void report(limiter_event e) noexcept {
         e.name = settings(e.client).name;
         events_.push(e);
@@ -488,12 +499,13 @@ public:
     [[nodiscard]] ns bound_of(client_id c, std::uint64_t key = 0, sm_width declared = {}) const noexcept {
         return bound_at(clients_[c.index].level, c, key, declared);
     }
-    /// The same of one of this level, if that is above its client's: no_priority if it has none.
+    /// The same for a submission with its own level, if that is above its client's; no_priority: no
+    /// level of its own.
     [[nodiscard]] ns bound_of(client_id c, std::uint64_t key, sm_width declared, priority level) noexcept {
         auto at = clients_[c.index].level;
         if (level > clients_[c.index].settings.level) try {
                 at = budget_.open(level);
-            } catch (const std::bad_alloc&) {  // it goes at its client's
+            } catch (const std::bad_alloc&) {  // the client's level counts then
             }
         return bound_at(at, c, key, declared);
     }
@@ -502,14 +514,14 @@ public:
     void set_overdue(std::uint32_t level_index, ns by) noexcept { budget_.set_overdue(level_index, by); }
     /// Whether clients of more than one level are there, or have work in flight.
     [[nodiscard]] bool several_levels() const noexcept { return budget_.several_levels(); }
-    /// The same of the highest level in use.
+    /// The bound of the highest level in use.
     [[nodiscard]] ns wait_bound() const noexcept { return budget_.bound(); }
     /// The forecast for a submission of this kind that arrives now. Linear in the clients.
     [[nodiscard]] submission_estimate estimate(client_id c, std::uint64_t key = 0) const noexcept {
         return detail::estimate(clients_, costs_, budget_, c, key, options_.first_guess, bound_of(c, key));
     }
 
-    /// A thread drives from now on, of none before; see look_for_undriven().
+    /// The first thread begins to drive; see look_for_undriven().
     template <std::invocable F>
     void attend(F now) noexcept {
         if (attendance_.is_left()) look_for_undriven(now);
@@ -529,21 +541,23 @@ public:
                                .took = alone,
                                .bound = detail::attendance::patience});
     }
-    /// The last one that drives goes; `now` is asked for where something waits.
+    /// The last driving thread leaves. `now` is called only if submissions wait.
     template <std::invocable F>
     void leave(F now) noexcept {
         if (num_waiting_ > 0) attendance_.leave(now(), resume_at_);
     }
 
-    [[nodiscard]] std::uint64_t num_waiting() const noexcept { return num_waiting_; }  ///< Submissions, of all clients.
-    [[nodiscard]] std::size_t num_indices() const noexcept { return clients_.size(); }  ///< Clients so far.
+    /// The number of waiting submissions of all clients.
+    [[nodiscard]] std::uint64_t num_waiting() const noexcept { return num_waiting_; }
+    /// The number of client indices so far.
+    [[nodiscard]] std::size_t num_indices() const noexcept { return clients_.size(); }
     /// The account of `c`.
     [[nodiscard]] const client_usage& usage(client_id c) const noexcept { return clients_[c.index].usage; }
     /// The settings of `c` that are in force.
     [[nodiscard]] const client_settings& settings(client_id c) const noexcept { return clients_[c.index].settings; }
-    /// How long submissions that are timed together may take, all of them: as long as half of what may be in flight.
+    /// The most predicted time of all submissions that are timed together: half the horizon.
     [[nodiscard]] ns quantum() const noexcept { return options_.horizon / 2; }
-    /// As given, where they can be used.
+    /// The options, corrected to usable values.
     [[nodiscard]] const limiter_options& options() const noexcept { return options_; }
 
 private:
@@ -555,7 +569,7 @@ private:
         return budget_.bound_now(level, clients_[c.index].width_of(c, key, declared, costs_));
     }
 
-    // The longest of a client, which was `before`, may be another one now.
+    // Updates the level's bounds if the longest time of a client has changed from `before`.
     void update_longest(const client_state& client, ns before) noexcept {
         const ns longest = client.longest();
         if (longest > before) budget_.raise_longest(client.level, client.lasts());
@@ -572,8 +586,7 @@ private:
     void correct(const admission& g, ns delta) noexcept {
         if (g.policy == policies_)
             detail::correct(policy_, g.client, delta, g.lent);
-        else if (g.lent == 0 ||
-                 delta > ns{0})  // an earlier one's, of which this one has the rest: but what was lent isn't paid back
+        else if (g.lent == 0 || delta > ns{0})  // charged by an earlier policy; lent time isn't paid back
             detail::correct(policy_, g.client, delta, 0);
     }
 
@@ -614,7 +627,7 @@ private:
         std::uint32_t in_flight = own.usage.in_flight;
         double width = own.width_in_flight;
         ns at_most = own.surely_within(1, now_);
-        if (cap != detail::own_hard_cap(a.client)) {  // a class's
+        if (cap != detail::own_hard_cap(a.client)) {  // a class's cap, which its clients share
             for (std::uint32_t i = 0; i < clients_.size(); ++i) {
                 const auto& other = clients_[i];
                 if (&other == &own || !other.present || other.usage.in_flight == 0 ||
@@ -642,14 +655,16 @@ private:
         return client;
     }
 
-    // What waits first of `c` can't be admitted yet; others may find room meanwhile.
+    // The first waiting submission of `c` can't be admitted yet. Other clients may find room
+    // meanwhile.
     void block(client_state& client, client_id c) noexcept {
         client.blocked = true;
         blocked_.add(c.index);
         detail::hold(policy_, c);
     }
-    // Work of this timeline has ended, of client `c`, which may have more work for it behind its
-    // first submission. An end, as other settings do, may also make room beside a kept part.
+    // Unblocks clients after an end of work of `c` on this timeline, and after a change of
+    // settings. `c` may have more work for that timeline behind its first submission. The event may
+    // also have made room beside a kept part.
     void unblock(std::uint64_t timeline = 0, client_id c = {detail::no_client}) noexcept {
         blocked_.erase_if([&](std::uint32_t i) {
             auto& client = clients_[i];
@@ -661,20 +676,20 @@ private:
 
     limiter_options options_;
     bool turns_;
-    std::uint32_t policies_ = 0;    // how often another one took over
-    std::uint32_t num_active_ = 0;  // clients with something waiting or in flight
+    std::uint32_t policies_ = 0;    // the number of changes of policy
+    std::uint32_t num_active_ = 0;  // clients with work waiting or in flight
     std::uint64_t num_waiting_ = 0;
-    std::uint64_t learnt_ = 0;           // lengths, since the longest was last looked for
-    instant resume_at_ = never, now_{};  // now_: the latest that it was told
+    std::uint64_t learnt_ = 0;           // lengths learnt since the last survey of the longest
+    instant resume_at_ = never, now_{};  // now_: the latest time that the core was told
     Policy policy_;
     detail::plain_list<client_state> clients_;
-    detail::index_set blocked_;    // that are, and some that were
-    detail::index_set watched_;    // that may be back soon
-    detail::index_set unsettled_;  // that were charged what isn't settled
+    detail::index_set blocked_;    // blocked clients, and some that were blocked
+    detail::index_set watched_;    // clients that may be back soon
+    detail::index_set unsettled_;  // clients with unsettled charges
     budget budget_{options_.depth, options_.horizon};
     detail::cost_model costs_;
     detail::attendance attendance_;
-    detail::event_queue events_;  // last: pages that nobody looks at while all goes well
+    detail::event_queue events_;  // the last member: its memory isn't touched while no event occurs
 };
 
 }  // namespace GPUSHARE_ABI

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shares of a device by SMs: clients get SM partitions of their own, with streams inside, as far as the device's SMs
-// come in small enough units. The other clients share a partition by time, or the whole device if it can't be split.
+// Shares a device by SMs. Clients get SM partitions of their own, each with a stream inside, as far
+// as the device's SMs come in small enough units. The other clients share a partition by time, or
+// the whole device if it can't be split.
 //
 //   const std::array clients{gpushare::client_settings{.weight = 75_pct, .tag = 1},
 //                            gpushare::client_settings{.weight = 25_pct, .tag = 2}};
@@ -9,11 +10,12 @@
 //   auto done = shared.submit(0, [&](auto& s) { s.launch(shape, kernel); });
 //   shared.verify();                                       // throws if a stream runs on everybody's SMs
 //
-// Every partition has a limiter of its own, since work in flight on other SMs is no reason to wait. So clients of
-// different partitions are never held back for each other, whatever their levels, and each is charged its own
-// partition's time. Only SMs are split: memory bandwidth and caches aren't.
+// Every partition has a limiter of its own, since work in flight on other SMs is no reason to wait.
+// So clients of different partitions are never held back for each other, whatever their levels, and
+// each is charged its own partition's time. Only SMs are split: memory bandwidth and caches aren't.
 //
-// The plan of who gets which SMs is a value, plain arithmetic on the numbers that the device reports:
+// The plan, which says which client gets how many SMs, is a value computed from the numbers that
+// the device reports:
 //
 //   const gpushare::sm_split can{.sms = 132, .unit = 8, .units = 16};              // split() of an H100
 //   const auto p = gpushare::plan_sms(can, std::array{60_pct, 35_pct, 5_pct});
@@ -50,20 +52,22 @@ inline namespace GPUSHARE_ABI {
 struct sm_plan {
     /// The place of one client.
     struct place {
-        std::uint32_t partition = 0;    ///< which, from 0; 0 where the device isn't partitioned
-        share weight = share::whole();  ///< of the partition's time, in proportion to the others in it
-        bool alone = true;              ///< no other client is in the partition
+        /// The client's partition, from 0; 0 if the device isn't partitioned.
+        std::uint32_t partition = 0;
+        /// Its weight for the partition's time, relative to the other clients there.
+        share weight = share::whole();
+        bool alone = true;  ///< no other client is in the partition
 
         friend bool operator==(const place&, const place&) = default;
     };
 
-    std::vector<std::uint32_t>
-        sms;                     ///< SMs of each partition; empty: the device isn't partitioned, and all share its time
-    std::vector<place> clients;  ///< in the order in which they were given
+    /// The SMs of each partition; empty: all clients share the device by time.
+    std::vector<std::uint32_t> sms;
+    std::vector<place> clients;  ///< in the order in which the clients were given
 
     /// Whether the device is partitioned.
     [[nodiscard]] bool partitioned() const noexcept { return !sms.empty(); }
-    /// How many partitions; 1 where the device isn't partitioned.
+    /// The number of partitions; 1 if the device isn't partitioned.
     [[nodiscard]] std::uint32_t num_partitions() const noexcept {
         return std::max<std::uint32_t>(static_cast<std::uint32_t>(sms.size()), 1);
     }
@@ -82,7 +86,7 @@ inline void check_shares(std::span<const share> shares) {
     if (sum > 1000) raise({errc::share_exceeded, sum, 0, 1000, reason::weights_exceeded}, {}, "a split of SMs");
 }
 
-/// Not partitioned: everybody has a share of the device's time.
+/// The plan without partitions: each client has a share of the device's time.
 [[nodiscard]] inline sm_plan gated_plan(std::span<const share> shares) {
     sm_plan plan;
     for (const share s : shares) plan.clients.push_back({.partition = 0, .weight = s, .alone = shares.size() == 1});
@@ -122,10 +126,11 @@ inline void check_shares(std::span<const share> shares) {
 
 }  // namespace detail
 
-/// Gives out all SMs in proportion to the shares (see weighted_sms: no client is off by a unit). Clients that are due
-/// less than a unit share a partition with one another, or else with the client that is due least. If all would share
-/// one, the device isn't partitioned. Throws operation_error: invalid_specification (no client, or one without a
-/// share), share_exceeded.
+/// Gives out all SMs in proportion to the shares (see weighted_sms: no client is off by a unit).
+/// Clients that are due less than a unit share a partition with one another, or otherwise with the
+/// client that is due least. If all clients would share one partition, the device isn't
+/// partitioned. Throws operation_error: invalid_specification (no client, or one without a share),
+/// share_exceeded.
 [[nodiscard]] inline sm_plan plan_sms(const sm_split& can, std::span<const share> shares) {
     detail::check_shares(shares);
     const auto groups = detail::sm_groups(shares, can.units);
@@ -146,8 +151,9 @@ inline void check_shares(std::span<const share> shares) {
     return plan;
 }
 
-/// Gives each client the same number of SMs and leaves the rest unused; equal shares of the device's time if there
-/// isn't a unit for each. Throws operation_error: invalid_specification (no client, or more than a thousand).
+/// Gives each client the same number of SMs and leaves the rest unused. If there are fewer units
+/// than clients, all get equal shares of the device's time. Throws operation_error:
+/// invalid_specification (no client, or more than a thousand).
 [[nodiscard]] inline sm_plan plan_equal_sms(const sm_split& can, std::size_t clients) {
     const std::vector<share> shares(
         clients, clients > 1000 ? share{} : share::of_permille(1000 / std::max<std::size_t>(clients, 1)));
@@ -161,20 +167,22 @@ inline void check_shares(std::span<const share> shares) {
 
 /// How SMs are divided between clients.
 enum class sm_sharing : std::uint8_t {
-    weighted,  ///< in proportion to their weights
+    weighted,  ///< in proportion to the clients' weights
     equal      ///< the same number for each
 };
 
-/// One limiter for each partition of a device, behind one set of calls. Clients are numbered from 0, in the order in
-/// which they were given. Thread-safe as compute_limiter is, except for change(); neither copied nor moved. The
-/// destructor ends all tickets with errc::closed; work that is enqueued goes on.
+/// One limiter for each partition of a device, behind one set of calls. Clients are numbered from
+/// 0, in the order in which they were given. Thread-safe as compute_limiter is, except for
+/// change(); neither copied nor moved. The destructor ends all tickets with errc::closed; work that
+/// is enqueued goes on.
 ///
-/// The split can't be changed, since no device moves SMs under running streams. For another one, destroy this object
-/// first. change() changes the settings that move no SMs.
+/// The split can't be changed, since no device moves SMs under running streams. For another split,
+/// destroy this object first. change() changes settings that move no SMs.
 template <stream_source Device, clock Clock, compute_policy Policy = weighted_fair>
 class partitioned_limiter {
 public:
-    using stream = typename Device::stream;                  ///< The stream of each client, in its partition.
+    /// The stream of each client, in its partition.
+    using stream = typename Device::stream;
     using limiter = compute_limiter<stream, Clock, Policy>;  ///< The limiter of each partition.
     using ticket = typename limiter::ticket;                 ///< The type that submit returns.
     using permit = typename limiter::permit;                 ///< The type that acquire returns.
@@ -186,7 +194,7 @@ public:
     partitioned_limiter(Device device, std::span<const client_settings> clients, Clock time = {},
                         const limiter_options& options = {}, sm_sharing how = sm_sharing::weighted)
         : partitioned_limiter(std::move(device), clients, std::move(time), options, how, [] { return Policy{}; }) {}
-    /// The same, where `make_policy()` gives the policy of each partition.
+    /// The same; `make_policy()` returns the policy of each partition.
     template <class F>
     requires std::is_invocable_r_v<Policy, F&> partitioned_limiter(Device device,
                                                                    std::span<const client_settings> clients, Clock time,
@@ -206,7 +214,7 @@ public:
             ids_.push_back(limiter_of(i).add(inside(settings_[i], i, plan_)));
     }
 
-    /// How many clients there are.
+    /// The number of clients.
     [[nodiscard]] std::size_t size() const noexcept { return settings_.size(); }
     /// Which clients have SMs of their own, and which share.
     [[nodiscard]] const sm_plan& plan() const noexcept { return plan_; }
@@ -225,8 +233,8 @@ public:
     [[nodiscard]] client_id id_of(std::size_t client) const noexcept { return ids_[client]; }
     /// The client's stream, in its partition.
     [[nodiscard]] stream& stream_of(std::size_t client) noexcept { return streams_[client]; }
-    /// The limiter of partition 0 to plan().num_partitions() - 1. Each needs a dispatcher of its own if no thread waits
-    /// in it.
+    /// The limiter of partition 0 to plan().num_partitions() - 1. Each needs a dispatcher of its
+    /// own if no thread waits in it.
     [[nodiscard]] limiter& limiter_of_partition(std::uint32_t index) noexcept { return *limiters_[index]; }
 
     /// As compute_limiter::submit, on the client's stream.
@@ -241,12 +249,12 @@ public:
     }
     /// As compute_limiter::usage.
     [[nodiscard]] client_usage usage(std::size_t client) { return limiter_of(client).usage(ids_[client]); }
-    /// As compute_limiter::poll, of all partitions.
+    /// As compute_limiter::poll, for all partitions.
     void poll() {
         for (const auto& l : limiters_) l->poll();
     }
 
-    /// Other settings for a client, while work is in flight. Throws operation_error as the
+    /// Changes a client's settings while work is in flight. Throws operation_error as the
     /// constructor, and not_supported if SMs would have to move; then nothing has changed. For one
     /// thread at a time.
     void change(std::size_t client, const client_settings& s) {
@@ -260,7 +268,8 @@ public:
             !std::equal(then.clients.begin(), then.clients.end(), plan_.clients.begin(), same_partition))
             throw operation_error(errc::not_supported, {},
                                   "SMs can't move from one partition to another while streams are there");
-        // Clients whose weight falls go first, so no policy ever sees a sum over the whole.
+        // Clients whose weight falls come first, so no policy ever sees weights that sum to more
+        // than the whole.
         std::vector<std::size_t> order(size());
         std::iota(order.begin(), order.end(), std::size_t{0});
         std::stable_partition(order.begin(), order.end(),
@@ -298,7 +307,7 @@ private:
     }
     using partition_type = typename decltype(partition_type_of())::type;
 
-    // Nothing can be split where the device has no such thing.
+    // An empty split if the device can't be split.
     [[nodiscard]] sm_split ask_for_split() const {
         if constexpr (sm_partitionable<Device>) return split_of(device_);
         return {};
@@ -336,11 +345,11 @@ private:
     sm_plan plan_;
     std::vector<partition_type> partitions_;
     std::vector<stream> streams_;
-    std::vector<std::unique_ptr<limiter>> limiters_;  // go before the streams
+    std::vector<std::unique_ptr<limiter>> limiters_;  // destroyed before the streams
     std::vector<client_id> ids_;
 };
 
-/// The policy is what `make_policy` gives.
+/// Deduces the policy from the result of `make_policy`.
 template <stream_source Device, clock Clock, class F>
 partitioned_limiter(Device, std::span<const client_settings>, Clock, limiter_options, sm_sharing, F)
     -> partitioned_limiter<Device, Clock, std::invoke_result_t<F&>>;

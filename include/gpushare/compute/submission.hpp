@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The types of a submission at a limiter's interface: the work, the facts known of it beforehand,
-// the callback at its end, and the record of it.
+// The types of a submission at a limiter's interface: the work, the facts known beforehand, the
+// callback at its end, and its record.
 //
 //   gpushare::submit_options about{.key = kernel_id, .deadline = now + 5ms};
 //   limiter.submit(chat, stream, work, about, [](const gpushare::completion& c) { if (c.status != gpushare::errc::none) ...; });
 //
-// submit_chunked splits long work into pieces, so that a client of a higher level (priority) gets in between them,
-// since a submission can't be preempted. For kernels, copies and scrubbing. For collectives use
-// enqueue_in_pieces (handles.hpp), which never holds back one rank alone.
+// A submission can't be preempted. submit_chunked splits long work into pieces, so that a client of
+// a higher level (priority) gets in between them. For kernels, copies and scrubbing. For
+// collectives use enqueue_in_pieces (handles.hpp), which never holds back one rank alone.
 //
 //   auto done = gpushare::submit_chunked(limiter, batch, stream, 64, [=](auto& s, std::size_t i) {
 //       s.copy(to + i * size, from + i * size, size);
@@ -54,15 +54,18 @@ enum class while_asleep : std::uint8_t {
 
 /// The facts that the caller knows of one submission beforehand. Every field may be left out.
 struct submit_options {
-    std::uint64_t key = 0;  ///< its kind, such as a kernel's id and a class of sizes: predicts its cost
-    sm_width
-        width{};  ///< the part of the SMs that it can fill; not known: learnt where the device tells, else all of them
-    ns cost{};    ///< device time that it takes (duration times width), if the caller knows; 0: predicted
-    ns remaining{};            ///< the same for all that is left of its request, itself included
-    instant deadline = never;  ///< when it is due, for policies that look at it
-    /// Work that can't begin by its deadline never runs. errc::deadline_exceeded, at the deadline,
-    /// or before if the work is late when it comes. It isn't admitted behind work that may take
-    /// beyond the deadline, by the declared or seen times of that kind.
+    /// Its kind, such as a kernel's id and a class of sizes: predicts its cost.
+    std::uint64_t key = 0;
+    /// The part of the SMs that it can fill; unknown: learnt if the device reports it, otherwise
+    /// all SMs.
+    sm_width width{};
+    /// Its device time (duration times width), if the caller knows it; 0: predicted.
+    ns cost{};
+    ns remaining{};            ///< the same for the rest of its request, this submission included
+    instant deadline = never;  ///< when it is due, for policies that use deadlines
+    /// Work that can't begin by its deadline never runs. It ends with errc::deadline_exceeded at
+    /// the deadline, or at once if it is late on arrival. It isn't admitted behind work that may
+    /// last beyond the deadline, by the declared or seen times of that work's kind.
     bool drop_if_late = false;
     /// The submission's own priority. Among its client's waiting submissions it goes before those
     /// of a lower priority, whatever their streams; those without one have the client's level. It
@@ -70,16 +73,18 @@ struct submit_options {
     /// client_settings::ceiling. Its time is charged to its client's share. A stream keeps its
     /// priority.
     gpushare::priority priority = no_priority;
-    instant room_by = instant::min();  ///< if the queue is full: how long to wait for room instead of refusing
-    std::uint32_t stream = 0;  ///< of a tenant's streams the one that it is for; a limiter is told the stream itself
-    bool of_request = false;   ///< set by a request: more follows soon
+    /// If the queue is full: how long to wait for room instead of refusing.
+    instant room_by = instant::min();
+    /// The index of the tenant's stream; a limiter gets the stream itself.
+    std::uint32_t stream = 0;
+    bool of_request = false;  ///< set by a request: more submissions follow soon
 };
 
 /// The default, which is recognised by its address.
 inline constexpr submit_options no_options{};
 
 namespace detail {
-/// Throws what a submission that failed is known to have thrown; see completion::rethrow.
+/// Throws the exception of a failed submission; see completion::rethrow.
 inline void rethrow(errc status, const tenant_name& name, const std::exception_ptr& error) {
     if (status == errc::none) return;
     if (!error) raise(failure{status}, name.view(), "submission");
@@ -100,13 +105,14 @@ inline void rethrow(errc status, const tenant_name& name, const std::exception_p
 }
 }  // namespace detail
 
-/// How a submission went.
+/// The outcome of a submission.
 struct completion {
     errc status = errc::none;  ///< as ticket::status()
-    ns device_time{};          ///< as its client was charged
+    ns device_time{};          ///< the device time charged to its client
     instant finished_at{};     ///< when the limiter noticed, on its clock
-    std::exception_ptr error;  ///< what the callable threw, or the kernel on a device that keeps it
-    tenant_name tenant{};      ///< of one that failed: its client's name
+    /// The exception of the callable, or of the kernel if the device keeps exceptions.
+    std::exception_ptr error;
+    tenant_name tenant{};  ///< its client's name, if the submission failed
 
     /// Throws if the submission failed; otherwise does nothing. A client without a name gets the
     /// original exception, if there was one. A client with a name gets an operation_error with the
@@ -126,26 +132,28 @@ using submission_callback = detail::inplace_function<void(const completion&), 64
 /// with which the limiter has noticed an end so far. `began` lies before that by the charged time,
 /// at most by its span. Each member of a batch has its part of the batch.
 struct submission_record {
-    client_id client{};        ///< whose
-    std::uint32_t tag = 0;     ///< client_settings::tag
-    tenant_name name{};        ///< client_settings::name
-    std::uint64_t key = 0;     ///< its kind
-    instant arrived{};         ///< when it came
-    instant let_in{};          ///< when it was admitted
-    instant began{};           ///< when the device began with it
-    instant ended{};           ///< when the device was done with it
-    instant noticed{};         ///< when the limiter saw that
-    ns device_time{};          ///< as charged
-    ns bound{};                ///< on its wait once it is admitted; see limiter_core::bound_of
-    ns beyond{};               ///< by how much that was longer
+    client_id client{};     ///< the client that submitted it
+    std::uint32_t tag = 0;  ///< client_settings::tag
+    tenant_name name{};     ///< client_settings::name
+    std::uint64_t key = 0;  ///< its kind
+    instant arrived{};      ///< when it arrived
+    instant let_in{};       ///< when it was admitted
+    instant began{};        ///< when the device began to run it
+    instant ended{};        ///< when the device had finished it
+    instant noticed{};      ///< when the limiter noticed the end
+    ns device_time{};       ///< the charged device time
+    /// The bound on its wait once it is admitted; see limiter_core::bound_of.
+    ns bound{};
+    ns beyond{};               ///< by how much the wait exceeded the bound
     errc status = errc::none;  ///< as ticket::status()
 };
 
 namespace detail {
 
 struct chunk_control {
-    std::atomic<bool> ended{false};      // no more pieces; relaxed: a piece more or less
-    std::atomic<std::size_t> passed{0};  // pieces that were enqueued; relaxed: a count
+    // No further pieces; relaxed: one piece more or less doesn't matter.
+    std::atomic<bool> ended{false};
+    std::atomic<std::size_t> passed{0};  // the number of pieces enqueued; relaxed: only a count
 };
 template <class F>
 struct chunk_state : chunk_control {
@@ -155,12 +163,12 @@ struct chunk_state : chunk_control {
 
 }  // namespace detail
 
-/// A ticket for all pieces of submit_chunked. Movable; one owner. Destroying it doesn't affect the work. Const members
-/// and cancel() may be called from several threads at once.
+/// A ticket for all pieces of submit_chunked. Movable; one owner. Destroying it doesn't affect the
+/// work. Const members and cancel() may be called from several threads at once.
 template <class Limiter>
 class [[nodiscard]] chunked_ticket {
 public:
-    /// For submit_chunked.
+    /// Called by submit_chunked.
     chunked_ticket(std::shared_ptr<detail::chunk_control> control,
                    std::vector<typename Limiter::ticket> pieces) noexcept
         : control_(std::move(control)), pieces_(std::move(pieces)) {}
@@ -176,15 +184,15 @@ public:
     /// Enqueues no further pieces; pieces already enqueued run. Callable from any thread.
     void cancel() noexcept { control_->ended.store(true, std::memory_order_relaxed); }
 
-    /// Once done: errc::none, or the status of the first piece that failed. No piece is enqueued after a failure has
-    /// been seen.
+    /// Once done: errc::none, or the status of the first piece that failed. No piece is enqueued
+    /// after a failure has been seen.
     [[nodiscard]] errc status() const noexcept {
         const auto failed = std::ranges::find_if(pieces_, [](const auto& t) { return t.status() != errc::none; });
         return failed == pieces_.end() ? errc::none : failed->status();
     }
     /// How many pieces were enqueued so far: after a cancel or a failure, fewer than size().
     [[nodiscard]] std::size_t enqueued() const noexcept { return control_->passed.load(std::memory_order_relaxed); }
-    /// How many pieces there are.
+    /// The number of pieces.
     [[nodiscard]] std::size_t size() const noexcept { return pieces_.size(); }
     /// Once done: the device time that the client was charged for all pieces.
     [[nodiscard]] ns device_time() const noexcept {
@@ -198,9 +206,10 @@ private:
     std::vector<typename Limiter::ticket> pieces_;
 };
 
-/// Queues `pieces` submissions of client `c`, each of which calls `enqueue(s, i)` when it is admitted, i from 0 in
-/// order. All are of one kind, `o.key`. Later submissions of the client wait behind all of them, so use a client of its
-/// own. Fails with the codes of Limiter::submit or std::bad_alloc, and then no further piece is enqueued.
+/// Queues `pieces` submissions of client `c`, each of which calls `enqueue(s, i)` when it is
+/// admitted, for i from 0 in order. All are of one kind, `o.key`. Later submissions of the client
+/// wait behind all of them, so use a client of its own. Fails with the codes of Limiter::submit or
+/// std::bad_alloc, and then no further piece is enqueued.
 template <class Limiter, std::invocable<typename Limiter::stream&, std::size_t> F>
 [[nodiscard]] result<chunked_ticket<Limiter>> submit_chunked(Limiter& limiter, client_id c, typename Limiter::stream& s,
                                                              std::size_t pieces, F enqueue,

@@ -8,15 +8,16 @@
 //   if (!out.fits()) ...;                        // out.size() bytes are needed
 //   reply(out.text(), gpushare::metrics_text::content_type);
 //
-// All samples of a family follow it; the rest of the format is seen to.
+// Write all samples of a family right after the family. The class handles the rest of the format.
 //
-// Devices and tenants have metrics of their own. Those of devices have the names and labels of NVIDIA's dcgm-exporter (up
-// to 4.8), so that its dashboards and alerts work; those of tenants begin with gpushare_tenant_.
+// There are ready metrics of devices and of tenants. Device metrics have the names and labels of
+// NVIDIA's dcgm-exporter (up to 4.8), so its dashboards and alerts work. Names of tenant metrics
+// begin with gpushare_tenant_.
 //
 //   gpushare::write_device_metrics(out, devices);          // device_metrics, one each
 //   gpushare::write_tenant_metrics(out, tenants);          // {"chat", chat.usage()}, ...
 //
-// People read a table: each column is as wide as its widest cell, and has an alignment of its own.
+// A table is for people. Each column is as wide as its widest cell, and has its own alignment.
 //
 //   gpushare::table t{{"tenant"}, {"share %", gpushare::align::right}};
 //   t.add_row({"chat", "29.8"});
@@ -65,7 +66,7 @@ enum class metric_type : std::uint8_t {
     summary,    ///< samples with the label "quantile", and the suffixes _sum and _count
 };
 
-/// As the format spells it.
+/// The type as the format spells it.
 [[nodiscard]] constexpr std::string_view to_string(metric_type t) noexcept {
     switch (t) {
         case metric_type::gauge: return "gauge";
@@ -78,13 +79,14 @@ enum class metric_type : std::uint8_t {
 
 /// A label of a sample.
 struct metric_label {
-    std::string_view name{};   ///< letters, digits and underscores; others are written as underscores
-    std::string_view value{};  ///< any bytes; what isn't UTF-8 is written as U+FFFD
+    /// Letters, digits and underscores; others are written as underscores.
+    std::string_view name{};
+    std::string_view value{};  ///< any bytes; invalid UTF-8 is written as U+FFFD
 };
 
 namespace detail {
 
-// How many bytes the first code point has; 0 if it is none.
+// The number of bytes of the first code point; 0 if it is invalid.
 [[nodiscard]] constexpr std::size_t utf8_length(std::string_view text) noexcept {
     const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
     const auto lead = byte(0);
@@ -95,17 +97,17 @@ namespace detail {
         if ((byte(i) & 0xc0U) != 0x80U) return 0;
     const auto second = byte(1);
     const bool too_long = (lead == 0xe0 && second < 0xa0) || (lead == 0xf0 && second < 0x90);
-    const bool none =
-        (lead == 0xed && second >= 0xa0) || (lead == 0xf4 && second >= 0x90);  // surrogates, above U+10FFFF
+    // Surrogates, or above U+10FFFF.
+    const bool none = (lead == 0xed && second >= 0xa0) || (lead == 0xf4 && second >= 0x90);
     return too_long || none ? 0 : n;
 }
 
 }  // namespace detail
 
-/// The text, as it grows. For one thread at a time.
+/// Writes metrics into memory. For one thread at a time.
 class metrics_text {
 public:
-    /// For the header of an answer over HTTP.
+    /// The content type of an HTTP response with this text.
     static constexpr std::string_view content_type = "text/plain; version=0.0.4; charset=utf-8";
 
     /// Writes to `to`, which must outlive it.
@@ -126,7 +128,8 @@ public:
         end_line();
     }
 
-    /// A sample of the family begun last. Labels without a value are left out, which means the same.
+    /// Writes a sample of the family begun last. Labels without a value are left out, which is
+    /// equivalent in the format.
     template <class N>
     requires(std::integral<N> || std::floating_point<N>) void sample(std::initializer_list<metric_label> labels,
                                                                      N value, std::string_view suffix = {}) noexcept {
@@ -140,8 +143,9 @@ public:
         put_seconds(value, false);
         end_line();
     }
-    /// A histogram of durations, in seconds: `counts` in buckets up to each of `limits`, which
-    /// ascend, and one more beyond the last; `sum` of all. For a family of that type.
+    /// A histogram of durations, in seconds: `counts` has the count of each bucket up to each of
+    /// the ascending `limits`, and one more beyond the last limit; `sum` is the sum of all. For a
+    /// family of type histogram.
     void histogram(std::initializer_list<metric_label> labels, std::span<const ns> limits,
                    std::span<const std::uint64_t> counts, ns sum) noexcept {
         std::uint64_t so_far = 0;
@@ -162,11 +166,11 @@ public:
         sample(labels, value.count(), suffix);
     }
 
-    /// The lines that fitted; all of them if fits().
+    /// The lines that fit; all lines if fits().
     [[nodiscard]] std::string_view text() const noexcept { return {to_.data(), whole_}; }
-    /// Bytes of all that was written, whether it fitted or not.
+    /// The bytes needed for all lines, including lines that don't fit.
     [[nodiscard]] std::size_t size() const noexcept { return size_; }
-    /// Whether all fitted.
+    /// Whether all lines fit.
     [[nodiscard]] bool fits() const noexcept { return size_ <= to_.size(); }
 
 private:
@@ -185,7 +189,7 @@ private:
         }
         put(before == "{" ? " " : "} ");
     }
-    // Up to where another label may follow.
+    // Writes up to the place where another label may follow.
     void begin_labels(std::initializer_list<metric_label> labels, std::string_view suffix) noexcept {
         put_name(name_);
         put_name(suffix, true, false);
@@ -198,7 +202,7 @@ private:
             put("\",");
         }
     }
-    // `short_form`: as people write it, without zeros behind.
+    // `short_form`: without trailing zeros.
     void put_seconds(ns value, bool short_form) noexcept {
         const auto count = value.count();
         const auto size = count < 0 ? 0 - static_cast<std::uint64_t>(count) : static_cast<std::uint64_t>(count);
@@ -239,7 +243,7 @@ private:
                 put("\\n");
             else if (c == '\\')
                 put("\\\\");
-            else if (detail::printable_character(text) == 0)  // as `\x1b`, its backslash escaped
+            else if (detail::printable_character(text) == 0)  // as `\x1b`, with the backslash escaped
                 put_control(text.substr(0, n));
             else if (c == '"' && quotes)
                 put("\\\"");
@@ -276,20 +280,23 @@ struct device_metrics {
     device_id device{};             ///< label "gpu", and "device" as nvidia0
     std::string_view uuid{};        ///< label "UUID"
     std::string_view pci_bus_id{};  ///< label "pci_bus_id"
-    /// Label "modelName". `promtool check metrics` finds fault with that spelling, which is dcgm-exporter's.
+    /// Label "modelName". `promtool check metrics` complains about this spelling, which is
+    /// dcgm-exporter's.
     std::string_view model{};
-    std::string_view host{};     ///< label "Hostname"
-    bytes capacity{};            ///< of its memory
-    bytes used{};                ///< of that, taken: by tenants, contexts and other processes
-    double busy_percent = 0;     ///< of its time, since the last reading
-    bytes set_aside{};           ///< of `used`, what no tenant is charged for
-    std::uint64_t last_xid = 0;  ///< the last error that its driver reported; 0: none
+    std::string_view host{};  ///< label "Hostname"
+    bytes capacity{};         ///< the device's memory
+    /// The part of the memory that tenants, contexts and other processes have.
+    bytes used{};
+    /// The percentage of the time since the last reading in which the device was busy.
+    double busy_percent = 0;
+    bytes set_aside{};           ///< the part of `used` that no tenant is charged for
+    std::uint64_t last_xid = 0;  ///< the last error that the driver reported for it; 0: none
 };
 
 /// A tenant at one point in time.
 struct tenant_metrics {
     std::string_view name{};  ///< label "tenant"
-    tenant_usage usage{};     ///< as tenant::usage() has it
+    tenant_usage usage{};     ///< the result of tenant::usage()
 };
 
 /// Memory and utilisation of devices: DCGM_FI_DEV_FB_USED, FB_FREE, FB_RESERVED and FB_TOTAL in
@@ -327,7 +334,7 @@ inline void write_device_metrics(metrics_text& out, std::span<const device_metri
 }
 
 namespace detail {
-// Submissions that are over, and why others never ran.
+// Writes completed submissions, and the reasons why others never ran.
 inline void write_over(metrics_text& out, std::span<const tenant_metrics> tenants) noexcept {
     out.family("gpushare_tenant_submissions_total", metric_type::counter, "Submissions that are over.");
     for (const auto& t : tenants) {
@@ -399,19 +406,20 @@ inline void write_tenant_metrics(metrics_text& out, std::span<const tenant_metri
     detail::write_durations(out, tenants);
 }
 
-/// On which side of its column a cell stands.
+/// The alignment of the cells of a column.
 enum class align : std::uint8_t {
-    left,  ///< for text
-    right  ///< for figures
+    left,  ///< left, for text
+    right  ///< right, for figures
 };
 
-/// Rows of text under a header. Cells are UTF-8, each code point as wide as any other. A value; not thread-safe.
+/// Rows of text under a header. Cells are UTF-8, each code point as wide as any other. A value; not
+/// thread-safe.
 class table {
 public:
     /// One column.
     struct column {
-        std::string header;        ///< its first line
-        align side = align::left;  ///< of all its cells
+        std::string header;        ///< the header of the column
+        align side = align::left;  ///< the alignment of all its cells
     };
 
     /// A table without rows.
@@ -436,12 +444,13 @@ public:
         for (std::size_t i = 0; i < columns_.size(); ++i) widths_[i] = std::max(widths_[i], width(rows_.back()[i]));
     }
 
-    /// Columns.
+    /// The number of columns.
     [[nodiscard]] std::size_t num_columns() const noexcept { return columns_.size(); }
-    /// Rows, without the header.
+    /// The number of rows, without the header.
     [[nodiscard]] std::size_t num_rows() const noexcept { return rows_.size(); }
 
-    /// The text: header, rule and rows, two spaces between columns, each line ended by '\n' and none by a space.
+    /// The text: header, rule and rows, with two spaces between columns. Each line ends with '\n',
+    /// and none has trailing spaces.
     [[nodiscard]] std::string str() const {
         std::string out, rule;
         for (std::size_t i = 0; i < columns_.size(); ++i) rule.append(i == 0 ? 0 : 2, ' ').append(widths_[i], '-');
@@ -457,7 +466,7 @@ private:
             if (c == '\n' || c == '\r' || c == '\t') c = ' ';
     }
 
-    /// Code points: every byte but the continuation bytes of UTF-8.
+    /// The number of code points: all bytes except the continuation bytes of UTF-8.
     static std::size_t width(std::string_view cell) noexcept {
         std::size_t n = 0;
         for (const char c : cell)
@@ -485,9 +494,9 @@ private:
     std::vector<std::vector<std::string>> rows_;
 };
 
-/// A line for the tenant and a row for each of its devices, as of now. Throws std::bad_alloc, and
-/// operation_error (closed) as tenant::memory() does. Not for a hot path: looking for the largest
-/// free block takes locks.
+/// The present state of a tenant: a line for the tenant and a row for each of its devices. Throws
+/// std::bad_alloc, and operation_error (closed) as tenant::memory() does. Not for hot paths:
+/// finding the largest free block takes locks.
 template <class Tenant>
 [[nodiscard]] std::string tenant_table(Tenant& of) {
     const auto tenths = [](std::uint64_t n) { return std::to_string(n / 10) + '.' + std::to_string(n % 10); };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A timeline of what waited, was admitted and ran, per tenant and device, as a file that Perfetto and chrome://tracing
-// open. Off until it is started. Memory is bounded: the latest records are kept.
+// A timeline of waits, admissions and kernels for each tenant and device, as a file that Perfetto
+// and chrome://tracing open. The trace is off until start(). Memory is bounded: only the latest
+// records are kept.
 //
 //   gpushare::timeline_trace trace;
 //   trace.start(65536);    trace.name_device({0}, "left GPU");    trace.name_tenant(chat, "chat");
@@ -8,12 +9,14 @@
 //   trace.kernel({0}, chat, began, ended);       trace.bound({0}, chat, now, longest_wait);
 //   std::ofstream("trace.json") << trace.json();
 //
-// Tenants are numbers that the embedder chooses, such as the tags of its streams. In the file every device is a process
-// with one row of kernels per tenant; waits and permits that overlap are stacked.
+// Tenants are numbers that the embedder chooses, such as the tags of its streams. In the file every
+// device is a process with one row of kernels for each tenant. Overlapping waits and permits are
+// stacked.
 //
-// A limiter_trace draws what a limiter does: each submission's wait, permit and work on the device, the longest wait for
-// lower levels that it promises each tenant (its bound), and the waits that broke it. Tenants are identified by their
-// clients' tags and names, which a tenancy sets, and a program in client_settings.
+// A limiter_trace draws the work of a limiter: each submission's wait, permit and time on the
+// device, the bound on the wait for lower levels that the limiter promises each tenant, and the
+// waits that broke the bound. Tenants are identified by their clients' tags and names, which a
+// tenancy sets, and a program in client_settings.
 //
 //   gpushare::limiter_trace drawn(trace, shared.limiter_of({0}), {0});
 //   ...                                                  // and drawn.collect() now and then
@@ -43,53 +46,57 @@ inline namespace GPUSHARE_ABI {
 
 /// A record of events with their times, and its text. Thread-safe, except start(), which must not
 /// overlap other calls. Recording never allocates, locks or waits, and costs a load while the trace
-/// is off. All times are of one clock.
+/// is off. All times must come from one clock.
 class timeline_trace {
 public:
-    /// Begins anew, with memory for so many records (48 bytes each). Throws std::bad_alloc.
+    /// Starts the trace anew, with memory for `records` (48 bytes each). Throws std::bad_alloc.
     void start(std::size_t records = 65536) {
         ring_.reserve(records);
         on_.store(true, std::memory_order_relaxed);
     }
-    /// Records nothing more; what was recorded stays.
+    /// Stops recording. Existing records stay.
     void stop() noexcept { on_.store(false, std::memory_order_relaxed); }
-    /// Whether it records.
+    /// Whether the trace is on.
     [[nodiscard]] bool on() const noexcept { return on_.load(std::memory_order_relaxed); }
 
-    /// The device's name in the text, of any bytes; without one it is called by its number. Throws std::bad_alloc.
+    /// Sets the device's name in the text, which may have any bytes. Without a name, its number
+    /// appears. Throws std::bad_alloc.
     void name_device(device_id d, std::string_view name) { set_name(devices_, d.index, name); }
-    /// The tenant's name in the text, likewise.
+    /// The same for a tenant.
     void name_tenant(std::uint32_t tenant, std::string_view name) { set_name(tenants_, tenant, name); }
 
-    /// A submission waited from its arrival until it was admitted.
+    /// Records that a submission waited from its arrival to its admission.
     void wait(device_id d, std::uint32_t tenant, instant arrived, instant admitted) noexcept {
         record(detail::trace_kind::wait, d, tenant, arrived, admitted);
     }
-    /// A submission was in flight, from its admission until the limiter saw that it was done.
+    /// Records that a submission was in flight from its admission until the limiter noticed its
+    /// end.
     void permit(device_id d, std::uint32_t tenant, instant admitted, instant done) noexcept {
         record(detail::trace_kind::permit, d, tenant, admitted, done);
     }
-    /// Work ran on the device, from the one time to the other.
+    /// Records that work ran on the device from `began` to `ended`.
     void kernel(device_id d, std::uint32_t tenant, instant began, instant ended) noexcept {
         record(detail::trace_kind::kernel, d, tenant, began, ended);
     }
-    /// The longest wait that is promised to the tenant from `at` on.
+    /// Records the longest wait promised to the tenant from `at` on.
     void bound(device_id d, std::uint32_t tenant, instant at, ns longest_wait) noexcept {
         record(detail::trace_kind::bound, d, tenant, at, instant{longest_wait});
     }
-    /// A wait that ended at `at` was longer than promised, by `beyond`.
+    /// Records that a wait that ended at `at` exceeded the promise by `beyond`.
     void violation(device_id d, std::uint32_t tenant, instant at, ns beyond) noexcept {
         record(detail::trace_kind::violation, d, tenant, at, instant{beyond});
     }
 
-    /// Records that are gone: they made room for later ones.
+    /// The number of records that were overwritten or dropped.
     [[nodiscard]] std::uint64_t lost() const noexcept { return ring_.lost(); }
 
-    /// The records as text, in the trace event format (the variant "JSON object"). Throws std::bad_alloc.
+    /// The records as text, in the trace event format (the variant "JSON object"). Throws
+    /// std::bad_alloc.
     [[nodiscard]] std::string json() {
         const std::lock_guard lock(mutex_);
         std::string out = "{\"displayTimeUnit\": \"ns\", \"traceEvents\": [";
-        std::vector<std::pair<std::uint32_t, std::uint32_t>> rows;  // of a device and a tenant, in order of appearance
+        // Device and tenant of each row, in order of appearance.
+        std::vector<std::pair<std::uint32_t, std::uint32_t>> rows;
         std::uint64_t number = 0;
         const char* separator = "\n";
         const auto next = [&] { out += std::exchange(separator, ",\n"); };
@@ -169,7 +176,8 @@ private:
         return "\"pid\": " + std::to_string(device) + ", \"tid\": " + std::to_string(tenant);
     }
 
-    // From the one time to the other, in microseconds as the format has it. Unsigned: the distance may not fit into ns.
+    // The time between the two, in microseconds as the format requires. Unsigned arithmetic, since
+    // the distance may not fit into ns.
     [[nodiscard]] static std::string micros(std::int64_t to, std::int64_t from = 0) {
         char text[32];
         const auto distance = static_cast<std::uint64_t>(to) - static_cast<std::uint64_t>(from);
@@ -198,8 +206,8 @@ private:
         }
     }
 
-    // Waits and permits of one tenant overlap, which spans of one row must not: an id tells them
-    // apart.
+    // Waits and permits of one tenant overlap, which spans in one row must not do. So each has an
+    // id.
     static void append_span(std::string& out, const detail::trace_record& r, const char* name, const std::string& begin,
                             std::uint64_t number) {
         const auto head = std::string("\"cat\": \"") + name + "\", \"name\": \"" + name +
@@ -210,17 +218,19 @@ private:
 
     std::atomic<bool> on_{false};
     detail::trace_ring ring_;
-    std::mutex mutex_;  // over the names
+    std::mutex mutex_;  // guards the names
     std::vector<named> devices_, tenants_;
 };
 
-/// Moves a limiter's records into a trace. The limiter keeps records while this exists. Neither copied nor moved; for one thread at a
-/// time, while others use the limiter and the trace. Both must outlive it.
+/// Moves a limiter's records into a trace. The limiter keeps records while this exists. Neither
+/// copied nor moved; for one thread at a time, while others use the limiter and the trace. Both
+/// must outlive it.
 template <class Limiter>
 class limiter_trace {
 public:
-    /// Records the limiter `from` of device `d`. `most`: submissions that may end between two calls of collect() (208 bytes each);
-    /// of more, the latest are drawn. Throws std::bad_alloc.
+    /// Records the limiter `from` of device `d`. `most`: how many submissions may end between two
+    /// calls of collect() (208 bytes each). If more end, only the latest are drawn. Throws
+    /// std::bad_alloc.
     limiter_trace(timeline_trace& to, Limiter& from, device_id d, std::size_t most = 16384)
         : to_(to), from_(from), device_(d) {
         from_.record(most);
@@ -228,17 +238,18 @@ public:
     limiter_trace(const limiter_trace&) = delete;             ///< Not copied.
     limiter_trace& operator=(const limiter_trace&) = delete;  ///< Not copied.
 
-    /// The limiter records nothing more; what wasn't collected is lost.
+    /// Stops the limiter's recording. Records that weren't collected are lost.
     ~limiter_trace() { from_.record(0); }
 
-    /// Draws the submissions that have ended since the last call. Throws std::bad_alloc where a tenant is seen for the first time.
+    /// Draws the submissions that have ended since the last call. May throw std::bad_alloc when a
+    /// tenant appears for the first time.
     void collect() {
         std::array<submission_record, 64> some;
         for (auto n = from_.take_records(some); n != 0; n = from_.take_records(some))
             for (const auto& r : std::span(some).first(n)) draw(r);
     }
 
-    /// Submissions that ended and won't be drawn, because `most` was too small.
+    /// The number of completed submissions that won't be drawn, because `most` was too small.
     [[nodiscard]] std::uint64_t lost() const noexcept { return from_.records_lost(); }
 
 private:
@@ -260,7 +271,8 @@ private:
     timeline_trace& to_;
     Limiter& from_;
     device_id device_;
-    std::vector<std::pair<std::uint32_t, ns>> bounds_;  // of each tenant, as last drawn
+    // The bound that was drawn last for each tenant.
+    std::vector<std::pair<std::uint32_t, ns>> bounds_;
 };
 
 }  // namespace GPUSHARE_ABI

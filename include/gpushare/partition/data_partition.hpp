@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the elements [0, n) lie on M ranks: contiguous, block-cyclic, or by weight. Every element is on exactly one rank.
-// Index arithmetic only, in 64 bits, for host and device code.
+// Places the elements [0, n) on M ranks: contiguous, block-cyclic, or by weight. Every element is
+// on exactly one rank. Index arithmetic only, in 64 bits, for host and device code.
 //
 //   constexpr gpushare::contiguous_partition rows{1'000'000, 8, 64};       // boundaries at multiples of 64
 //   const auto r = rows.rank_of(i);     const auto j = rows.local_index(i);     i == rows.global_index(r, j);
 //
-// A multi_buffer is one array spread over several devices: each device has its part by a data
-// partition. Copies go from and to the host, and between neighbours.
+// A multi_buffer is one array spread over several devices by a data partition. Its copies go from
+// and to the host, and between neighbours.
 //
 //   gpushare::contiguous_partition parts{n, ranks};  // which elements each rank has
 //   std::vector<device_memory*> memories{&node.memory({0}), &node.memory({1})};     // a memory resource for each rank
@@ -15,8 +15,8 @@
 //   grid.exchange_halo(streams);                    // each rank gets 128 elements of either neighbour
 //   grid.gather(host_rows, streams);
 //
-// Calls enqueue copies and don't wait for them: those of rank r go to streams[r]. The host array and the buffer must
-// last until the streams have done them.
+// Calls enqueue copies without waiting for them; the copies of rank r go to streams[r]. The host
+// array and the buffer must exist until the copies are done.
 #pragma once
 
 #include <algorithm>
@@ -38,10 +38,11 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-// Version 14 would break the compound requirements apart:
+// clang-format 14 would break the compound requirements apart:
 // clang-format off
 
-/// A partition of [0, size()) over ranks 0 to ranks()-1. Indices must be in range: nothing is checked but construction.
+/// A partition of [0, size()) over ranks 0 to ranks()-1. Indices must be in range: only the
+/// construction is checked.
 ///   extent(rank)           elements of the rank, numbered from 0: its local indices
 ///   rank_of(i)             the rank that has element i
 ///   local_index(i)         its number there
@@ -72,7 +73,7 @@ struct partition_shape {
     std::uint64_t size = 0, block = 1;
     std::uint32_t ranks = 1;
 
-    /// Throws operation_error (invalid_specification) without ranks or with blocks of nothing.
+    /// Throws operation_error (invalid_specification) for no ranks or empty blocks.
     constexpr partition_shape(std::uint64_t n, std::uint32_t m, std::uint64_t b) : size(n), block(b), ranks(m) {
         if (m == 0 || b == 0)
             throw operation_error(errc::invalid_specification, {},
@@ -82,17 +83,17 @@ struct partition_shape {
     [[nodiscard]] GPUSHARE_HD constexpr std::uint64_t blocks() const noexcept {
         return size / block + (size % block != 0 ? 1 : 0);
     }
-    /// Where block `k` <= blocks() begins; the last one may be cut short.
+    /// The first element of block `k` <= blocks(). The last block may be cut short.
     [[nodiscard]] GPUSHARE_HD constexpr std::uint64_t begin_of(std::uint64_t k) const noexcept {
         return k > size / block ? size : k * block;
     }
 };
 
-/// Arithmetic that follows from the boundaries alone.
+/// The members that follow from the boundaries alone.
 template <class Derived>
 class run_arithmetic {
 public:
-    /// How many elements the rank has.
+    /// The number of elements of the rank.
     [[nodiscard]] GPUSHARE_HD constexpr std::uint64_t extent(std::uint32_t rank) const noexcept {
         return self().begin(rank + 1) - self().begin(rank);
     }
@@ -100,11 +101,11 @@ public:
     [[nodiscard]] GPUSHARE_HD constexpr std::uint64_t local_index(std::uint64_t i) const noexcept {
         return i - self().begin(self().rank_of(i));
     }
-    /// The element that is number `j` of the rank.
+    /// The element with number `j` on the rank.
     [[nodiscard]] GPUSHARE_HD constexpr std::uint64_t global_index(std::uint32_t rank, std::uint64_t j) const noexcept {
         return self().begin(rank) + j;
     }
-    /// How many elements from there on are neighbours, on the rank and in the whole.
+    /// How many elements from number `j` on are contiguous, both on the rank and in the whole.
     [[nodiscard]] GPUSHARE_HD constexpr std::uint64_t run(std::uint32_t rank, std::uint64_t j) const noexcept {
         return extent(rank) - j;
     }
@@ -117,21 +118,21 @@ private:
 
 }  // namespace detail
 
-/// One contiguous run per rank, as equal as possible in blocks of `align` elements. The numbers of blocks differ by at
-/// most one, lower ranks have more, and the last block may be cut short. Boundaries are multiples of `align`, or the
-/// end.
+/// One contiguous run per rank, as equal as possible in blocks of `align` elements. The numbers of
+/// blocks differ by at most one, lower ranks have more, and the last block may be cut short.
+/// Boundaries are multiples of `align`, or the end.
 class contiguous_partition : public detail::run_arithmetic<contiguous_partition> {
 public:
-    /// `align`: each boundary is a multiple of it. Throws operation_error (invalid_specification)
-    /// for no ranks or an `align` of 0.
+    /// `align`: each boundary is a multiple of `align`. Throws operation_error
+    /// (invalid_specification) for no ranks or an `align` of 0.
     constexpr contiguous_partition(std::uint64_t size, std::uint32_t ranks, std::uint64_t align = 1)
         : shape_(size, ranks, align), each_(shape_.blocks() / ranks), more_(shape_.blocks() % ranks) {}
 
-    /// Elements in all.
+    /// The number of elements.
     [[nodiscard]] GPUSHARE_HD constexpr std::uint64_t size() const noexcept { return shape_.size; }
-    /// How many ranks.
+    /// The number of ranks.
     [[nodiscard]] GPUSHARE_HD constexpr std::uint32_t ranks() const noexcept { return shape_.ranks; }
-    /// The first element of the rank; of ranks(): size().
+    /// The first element of the rank; size() for rank ranks().
     [[nodiscard]] GPUSHARE_HD constexpr std::uint64_t begin(std::uint32_t rank) const noexcept {
         return shape_.begin_of(rank * each_ + (rank < more_ ? rank : more_));
     }
@@ -143,7 +144,7 @@ public:
 
 private:
     detail::partition_shape shape_;
-    std::uint64_t each_, more_;  // blocks of every rank; the first `more_` ranks have one more
+    std::uint64_t each_, more_;  // the blocks of every rank; the first `more_` ranks have one more
 };
 static_assert(run_partition<contiguous_partition>);
 
@@ -155,13 +156,13 @@ public:
     constexpr block_cyclic_partition(std::uint64_t size, std::uint32_t ranks, std::uint64_t block)
         : shape_(size, ranks, block) {}
 
-    /// Elements in all.
+    /// The number of elements.
     [[nodiscard]] GPUSHARE_HD constexpr std::uint64_t size() const noexcept { return shape_.size; }
-    /// How many ranks.
+    /// The number of ranks.
     [[nodiscard]] GPUSHARE_HD constexpr std::uint32_t ranks() const noexcept { return shape_.ranks; }
-    /// Elements dealt out at once.
+    /// The number of elements of a block.
     [[nodiscard]] constexpr std::uint64_t block() const noexcept { return shape_.block; }
-    /// How many elements the rank has.
+    /// The number of elements of the rank.
     [[nodiscard]] GPUSHARE_HD constexpr std::uint64_t extent(std::uint32_t rank) const noexcept {
         const auto full = shape_.size / shape_.block;  // blocks that aren't cut short
         const auto mine = full / shape_.ranks + (rank < full % shape_.ranks ? 1 : 0);
@@ -175,11 +176,11 @@ public:
     [[nodiscard]] GPUSHARE_HD constexpr std::uint64_t local_index(std::uint64_t i) const noexcept {
         return i / shape_.block / shape_.ranks * shape_.block + i % shape_.block;
     }
-    /// The element that is number `j` of the rank.
+    /// The element with number `j` on the rank.
     [[nodiscard]] GPUSHARE_HD constexpr std::uint64_t global_index(std::uint32_t rank, std::uint64_t j) const noexcept {
         return (j / shape_.block * shape_.ranks + rank) * shape_.block + j % shape_.block;
     }
-    /// How many elements from there on are neighbours, on the rank and in the whole.
+    /// How many elements from number `j` on are contiguous, both on the rank and in the whole.
     [[nodiscard]] GPUSHARE_HD constexpr std::uint64_t run(std::uint32_t rank, std::uint64_t j) const noexcept {
         const auto rest_of_block = shape_.block - j % shape_.block, rest = extent(rank) - j;
         return rest < rest_of_block ? rest : rest_of_block;
@@ -190,15 +191,15 @@ private:
 };
 static_assert(data_partition<block_cyclic_partition>);
 
-/// One contiguous run per rank, in proportion to weights. Every boundary is less than one `align` below its exact
-/// place, so an extent is less than one `align` off its share. Boundaries are multiples of `align`, or the end. A rank
-/// of weight 0 has nothing. It holds its boundaries, at most MaxRanks + 1, by value, so that it can be passed to a
-/// kernel.
+/// One contiguous run per rank, in proportion to weights. Every boundary is less than one `align`
+/// below its exact place, so an extent differs from its share by less than one `align`. Boundaries
+/// are multiples of `align`, or the end. A rank of weight 0 has nothing. The boundaries, at most
+/// MaxRanks + 1, are stored by value, so that the partition can be passed to a kernel.
 template <std::uint32_t MaxRanks = 16>
 class weighted_partition : public detail::run_arithmetic<weighted_partition<MaxRanks>> {
 public:
-    /// Throws operation_error (invalid_specification): no weight at all, weights that sum over 64
-    /// bits, or more ranks than MaxRanks.
+    /// Throws operation_error (invalid_specification) if no weight is above 0, if the sum of the
+    /// weights exceeds 64 bits, or for more ranks than MaxRanks.
     constexpr weighted_partition(std::uint64_t size, std::span<const std::uint64_t> weights, std::uint64_t align = 1)
         : ranks_(static_cast<std::uint32_t>(weights.size())) {
         (void)detail::partition_shape(size, ranks_, align);  // checks
@@ -221,11 +222,11 @@ public:
         begins_[ranks_] = size;
     }
 
-    /// Elements in all.
+    /// The number of elements.
     [[nodiscard]] GPUSHARE_HD constexpr std::uint64_t size() const noexcept { return begins_[ranks_]; }
-    /// How many ranks.
+    /// The number of ranks.
     [[nodiscard]] GPUSHARE_HD constexpr std::uint32_t ranks() const noexcept { return ranks_; }
-    /// The first element of the rank; of ranks(): size().
+    /// The first element of the rank; size() for rank ranks().
     [[nodiscard]] GPUSHARE_HD constexpr std::uint64_t begin(std::uint32_t rank) const noexcept { return begins_[rank]; }
     /// The rank that owns element `i`.
     [[nodiscard]] GPUSHARE_HD constexpr std::uint32_t rank_of(std::uint64_t i) const noexcept {
@@ -244,7 +245,8 @@ private:
         return static_cast<std::uint64_t>(static_cast<wide>(a) * b / c);
     }
 
-    std::uint64_t begins_[MaxRanks + 1] = {};  // not std::array, whose operator[] device code can't call
+    // Not std::array, whose operator[] device code can't call.
+    std::uint64_t begins_[MaxRanks + 1] = {};
     std::uint32_t ranks_;
 };
 static_assert(run_partition<weighted_partition<>>);
@@ -257,11 +259,12 @@ constexpr void for_each_run(const P& p, std::uint32_t rank, F f) {
 
 namespace detail {
 
-/// A block of a memory resource that returns to it.
+/// A block of a memory resource, returned by the destructor.
 template <memory_resource Resource>
 class owned_block {
 public:
-    /// Allocates `size` bytes; nothing for 0. Throws what the resource throws, std::bad_alloc if it returns null.
+    /// Allocates `size` bytes; nothing for 0. Throws the exceptions of the resource, and
+    /// std::bad_alloc if it returns null.
     owned_block(Resource& from, std::size_t size, std::size_t alignment)
         : from_(&from),
           pointer_(size == 0 ? nullptr : from.allocate(size, alignment)),
@@ -295,17 +298,19 @@ private:
 
 }  // namespace detail
 
-/// One array in parts on several devices. It copies elements as bytes. Movable; one owner. Not thread-safe.
+/// One array in parts on several devices. Elements are copied as bytes. Movable; one owner. Not
+/// thread-safe.
 template <class T, data_partition Partition, memory_resource Resource>
 requires std::is_trivially_copyable_v<T>
 class multi_buffer {
 public:
-    /// of each block
+    /// The alignment of each block.
     static constexpr std::size_t alignment = std::max<std::size_t>(256, alignof(T));
 
-    /// Allocates on each rank its elements and `halo` more on either side, from the resource of the same rank; all or
-    /// nothing. Throws what the resources throw; operation_error (invalid_specification) if there is another number of
-    /// resources than ranks, memory_error (size_overflow) for more bytes than there are addresses.
+    /// Allocates for each rank its elements and `halo` more on either side, from the rank's
+    /// resource; all or nothing. Throws the exceptions of the resources; operation_error
+    /// (invalid_specification) if the number of resources isn't the number of ranks; memory_error
+    /// (size_overflow) for more bytes than there are addresses.
     template <std::ranges::forward_range Resources>
     requires std::same_as<std::ranges::range_value_t<Resources>, Resource*> multi_buffer(Partition shape,
                                                                                          const Resources& of_ranks,
@@ -317,11 +322,12 @@ public:
         for (Resource* resource : of_ranks) blocks_.emplace_back(*resource, size_of(rank++), alignment);
     }
 
-    /// How the elements lie.
+    /// The partition of the elements.
     [[nodiscard]] const Partition& shape() const noexcept { return shape_; }
-    /// Elements of either neighbour.
+    /// The number of elements that a rank has of either neighbour.
     [[nodiscard]] std::uint64_t halo() const noexcept { return halo_; }
-    /// The rank's own elements, with the halo right before and behind them. Null if there are neither.
+    /// The rank's own elements, with the halo right before and behind them. Null if the rank has
+    /// neither.
     [[nodiscard]] T* data(std::uint32_t rank) const noexcept {
         auto* begin = reinterpret_cast<T*>(blocks_[rank].data());
         return begin == nullptr ? begin : begin + halo_;
@@ -331,7 +337,8 @@ public:
         return {data(rank), static_cast<std::size_t>(shape_.extent(rank))};
     }
 
-    /// Enqueues copies of all elements from one array of shape().size(), one copy for each contiguous run.
+    /// Enqueues copies of all elements from one array of shape().size(), one copy for each
+    /// contiguous run.
     template <copier Stream>
     void scatter(const T* from, std::span<Stream> streams) const {
         check_count(streams.size());
@@ -351,9 +358,10 @@ public:
             });
     }
 
-    /// Enqueues copies that fill every halo from the ranks that own its elements; beyond the ends of the whole array
-    /// nothing is written. The copies run after the work enqueued before on all the streams involved, and work enqueued
-    /// later may overwrite elements that others have fetched.
+    /// Enqueues copies that fill every halo from the ranks that own its elements; halo elements
+    /// beyond the ends of the array aren't written. The copies run after the work enqueued before
+    /// on all the streams involved, and work enqueued later may overwrite elements that others have
+    /// fetched.
     template <copier Stream>
     requires run_partition<Partition>
     void exchange_halo(std::span<Stream> streams) const {
@@ -366,7 +374,8 @@ public:
         for (std::uint32_t rank = 0; rank < ranks; ++rank) {
             if (shape_.extent(rank) == 0) continue;
             const auto fetch = [&](std::uint64_t begin, std::uint64_t end) {
-                while (begin < end) {  // more than one neighbour, where ranks have less than a halo
+                // Several neighbours, if ranks have fewer elements than a halo.
+                while (begin < end) {
                     const auto owner = shape_.rank_of(begin);
                     const auto count = std::min(end, shape_.begin(owner + 1)) - begin;
                     streams[rank].wait(ready[owner]);
@@ -402,7 +411,7 @@ private:
         return static_cast<std::size_t>(extent + 2 * halo_) * sizeof(T);
     }
 
-    // Where the rank keeps an element of its own or of its halo.
+    // The address of an element of the rank or its halo.
     [[nodiscard]] T* at(std::uint32_t rank, std::uint64_t global) const noexcept {
         return data(rank) + (static_cast<std::ptrdiff_t>(global) - static_cast<std::ptrdiff_t>(shape_.begin(rank)));
     }

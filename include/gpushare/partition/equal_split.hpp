@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// An equal split: N bytes, SMs or shares of device time over M devices of one node, exactly N/M on each. Pure
-// arithmetic over a description of the devices; the caller applies the result to its quotas.
+// An equal split: N bytes, SMs or shares of device time over M devices of one node, exactly N/M on
+// each. Pure arithmetic over a description of the devices; the caller applies the result to its
+// quotas.
 //
 //   auto p = gpushare::equal_split(48_GiB, 4, devices, 1_GiB);     // 12 GiB on each of the four with most room
 //   for (auto d : p.devices) reserve(d, p.per_device);
 //
-// The rules are those of Alibaba Cloud's multi-GPU sharing: N/M is whole in the unit asked for, the M devices are
-// distinct and on one node. Each violated rule has an error code of its own; the error says what would fit.
+// The rules are those of Alibaba Cloud's multi-GPU sharing: N/M is a whole number of the requested
+// units, and the M devices are distinct and on one node. Each rule has its own error code, and the
+// error's text says what would fit.
 //
-// Bytes, SMs and device time are each counted in whole numbers, and each has an error code for too little of it:
+// Bytes, SMs and device time are all counted in whole numbers. Each has its own error code for a
+// lack of room:
 //
 //   std::vector<gpushare::sm_room> sms;                                // the devices, each with its free SMs
 //   gpushare::equal_split(gpushare::sm_count{64}, 4, sms, gpushare::sm_count{8});      // 16 SMs on each of four, in groups of 8
@@ -34,27 +37,29 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// A number of SMs, of one device or of several.
+/// A number of SMs, on one device or several.
 struct sm_count {
-    std::uint64_t count = 0;  ///< of SMs
+    std::uint64_t count = 0;  ///< the number of SMs
 
     friend constexpr auto operator<=>(sm_count, sm_count) = default;
     friend constexpr bool operator==(sm_count, sm_count) = default;
 };
 
-/// Device time of several devices together, in permille of one: 2500 are two and a half devices.
+/// Device time of several devices together, in permille of one device: 2500 are two and a half
+/// devices.
 struct share_sum {
-    std::uint64_t permille = 0;  ///< of one device
+    std::uint64_t permille = 0;  ///< in permille of one device
 
     friend constexpr auto operator<=>(share_sum, share_sum) = default;
     friend constexpr bool operator==(share_sum, share_sum) = default;
 };
-/// That share of each of them.
+/// The sum of this share of each device.
 [[nodiscard]] constexpr share_sum operator*(share each, std::uint32_t devices) noexcept {
     return {std::uint64_t{each.permille()} * devices};
 }
 
-/// How an amount of one device is counted, and the type of a sum of such amounts. Specialise it to split other kinds.
+/// Says how an amount on one device is counted, and gives the type of a sum of such amounts.
+/// Specialise it to split other kinds.
 ///   total_type                what several devices have together
 ///   count(amount or total)    in the smallest unit there is
 ///   amount(count), total(count)
@@ -68,14 +73,14 @@ template <>
 struct amount_traits<bytes> {
     /// A sum over devices.
     using total_type = bytes;
-    static constexpr errc too_little = errc::no_room;  ///< where there isn't enough
-    /// Bytes.
+    static constexpr errc too_little = errc::no_room;  ///< the code for a lack of room
+    /// The amount in bytes.
     static constexpr std::uint64_t count(bytes b) noexcept { return b.count(); }
     /// The amount on one device.
     static constexpr bytes amount(std::uint64_t n) noexcept { return bytes{n}; }
     /// The amount on several devices.
     static constexpr bytes total(std::uint64_t n) noexcept { return bytes{n}; }
-    /// For messages.
+    /// Prints an amount for messages.
     static void print(detail::message& m, std::uint64_t n) noexcept { m.add(bytes{n}); }
 };
 
@@ -84,14 +89,14 @@ template <>
 struct amount_traits<sm_count> {
     /// A sum over devices.
     using total_type = sm_count;
-    static constexpr errc too_little = errc::too_few_sms;  ///< where there isn't enough
-    /// SMs.
+    static constexpr errc too_little = errc::too_few_sms;  ///< the code for a lack of room
+    /// The number of SMs.
     static constexpr std::uint64_t count(sm_count s) noexcept { return s.count; }
     /// The amount on one device.
     static constexpr sm_count amount(std::uint64_t n) noexcept { return {n}; }
     /// The amount on several devices.
     static constexpr sm_count total(std::uint64_t n) noexcept { return {n}; }
-    /// For messages.
+    /// Prints an amount for messages.
     static void print(detail::message& m, std::uint64_t n) noexcept { m.add(n, n == 1 ? " SM" : " SMs"); }
 };
 
@@ -100,16 +105,16 @@ template <>
 struct amount_traits<share> {
     /// A sum over devices.
     using total_type = share_sum;
-    static constexpr errc too_little = errc::share_exceeded;  ///< where there isn't enough
-    /// Permille of one device.
+    static constexpr errc too_little = errc::share_exceeded;  ///< the code for a lack of room
+    /// The amount in permille of one device.
     static constexpr std::uint64_t count(share s) noexcept { return s.permille(); }
-    /// Permille of one device.
+    /// The sum in permille of one device.
     static constexpr std::uint64_t count(share_sum s) noexcept { return s.permille; }
-    /// The amount on one device. Throws std::out_of_range above a whole one.
+    /// The amount on one device. Throws std::out_of_range above a whole device.
     static constexpr share amount(std::uint64_t n) { return share::of_permille(n); }
     /// The amount on several devices.
     static constexpr share_sum total(std::uint64_t n) noexcept { return {n}; }
-    /// For messages.
+    /// Prints an amount for messages.
     static void print(detail::message& m, std::uint64_t n) noexcept {
         m.add(n / 10);
         if (n % 10 != 0) m.add(".", n % 10);
@@ -117,7 +122,7 @@ struct amount_traits<share> {
     }
 };
 
-// Version 14 would break the compound requirements apart:
+// clang-format 14 would break the compound requirements apart:
 // clang-format off
 
 /// An amount that can be split over devices.
@@ -140,10 +145,10 @@ static_assert(splittable<bytes> && splittable<sm_count> && splittable<share>);
 /// A device as a split sees it.
 template <splittable Amount>
 struct room_of {
-    device_id device{};      ///< on that node
+    device_id device{};      ///< the device's id on its node
     std::uint32_t node = 0;  ///< its node; all devices of a split must be on one
-    Amount free{};           ///< the amount that may still be promised there
-    Amount whole{};          ///< the total there, for the figures of a refusal; may be left out
+    Amount free{};           ///< the amount that may still be promised on the device
+    Amount whole{};          ///< the device's total, for the figures of a refusal; may be left out
 };
 /// A device's room for memory.
 using device_room = room_of<bytes>;
@@ -152,18 +157,19 @@ using sm_room = room_of<sm_count>;
 /// A device's room for device time.
 using share_room = room_of<share>;
 
-/// The result of a split: `per_device` on each of the devices. These are in the order given or, where the split chose
-/// them, in ascending order of ids.
+/// The result of a split: `per_device` on each of the devices. The devices are in the order given
+/// or, if the split chose them, in ascending order of ids.
 template <splittable Amount>
 struct partition_of {
-    Amount per_device{};               ///< on each of them
-    std::uint32_t node = 0;            ///< that they are on
-    std::vector<device_id> devices{};  ///< chosen, in the order of the rooms
+    Amount per_device{};               ///< the amount on each device
+    std::uint32_t node = 0;            ///< the node of the devices
+    std::vector<device_id> devices{};  ///< the devices
 
     /// The total over all devices.
     [[nodiscard]] typename amount_traits<Amount>::total_type total() const {
         using traits = amount_traits<Amount>;
-        return traits::total(traits::count(per_device) * devices.size());  // it came from a total that fitted
+        // No overflow: the total was split before.
+        return traits::total(traits::count(per_device) * devices.size());
     }
 };
 /// A partition of memory.
@@ -179,7 +185,7 @@ concept device_rooms = std::ranges::forward_range<R> &&
 /// The type of the free amounts in such a description.
 template <device_rooms Rooms>
 using amount_in = decltype(std::ranges::range_value_t<Rooms>::free);
-/// How a sum of those amounts is counted.
+/// The type of a sum of those amounts.
 template <device_rooms Rooms>
 using total_in = typename amount_traits<amount_in<Rooms>>::total_type;
 
@@ -228,16 +234,18 @@ template <splittable Amount>
     throw operation_error(f, {}, m);
 }
 
-/// The rule that splitting `total` over `devices` breaks by itself, on any devices.
+/// Checks the rules that don't depend on the devices' room: returns the rule that splitting `total`
+/// over `devices` breaks.
 [[nodiscard]] constexpr failure check_split(std::uint64_t total, std::uint64_t devices, std::uint64_t unit) noexcept {
     if (devices == 0 || unit == 0 || total == 0) return {errc::invalid_specification};
     const auto step = saturating_product(unit, devices);
-    if (step == std::numeric_limits<std::uint64_t>::max()) return {errc::not_whole, total, 0, step};  // or beyond
+    // A saturated step may be larger in truth.
+    if (step == std::numeric_limits<std::uint64_t>::max()) return {errc::not_whole, total, 0, step};
     if (total % step != 0) return {errc::not_whole, total, total - total % step, step};
     return {};
 }
 
-/// try_equal_split_over, for one kind of description.
+/// try_equal_split_over for one type of description.
 template <device_rooms Rooms>
 [[nodiscard]] result<partition_of<amount_in<Rooms>>> split_over(total_in<Rooms> total, const Rooms& devices,
                                                                 amount_in<Rooms> unit) {
@@ -246,10 +254,11 @@ template <device_rooms Rooms>
     if (const auto broken = check_split(traits::count(total), count, traits::count(unit)); broken.code != errc::none)
         return broken;
     const auto part = traits::count(total) / count;
-    room_of<amount_in<Rooms>> fullest = *std::ranges::begin(devices);  // a copy: a view may make it up as it goes
+    // A copy, since a view may compute its elements on the fly.
+    room_of<amount_in<Rooms>> fullest = *std::ranges::begin(devices);
     partition_of<amount_in<Rooms>> p{.node = fullest.node};
     for (const auto& d : devices) {
-        // In this order: devices are counted from 0 on every node.
+        // The node is compared first, since every node counts devices from 0.
         if (d.node != p.node)
             return failure{.code = errc::different_nodes, .asked = d.device.index, .because = reason::other_node};
         if (std::ranges::find(p.devices, d.device) != p.devices.end())
@@ -267,7 +276,7 @@ template <device_rooms Rooms>
 
 }  // namespace detail
 
-/// Splits over exactly the devices given. Codes and their figures:
+/// Splits `total` over exactly the given devices. Codes and their figures:
 ///   invalid_specification             no device, nothing to split, or no unit
 ///   not_whole                         `left` is the next smaller total that would be, `limit` the step between such
 ///   duplicate_device, different_nodes `asked` is the offending device's id
@@ -278,13 +287,14 @@ template <device_rooms Rooms>
     total_in<Rooms> total, const Rooms& devices, amount_in<Rooms> unit = detail::smallest<amount_in<Rooms>>) {
     using described = std::span<const room_of<amount_in<Rooms>>>;
     if constexpr (std::convertible_to<const Rooms&, described> && !std::same_as<Rooms, described>)
-        return try_equal_split_over(total, described(devices), unit);  // compiled once for vectors and spans
+        // So that vectors and spans share one instantiation.
+        return try_equal_split_over(total, described(devices), unit);
     else
         return detail::split_over(total, devices, unit);
 }
 
-/// Chooses the `count` devices of one node with the most room (ties: lowest ids), then splits over them. Codes as
-/// above, and too_few_devices (`left` is how many the best node has).
+/// Chooses the `count` devices of one node with the most room (ties: lowest ids), and splits over
+/// them. Codes as above, and too_few_devices (`left` is the number of devices of the best node).
 template <device_rooms Rooms>
 [[nodiscard]] result<partition_of<amount_in<Rooms>>> try_equal_split(
     total_in<Rooms> total, std::uint32_t count, const Rooms& devices,
@@ -295,16 +305,18 @@ template <device_rooms Rooms>
         broken.code != errc::none)
         return broken;
     std::vector<room> sorted(std::ranges::begin(devices), std::ranges::end(devices));
-    // Two orders by one type, so that one sort is compiled.
+    // Two orders of one type, so that only one sort is compiled.
     using order = bool (*)(const room&, const room&);
     const order by_room = [](const room& a, const room& b) {
-        if (a.node != b.node) return b.node > a.node;  // clang takes `node <` for the concept's arguments
+        // Clang parses `node <` as template arguments.
+        if (a.node != b.node) return b.node > a.node;
         if (a.free != b.free) return a.free > b.free;
         return a.device < b.device;
     };
     const order by_device = [](const room& a, const room& b) { return a.device < b.device; };
     std::sort(sorted.begin(), sorted.end(), by_room);
-    // The node whose count-th freest device has the most room; a node's devices are now next to each other.
+    // The node whose count-th freest device has the most room; the devices of a node are adjacent
+    // now.
     auto best = sorted.end();
     std::uint64_t most_devices = 0;
     for (auto rest = sorted.begin(); rest != sorted.end();) {
@@ -320,7 +332,8 @@ template <device_rooms Rooms>
     return try_equal_split_over(total, std::span<const room>{&*best, count}, unit);
 }
 
-/// As the try_ forms; throws operation_error with the rule, and what would fit, in its text, and the figures.
+/// As try_equal_split_over, but throws operation_error with the figures. The text has the violated
+/// rule and what would fit.
 template <device_rooms Rooms>
 [[nodiscard]] partition_of<amount_in<Rooms>> equal_split_over(
     total_in<Rooms> total, const Rooms& devices, amount_in<Rooms> unit = detail::smallest<amount_in<Rooms>>) {
@@ -333,7 +346,8 @@ template <device_rooms Rooms>
     return *std::move(p);
 }
 
-/// `total` over `count` of the devices, those with most room. Throws what the code of try_equal_split calls for.
+/// Splits `total` over the `count` devices with the most room. Throws operation_error with the code
+/// of try_equal_split.
 template <device_rooms Rooms>
 [[nodiscard]] partition_of<amount_in<Rooms>> equal_split(total_in<Rooms> total, std::uint32_t count,
                                                          const Rooms& devices,

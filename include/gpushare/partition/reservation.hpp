@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// One atomic reservation across devices: several changes of counted resources, one on each device, are made together or
-// not at all, and no other thread ever sees some of them without the others.
+// One atomic reservation across devices: several changes of counted resources, one on each device,
+// are made together or not at all, and no other thread ever sees some of them without the others.
 //
 //   std::vector<gpushare::quota_charge> parts;                        // memory/quota_change.hpp
 //   for (const auto d : split.devices) parts.emplace_back(quota_of(d), split.per_device);
 //   auto r = gpushare::reservation<gpushare::quota_charge>::make(std::move(parts));      // r's destructor releases it
 //
-// First all changes are prepared, in the order of their resources, so that two reservations never wait for each other
-// in a cycle. Then all are committed, which can't fail. If one can't be prepared, those before it are abandoned.
-// Nothing was taken by then, so nothing is rolled back; other requests for the same resources have waited meanwhile and
-// not been refused.
+// First all changes are prepared, in the order of their resources, so that two reservations never
+// wait for each other in a cycle. Then all are committed, which can't fail. If one can't be
+// prepared, those before it are abandoned. Nothing is taken before the commit, so nothing is rolled
+// back. Other requests for the same resources wait meanwhile, and aren't refused.
 #pragma once
 
 #include <compare>
@@ -35,14 +35,16 @@ template <class Changes>
 using change_in = std::remove_pointer_t<decltype(std::data(std::declval<Changes&>()))>;
 }  // namespace detail
 
-/// Changes that are all prepared, or none. While it lives, other requests for the resources wait: so be brief, run no
-/// user code, and use the resources only through the changes. For the devices of one node: sorting takes time quadratic
-/// in their number, and no memory.
+/// A set of changes that are all prepared, or none. While this object exists, other requests for
+/// the resources wait. So be brief, run no user code, and use the resources only through the
+/// changes. Meant for the devices of one node: sorting takes time quadratic in the number of
+/// changes, and no memory.
 template <prepared_change Change>
 class prepared_together {
 public:
-    /// Prepares `changes`, which must outlive it. why() is the failure of the first change, in the order of the
-    /// resources, that can't be prepared, or duplicate_device if two are of one resource.
+    /// Prepares `changes`, which must outlive this object. why() is the failure of the first change
+    /// that can't be prepared, in the order of the resources, or duplicate_device if two changes
+    /// have the same resource.
     template <class Changes>
     requires std::same_as<detail::change_in<Changes>, Change>
     explicit prepared_together(Changes&& changes) noexcept
@@ -64,14 +66,14 @@ public:
         for (Change* c = begin_; c != end_; ++c) c->abandon();
     }
 
-    /// Whether all are prepared.
+    /// Whether all changes are prepared.
     [[nodiscard]] explicit operator bool() const noexcept { return held_; }
-    /// Why one could not be.
+    /// The reason why a change couldn't be prepared.
     [[nodiscard]] const failure& why() const noexcept { return why_; }
-    /// The change that could not be prepared, or null.
+    /// The change that couldn't be prepared, or null.
     [[nodiscard]] const Change* refused() const noexcept { return refused_; }
 
-    /// Makes all changes; once, and only if all are prepared.
+    /// Makes all changes. Call once, and only if all are prepared.
     void commit() noexcept {
         for (Change* c = begin_; c != end_; ++c) c->commit();
         held_ = false;
@@ -79,10 +81,12 @@ public:
 
 private:
     static bool precedes(const Change& a, const Change& b) noexcept {
-        return std::compare_three_way{}(a.resource(), b.resource()) < 0;  // total, for any pointers
+        // A total order for any pointers.
+        return std::compare_three_way{}(a.resource(), b.resource()) < 0;
     }
 
-    // The change with the next resource in the order of addresses, which is the same for everybody.
+    // The change with the next resource in the order of addresses, which is the same for all
+    // threads.
     Change* after(const Change* last) const noexcept {
         Change* next = nullptr;
         for (Change* c = begin_; c != end_; ++c)
@@ -105,7 +109,8 @@ private:
 template <class Changes>
 prepared_together(Changes&&) -> prepared_together<detail::change_in<Changes>>;
 
-/// Makes all changes or none; returns the failure of the one that refused. Safe beside any other use of the resources.
+/// Makes all changes or none. Returns the failure of the change that couldn't be prepared. Safe
+/// during any other use of the resources.
 template <class Changes>
 requires prepared_change<detail::change_in<Changes>>
 [[nodiscard]] failure try_commit_together(Changes&& changes) noexcept {
@@ -114,10 +119,10 @@ requires prepared_change<detail::change_in<Changes>>
     return held.why();
 }
 
-// Version 14 would break the compound requirement apart:
+// clang-format 14 would break the compound requirement apart:
 // clang-format off
 
-/// A change that can be taken back after it was committed. `undo` is false if there was nothing to take back.
+/// A change that can be undone after the commit. `undo` returns false if there was nothing to undo.
 template <class C>
 concept undoable_change = prepared_change<C> && requires(C& c) {
     { c.undo() } noexcept -> std::same_as<bool>;
@@ -129,41 +134,42 @@ concept undoable_change = prepared_change<C> && requires(C& c) {
 template <undoable_change Change>
 class reservation {
 public:
-    reservation() noexcept = default;  // nothing is reserved
+    reservation() noexcept = default;  // reserves nothing
 
-    /// Codes as those of the changes, and duplicate_device.
+    /// Makes all changes or none. Codes: those of the changes, and duplicate_device.
     [[nodiscard]] static result<reservation> try_make(std::vector<Change> changes) {
         if (const auto why = try_commit_together(changes); why.code != errc::none) return why;
         return reservation(std::move(changes));
     }
-    /// Throws what the code calls for; `tenant` and `what` go into its text.
+    /// The same, but throws the exception for the code; `tenant` and `what` go into its text.
     [[nodiscard]] static reservation make(std::vector<Change> changes, std::string_view tenant = {},
                                           std::string_view what = "reservation") {
         return try_make(std::move(changes)).value(tenant, what);
     }
-    /// Takes on changes that were committed elsewhere.
+    /// Takes over changes that were committed elsewhere.
     explicit reservation(std::vector<Change> committed) noexcept : changes_(std::move(committed)) {}
 
     /// Takes over the changes.
     reservation(reservation&& other) noexcept : changes_(std::exchange(other.changes_, {})) {}
-    /// Undoes its own changes and takes over `other`'s.
+    /// Undoes its own changes and takes over the changes of `other`.
     reservation& operator=(reservation&& other) noexcept {
         reservation(std::move(other)).changes_.swap(changes_);
         return *this;
     }
     ~reservation() { (void)release(); }
 
-    /// In the order in which they were given.
+    /// The changes, in the order given.
     [[nodiscard]] std::span<const Change> changes() const noexcept { return changes_; }
 
-    /// Undoes everything now, last change first. False if one couldn't be undone, because somebody else released it.
+    /// Undoes all changes now, the last one first. False if a change couldn't be undone, because
+    /// other code has released it.
     bool release() noexcept {
         bool all = true;
         for (; !changes_.empty(); changes_.pop_back()) all &= changes_.back().undo();
         return all;
     }
 
-    /// Forgets the changes without undoing them: somebody else has taken them over.
+    /// Drops the changes without undoing them: other code has taken them over.
     void dismiss() noexcept { changes_.clear(); }
 
 private:

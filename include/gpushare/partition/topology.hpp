@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// How devices are connected, as a plain value that a backend or a person fills in; and the choice of the best connected
-// devices.
+// A topology: how devices are connected, as a plain value that a backend or a person fills in.
+// Functions choose the best connected devices.
 //
 //   gpushare::topology t({{.memory = 80_GiB}, {.memory = 80_GiB}, {.memory = 80_GiB}});
 //   t.connect({0}, {2}, {gpushare::link_class::nvlink, 4, true});  // four links, which allow access to each other's memory
 //   auto two = gpushare::best_connected(t, 2, all);                // devices 0 and 2; all: a range of device_id
 //
-// An equal split over the best connected devices among those that have room for their part:
+// connected_split makes an equal split over the best connected devices that have room for their
+// part:
 //
 //   std::vector<gpushare::device_room> rooms;                        // the devices, each with its free bytes
 //   auto p = gpushare::connected_split(48_GiB, 2, rooms, t, 1_GiB);  // parts are multiples of 1 GiB
 //
-// Node types have ready descriptions: the twelve of Alibaba Cloud's Container Compute Service (ACS),
-// with the memory of a device, the numbers of devices on offer, whether nodes are linked by RDMA,
-// and the zones that have them.
+// The header describes the twelve node types of Alibaba Cloud's Container Compute Service (ACS):
+// the memory of a device, the numbers of devices on offer, whether nodes are linked by RDMA, and
+// the zones that have the type.
 //
 //   const auto* type = gpushare::find_node_type("P16EN");
 //   gpushare::topology sixteen = gpushare::describe(*type, 16);
@@ -23,7 +24,8 @@
 // Source: ACS documentation, "ACS Pod instance overview", section on accelerated compute types, and
 // its list of zones (2026). The names are the provider's. The names and the rows of L20N and L20NE
 // were published apart; they are matched by elimination, as the two rows and the two names left
-// over. Connections within a node and SM counts aren't published there, so they aren't here.
+// over. The source doesn't publish connections within a node or SM counts, so they are missing
+// here.
 #pragma once
 
 #include <algorithm>
@@ -60,7 +62,7 @@ enum class link_class : std::uint8_t {
     same_device,   ///< the same device
 };
 
-/// In English.
+/// The kind in English.
 [[nodiscard]] constexpr std::string_view to_string(link_class c) noexcept {
     switch (c) {
         case link_class::none: return "unknown";
@@ -78,8 +80,9 @@ enum class link_class : std::uint8_t {
 /// Links compare by class, then by width, then by peer access: greater is better.
 struct device_link {
     link_class path = link_class::none;  ///< the worst part of the path
-    std::uint8_t width = 1;              ///< how many such links in parallel, as of NVLink
-    bool peer_access = false;            ///< loads and stores of one reach the memory of the other
+    std::uint8_t width = 1;              ///< the number of parallel links, for example of NVLink
+    /// Whether loads and stores of one device reach the memory of the other.
+    bool peer_access = false;
 
     friend constexpr auto operator<=>(const device_link&, const device_link&) = default;
     friend constexpr bool operator==(const device_link&, const device_link&) = default;
@@ -89,34 +92,35 @@ struct device_link {
     }
 };
 
-/// A device as a topology knows it.
+/// A device in a topology.
 struct device_description {
-    bytes memory{};          ///< that it has
-    std::uint32_t sms = 0;   ///< that it has; 0: unknown
-    std::uint32_t node = 0;  ///< that it is on
+    bytes memory{};          ///< the device's memory
+    std::uint32_t sms = 0;   ///< the device's SMs; 0: unknown
+    std::uint32_t node = 0;  ///< the device's node
 
     friend bool operator==(const device_description&, const device_description&) = default;
 };
 
-/// Devices, numbered from 0 through all nodes, and a link for each two of them, the same in both directions.
+/// Devices, numbered from 0 through all nodes, and a link for each pair of devices, the same in
+/// both directions.
 class topology {
 public:
     topology() = default;
-    /// Links are unknown until they are connected.
+    /// A topology of these devices. All links are unknown at first.
     explicit topology(std::vector<device_description> devices)
         : devices_(std::move(devices)), links_(devices_.size() * devices_.size()) {
         for (std::size_t i = 0; i < devices_.size(); ++i)
             links_[i * devices_.size() + i] = {link_class::same_device, 1, true};
     }
 
-    /// Devices.
+    /// The number of devices.
     [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(devices_.size()); }
 
-    // The following throw operation_error (no_device) for a device that isn't there.
+    // The following functions throw operation_error (no_device) if there is no such device.
 
-    /// Throws operation_error (no_device), as between().
+    /// The description of a device. Throws operation_error (no_device), like between().
     [[nodiscard]] const device_description& device(device_id d) const { return devices_[checked(d)]; }
-    /// The same in both directions.
+    /// The link between two devices, the same in both directions.
     [[nodiscard]] const device_link& between(device_id a, device_id b) const {
         return links_[checked(a) * devices_.size() + checked(b)];
     }
@@ -126,7 +130,7 @@ public:
         if (from == to) return;
         links_[from * devices_.size() + to] = links_[to * devices_.size() + from] = by;
     }
-    /// Connects every two devices by such a link.
+    /// Connects every pair of devices by such a link.
     void connect_all(device_link by) {
         for (std::uint32_t a = 0; a < size(); ++a)
             for (std::uint32_t b = a + 1; b < size(); ++b) connect({a}, {b}, by);
@@ -144,8 +148,8 @@ private:
     std::vector<device_link> links_;  // by row
 };
 
-/// The devices of a node that are all connected alike, such as a host node's, which are all in the memory of one
-/// process.
+/// The topology of a node whose devices are all connected alike, such as a host node, whose devices
+/// are all in the memory of one process.
 template <node Node>
 [[nodiscard]] topology describe(Node& of, device_link each = {link_class::host_bridge, 1, true}) {
     std::vector<device_description> devices(of.num_devices());
@@ -155,9 +159,9 @@ template <node Node>
     return t;
 }
 
-/// A topology that a backend has found out itself: devices with their memory, SMs and nearest NUMA
-/// node, and a link of some kind for each two of them. Such a backend doesn't tell switches on the
-/// PCIe from bridges, nor how many NVLinks there are.
+/// A topology that a backend has detected: devices with their memory, SMs and nearest NUMA node,
+/// and a kind of link for each pair. Such a backend doesn't distinguish PCIe switches from bridges,
+/// and doesn't count NVLinks.
 // clang-format off
 template <class D>
 concept found_topology = requires(const D& d, device_id i) {
@@ -169,7 +173,7 @@ concept found_topology = requires(const D& d, device_id i) {
 };
 // clang-format on
 
-/// Describes the topology that a backend has found.
+/// Converts a topology that a backend has detected.
 template <found_topology D>
 [[nodiscard]] topology describe(const D& found) {
     std::vector<device_description> devices;
@@ -187,10 +191,11 @@ template <found_topology D>
     return t;
 }
 
-/// How well a choice of devices is connected: by its worst link first, then by the sum of all. Greater is better.
+/// How well a set of devices is connected. Sets compare by their worst link, then by the sum over
+/// all links. Greater is better.
 struct connection {
-    std::uint32_t worst = 0;  ///< of the worst link
-    std::uint64_t sum = 0;    ///< over all links
+    std::uint32_t worst = 0;  ///< the value of the worst link
+    std::uint64_t sum = 0;    ///< the sum over all links
 
     friend constexpr auto operator<=>(const connection&, const connection&) = default;
     friend constexpr bool operator==(const connection&, const connection&) = default;
@@ -198,7 +203,8 @@ struct connection {
 
 namespace detail {
 
-inline constexpr connection unconnected{static_cast<std::uint32_t>(-1), 0};  // of one device: nothing is worse
+// Of a single device, which has no worst link.
+inline constexpr connection unconnected{static_cast<std::uint32_t>(-1), 0};
 
 [[nodiscard]] inline connection joined(const topology& t, connection so_far, std::span<const device_id> chosen,
                                        device_id next) {
@@ -209,10 +215,11 @@ inline constexpr connection unconnected{static_cast<std::uint32_t>(-1), 0};  // 
     return so_far;
 }
 
-// Templates, this one and the next, so that programs that don't choose devices don't compile them.
+// This class and the function behind it are templates, so that programs that don't choose devices
+// don't compile them.
 
-// Tries all choices in ascending order, without those that can't beat the best so far. The first of
-// several equal ones stays.
+// Tries all sets in ascending order, and skips sets that can't beat the best so far. Of equal sets,
+// the first one wins.
 template <std::same_as<topology> Topology>
 class exact_choice {
 public:
@@ -252,7 +259,8 @@ private:
     connection quality_{};
 };
 
-// From each candidate in turn, the one that is connected best to those chosen, again and again.
+// Greedy: starts from each candidate in turn, and adds the best connected candidate again and
+// again.
 template <std::same_as<topology> Topology>
 [[nodiscard]] std::vector<device_id> greedy_choice(const Topology& t, std::size_t count,
                                                    std::span<const device_id> candidates) {
@@ -280,16 +288,18 @@ template <std::same_as<topology> Topology>
 
 }  // namespace detail
 
-/// The worst link and the sum of all links among the devices. Throws operation_error (no_device).
+/// The connection of a set of devices: its worst link, and the sum of all links. Throws
+/// operation_error (no_device).
 [[nodiscard]] inline connection connection_of(const topology& t, std::span<const device_id> devices) {
     connection c = detail::unconnected;
     for (std::size_t i = 0; i < devices.size(); ++i) c = detail::joined(t, c, devices.first(i), devices[i]);
     return c;
 }
 
-/// The `count` best connected of the candidates, ascending: those whose worst link is best, and of these the ones with
-/// the greatest sum; ties go to the lowest ids. Exact up to 16 candidates; above that greedy, from each of them in
-/// turn. Codes: invalid_specification (count 0), too_few_devices, duplicate_device and no_device (`asked` is the id).
+/// The best connected set of `count` candidates, in ascending order: the set with the best worst
+/// link and, among these, with the greatest sum. Ties go to the lowest ids. Exact up to 16
+/// candidates; with more, greedy from each candidate in turn. Codes: invalid_specification (count
+/// 0), too_few_devices, duplicate_device and no_device (`asked` is the id).
 template <std::ranges::input_range Candidates>
 requires std::same_as<std::ranges::range_value_t<Candidates>, device_id>
 [[nodiscard]] result<std::vector<device_id>> best_connected(const topology& t, std::uint32_t count,
@@ -307,8 +317,8 @@ requires std::same_as<std::ranges::range_value_t<Candidates>, device_id>
     return detail::exact_choice<topology>(t, count, sorted).best();
 }
 
-/// As try_equal_split, but best_connected chooses among the devices with room. `rooms` are of one node, with the device
-/// ids of the topology. Codes as those of both.
+/// As try_equal_split, but best_connected chooses among the devices with room. `rooms` are of one
+/// node, with the device ids of the topology. Codes: those of both functions.
 template <device_rooms Rooms>
 [[nodiscard]] result<partition_of<amount_in<Rooms>>> try_connected_split(
     total_in<Rooms> total, std::uint32_t count, const Rooms& rooms, const topology& links,
@@ -320,7 +330,7 @@ template <device_rooms Rooms>
             return failure{.code = errc::different_nodes, .asked = r.device.index, .because = reason::other_node};
         if (count != 0 && traits::count(r.free) >= traits::count(total) / count) with_room.push_back(r.device);
     }
-    // Too few with room: why, the plain split says best.
+    // Too few devices have room: the plain split gives the best reason.
     if (count == 0 || with_room.size() < count) return try_equal_split(total, count, rooms, unit);
     const auto best = best_connected(links, count, with_room);
     if (!best) return best.why();
@@ -331,7 +341,8 @@ template <device_rooms Rooms>
     return try_equal_split_over(total, chosen, unit);
 }
 
-/// As try_connected_split, but throws operation_error; its text names the rule and what would fit.
+/// As try_connected_split, but throws operation_error. Its text names the violated rule and what
+/// would fit.
 template <device_rooms Rooms>
 [[nodiscard]] partition_of<amount_in<Rooms>> connected_split(
     total_in<Rooms> total, std::uint32_t count, const Rooms& rooms, const topology& links,
@@ -342,22 +353,23 @@ template <device_rooms Rooms>
     return *std::move(p);
 }
 
-/// A type of node and the most that it offers.
+/// A type of node, and the largest sizes on offer.
 struct node_type {
-    std::string_view name{};               ///< the provider's, of the model series
-    bytes device_memory{};                 ///< of each device
-    std::array<std::uint8_t, 5> counts{};  ///< numbers of devices on offer, ascending, then zeros
-    bool rdma = false;                     ///< whether its nodes are linked by RDMA
-    std::uint32_t most_vcpus = 0;          ///< 0 where the source doesn't say
-    bytes most_memory{};                   ///< of the host; 0 likewise
+    std::string_view name{};  ///< the provider's name of the model series
+    bytes device_memory{};    ///< of each device
+    /// The numbers of devices on offer, ascending, filled up with zeros.
+    std::array<std::uint8_t, 5> counts{};
+    bool rdma = false;             ///< whether its nodes are linked by RDMA
+    std::uint32_t most_vcpus = 0;  ///< the most vCPUs; 0: not published
+    bytes most_memory{};           ///< the most memory of the host; 0: not published
 
-    /// The largest number on offer.
+    /// The largest number of devices on offer.
     [[nodiscard]] constexpr std::uint32_t most_devices() const noexcept {
         std::uint32_t most = 0;
         for (const auto n : counts) most = n > most ? n : most;
         return most;
     }
-    /// Whether that number is on offer.
+    /// Whether this number of devices is on offer.
     [[nodiscard]] constexpr bool offers(std::uint32_t devices) const noexcept {
         for (const auto n : counts)
             if (n == devices && n != 0) return true;
@@ -365,7 +377,7 @@ struct node_type {
     }
 };
 
-/// All of them.
+/// All node types.
 inline constexpr std::array node_types{
     node_type{"GU8TF", 96_GiB, {1, 2, 4, 8}, true, 184, 920_GiB},
     node_type{"GU8TEF", 141_GiB, {1, 2, 4, 8}, true, 184, 1800_GiB},
@@ -378,7 +390,7 @@ inline constexpr std::array node_types{
     node_type{"G49E", 48_GiB, {1, 2, 4, 8}, false, 128, 920_GiB},
     node_type{"G59", 32_GiB, {1, 2, 4, 8}, false, 184, 1440_GiB},
     node_type{"L20N", 48_GiB, {1, 2, 4, 8}, false, 0, 0_B},   // matched by elimination
-    node_type{"L20NE", 72_GiB, {1, 2, 4, 8}, false, 0, 0_B},  // likewise
+    node_type{"L20NE", 72_GiB, {1, 2, 4, 8}, false, 0, 0_B},  // matched by elimination
 };
 
 /// The link between two devices on different nodes of a type.
@@ -386,13 +398,13 @@ inline constexpr std::array node_types{
     return {type.rdma ? link_class::rdma : link_class::network, 1, false};
 }
 
-/// A zone, and the types of nodes that are there.
+/// A zone, and its types of nodes.
 struct node_zone {
-    std::string_view name{};                  ///< the provider's
-    std::array<std::string_view, 5> types{};  ///< their names, then empty ones
+    std::string_view name{};                  ///< the provider's name
+    std::array<std::string_view, 5> types{};  ///< the names of the types, filled up with empty ones
 };
 
-/// All of them. "ap-southeast-1" is published as a region.
+/// All zones. "ap-southeast-1" is published as a region.
 inline constexpr std::array node_zones{
     node_zone{"cn-wulanchabu-a", {"GU8TF", "L20", "G49E"}},
     node_zone{"cn-wulanchabu-b", {"G59"}},
@@ -421,13 +433,13 @@ inline constexpr std::array node_zones{
     node_zone{"us-east-1-b", {"A10", "L20"}},
 };
 
-/// Null if there is none of that name, which is spelt as in the table.
+/// Finds a zone by its name, spelt as in the table. Null if there is none.
 [[nodiscard]] constexpr const node_zone* find_node_zone(std::string_view name) noexcept {
     for (const auto& z : node_zones)
         if (z.name == name) return &z;
     return nullptr;
 }
-/// Whether the zone has nodes of that type. False for a zone that isn't in the table.
+/// Whether the zone has nodes of this type. False for a zone that isn't in the table.
 [[nodiscard]] constexpr bool has_type(std::string_view zone, const node_type& type) noexcept {
     const auto* const z = find_node_zone(zone);
     if (z == nullptr) return false;
@@ -436,15 +448,16 @@ inline constexpr std::array node_zones{
     return false;
 }
 
-/// Null if there is none of that name, which is spelt as in the table.
+/// Finds a node type by its name, spelt as in the table. Null if there is none.
 [[nodiscard]] constexpr const node_type* find_node_type(std::string_view name) noexcept {
     for (const auto& t : node_types)
         if (t.name == name) return &t;
     return nullptr;
 }
 
-/// A node of that type, all devices connected by `each`; nothing better is known than that they are in one host.
-/// Throws operation_error (invalid_specification) for a number of devices that isn't on offer.
+/// A node of this type, with all devices connected by `each`, since it is known only that they are
+/// in one host. Throws operation_error (invalid_specification) for a number of devices that isn't
+/// on offer.
 [[nodiscard]] inline topology describe(const node_type& type, std::uint32_t devices,
                                        device_link each = {link_class::host_bridge, 1, false}) {
     if (!type.offers(devices))
@@ -463,13 +476,13 @@ enum class compute_class : std::uint8_t {
     gpu_hpn,  ///< with devices, on nodes that are linked by RDMA
 };
 
-/// A pod's requirements of its node.
+/// The requirements of a pod on its node.
 struct node_request {
-    compute_class pod = compute_class::any;  ///< of its class
-    const node_type* type = nullptr;         ///< of this type; null: of any
-    const node_zone* zone = nullptr;         ///< in this zone; null: in any
+    compute_class pod = compute_class::any;  ///< the pod's class
+    const node_type* type = nullptr;         ///< the required type; null: any type
+    const node_zone* zone = nullptr;         ///< the required zone; null: any zone
 
-    /// Whether nodes of that type in that zone will do.
+    /// Whether nodes of this type in this zone satisfy the request.
     [[nodiscard]] constexpr bool accepts(const node_type& of, const node_zone& in) const noexcept {
         if ((type != nullptr && type != &of) || (zone != nullptr && zone != &in)) return false;
         return has_type(in.name, of) && (pod != compute_class::gpu_hpn || of.rdma);
@@ -478,8 +491,8 @@ struct node_request {
 
 /// Reads a pod's labels, pairs of key and value: alibabacloud.com/compute-class ("gpu", "gpu-hpn"),
 /// alibabacloud.com/gpu-model-series (the name of a type) and topology.kubernetes.io/zone. Other
-/// labels are ignored. Throws operation_error (invalid_specification), with label and value, for a
-/// class, type or zone that isn't known, and where no zone has what all of them ask for together.
+/// labels are ignored. Throws operation_error (invalid_specification), with label and value, for an
+/// unknown class, type or zone, and if no zone satisfies all labels together.
 template <class Pairs>
 [[nodiscard]] node_request read_acs_labels(const Pairs& labels) {
     node_request r;
@@ -508,7 +521,7 @@ template <class Pairs>
         for (const auto& type : node_types)
             if (r.accepts(type, zone)) return r;
     refuse(last_key, last_value, "no zone has a node for all that the labels ask for");
-    return r;  // not reached
+    return r;  // unreachable
 }
 
 }  // namespace GPUSHARE_ABI

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cooperative launches, whose blocks may wait for each other: all blocks are resident at once, or the launch is
-// refused.
+// Cooperative launches, whose blocks may wait for each other: all blocks are resident at once, or
+// the launch is refused.
 //
 //   if (stream.launch_cooperative({.blocks = stream.max_cooperative_blocks(k, 256), .threads = 256}, k) != gpushare::errc::none) ...
 //

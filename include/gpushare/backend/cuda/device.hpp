@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The properties of a device, and a guard that makes a device current and restores the previous one.
+// The properties of a device, and a guard that makes a device current and restores the previous
+// one.
 //
 //   const gpushare::cuda::device_properties p = gpushare::cuda::query_properties(driver, 0);  // p.name, p.sms, p.memory
 //   const gpushare::cuda::primary_context context{driver, 0};
@@ -34,24 +35,24 @@ namespace cuda {
 template <class Signature>
 class entry_point;
 
-/// One that takes Args.
+/// A driver function with these parameters.
 template <class... Args>
 class entry_point<CUresult(Args...)> {
 public:
-    /// Looks up what `name` meant in CUDA `version` (12040 for 12.4).
+    /// Looks up the function `name` as of CUDA `version` (12040 for 12.4).
     entry_point(const char* name, unsigned version) noexcept {
         void* found = nullptr;
         auto status = cudaDriverEntryPointSymbolNotFound;
-        // Said explicitly, because the default depends on how the file is compiled.
+        // Explicit, because the default depends on how the file is compiled.
         const auto code =
             detail::handled(cudaGetDriverEntryPointByVersion(name, &found, version, cudaEnableLegacyStream, &status));
         if (code == cudaSuccess && status == cudaDriverEntryPointSuccess)
             function_ = reinterpret_cast<CUresult(CUDAAPI*)(Args...)>(found);
     }
 
-    /// Whether the driver has it.
+    /// Whether the driver has the function.
     [[nodiscard]] explicit operator bool() const noexcept { return function_ != nullptr; }
-    /// CUDA_ERROR_NOT_SUPPORTED where it hasn't.
+    /// Calls the function; CUDA_ERROR_NOT_SUPPORTED if the driver lacks it.
     CUresult operator()(Args... args) const noexcept {
         return function_ != nullptr ? function_(args...) : CUDA_ERROR_NOT_SUPPORTED;
     }
@@ -60,10 +61,11 @@ private:
     CUresult(CUDAAPI* function_)(Args...) = nullptr;
 };
 
-/// The functions by purpose; each is named as in the driver's manual, without its prefix. Immutable; safe from any thread.
+/// The driver's functions, grouped by purpose. Each is named as in the driver's manual, without the
+/// prefix. Immutable; safe from any thread.
 class driver {
 public:
-    /// Throws operation_error: errc::no_driver where there is none.
+    /// Looks up all functions. Throws operation_error: errc::no_driver if there is no driver.
     [[nodiscard]] static driver load() {
         int driver_version = 0;
         check(cudaDriverGetVersion(&driver_version), "looking for a CUDA driver");
@@ -71,7 +73,7 @@ public:
         return driver(driver_version);
     }
 
-    /// 13000 for 13.0: the newest CUDA that the driver serves.
+    /// The newest CUDA version that the driver supports: 13000 for 13.0.
     int served_version;
 
     // devices and contexts
@@ -94,15 +96,15 @@ public:
     /// cuDevicePrimaryCtxRelease.
     entry_point<decltype(::cuDevicePrimaryCtxRelease)> primary_ctx_release{"cuDevicePrimaryCtxRelease", 11000};
 
-    // These are queries that are called often. The runtime has equivalents, but the driver's leave
-    // cudaGetLastError() alone and need no context: for a thread without one, the manual (Driver
-    // API, Event Management and Stream Management) names no error for these, and the runtime would
-    // give the thread the context of device 0.
-    /// cuEventElapsedTime; the exception, which may answer CUDA_ERROR_INVALID_CONTEXT.
+    // Frequent queries. The runtime has equivalents, but the driver's functions leave
+    // cudaGetLastError() alone and need no context: for a thread without a context, the manual
+    // (Driver API, Event Management and Stream Management) names no error for them, while the
+    // runtime would give the thread the context of device 0.
+    /// cuEventElapsedTime; as an exception, this one may return CUDA_ERROR_INVALID_CONTEXT.
     entry_point<decltype(::cuEventElapsedTime)> event_elapsed_time{"cuEventElapsedTime", 2000};
     /// cuEventQuery.
     entry_point<decltype(::cuEventQuery)> event_query{"cuEventQuery", 2000};
-    /// cuEventRecord; as questions, so that what the embedder finds in cudaGetLastError() stays.
+    /// cuEventRecord; here for the same reason, to leave the embedder's cudaGetLastError() alone.
     entry_point<decltype(::cuEventRecord)> event_record{"cuEventRecord", 2000};
     /// cuStreamQuery.
     entry_point<decltype(::cuStreamQuery)> stream_query{"cuStreamQuery", 2000};
@@ -112,10 +114,10 @@ public:
     entry_point<decltype(::cuThreadExchangeStreamCaptureMode)> exchange_capture_mode{
         "cuThreadExchangeStreamCaptureMode", 10010};
 
-    // a stream that waits for a word in memory, or writes one
-    /// cuStreamWaitValue64, as CUDA 12 has it.
+    // streams that wait for a word in memory, or write one
+    /// cuStreamWaitValue64, in the version of CUDA 12.
     entry_point<decltype(::cuStreamWaitValue64)> stream_wait_value{"cuStreamWaitValue64", 12000};
-    /// cuStreamWriteValue32, as CUDA 12 has it.
+    /// cuStreamWriteValue32, in the version of CUDA 12.
     entry_point<decltype(::cuStreamWriteValue32)> stream_write_value{"cuStreamWriteValue32", 12000};
 
     /// cuPointerGetAttribute.
@@ -157,12 +159,13 @@ public:
     /// cuStreamGetGreenCtx.
     entry_point<decltype(::cuStreamGetGreenCtx)> stream_get_green{"cuStreamGetGreenCtx", 12040};
 
-    /// Whole features: with one function missing, above all one that gives things back, none of it is begun.
+    /// Whether the driver has all functions of virtual memory. If one is missing, such as one that
+    /// frees, the library doesn't use the feature at all.
     [[nodiscard]] bool has_virtual_memory() const noexcept {
         return mem_get_granularity && mem_address_reserve && mem_address_free && mem_create && mem_release && mem_map &&
                mem_unmap && mem_set_access;
     }
-    /// As above, of green contexts.
+    /// The same for green contexts.
     [[nodiscard]] bool has_green_contexts() const noexcept {
         return device_get && device_get_resource && sm_resource_split && resource_describe && green_create &&
                green_destroy && green_get_resource && green_stream_create;
@@ -177,29 +180,32 @@ namespace cuda {
 
 /// A device's properties; they never change.
 struct device_properties {
-    std::array<char, 256> name{};         ///< as CUDA calls it
-    std::array<char, 16> pci_bus_id{};    ///< "0000:3b:00.0", as the operating system spells it
-    int ordinal = 0;                      ///< CUDA's number, which CUDA_VISIBLE_DEVICES changes
+    std::array<char, 256> name{};       ///< CUDA's name for the device
+    std::array<char, 16> pci_bus_id{};  ///< "0000:3b:00.0", as the operating system spells it
+    /// CUDA's number of the device, which depends on CUDA_VISIBLE_DEVICES.
+    int ordinal = 0;
     std::uint32_t capability = 0;         ///< compute capability: 90 for 9.0
     std::uint32_t sms = 0;                ///< streaming multiprocessors
-    std::uint32_t threads_per_sm = 0;     ///< resident at once
-    std::uint32_t threads_per_block = 0;  ///< at most
-    std::uint32_t copy_engines = 0;       ///< copies that run beside kernels
+    std::uint32_t threads_per_sm = 0;     ///< the most resident threads of an SM
+    std::uint32_t threads_per_block = 0;  ///< the most threads of a block
+    std::uint32_t copy_engines = 0;       ///< how many copies can run beside kernels
     bytes memory{};                       ///< as the device reports it; see device_memory::capacity
     bytes l2_cache{};                     ///< second-level cache
-    std::int32_t host_numa_node = -1;     ///< the nearest; -1 where the system has none
-    int least_priority = 0;               ///< CUDA's range, which counts down: 0 ...
-    int greatest_priority = 0;            ///< ... to -5
-    bool cooperative_launch = false;      ///< all blocks of a launch can wait for each other
-    bool memory_pools = false;            ///< stream-ordered allocation
-    bool integrated = false;              ///< its memory is the host's
+    /// The nearest NUMA node of the host; -1 if the system has none.
+    std::int32_t host_numa_node = -1;
+    int least_priority = 0;           ///< CUDA's range of priorities, which counts down: from 0 ...
+    int greatest_priority = 0;        ///< ... to -5
+    bool cooperative_launch = false;  ///< whether all blocks of a launch can wait for each other
+    bool memory_pools = false;        ///< whether the device has stream-ordered allocation
+    bool integrated = false;          ///< whether its memory is the host's
 
-    /// CUDA's priority for `wanted`, clamped to its range. Ours counts up from 0, which is CUDA's lowest.
+    /// CUDA's priority for `wanted`, clamped to CUDA's range. The library's levels count up from 0,
+    /// which is CUDA's lowest priority.
     [[nodiscard]] constexpr int native_priority(priority wanted) const noexcept {
         const std::int64_t native = std::int64_t{least_priority} - wanted.level;
         return static_cast<int>(std::clamp<std::int64_t>(native, greatest_priority, least_priority));
     }
-    /// Ours for one of CUDA's.
+    /// The library's level for a priority of CUDA.
     [[nodiscard]] constexpr priority level_of(int native) const noexcept { return {least_priority - native}; }
 };
 
@@ -218,7 +224,8 @@ public:
     }
     primary_context(const primary_context&) = delete;
     primary_context& operator=(const primary_context&) = delete;
-    ~primary_context() { (void)api_->primary_ctx_release(device_); }  // harmless after the driver is unloaded
+    // Harmless after the driver is unloaded.
+    ~primary_context() { (void)api_->primary_ctx_release(device_); }
 
     /// The driver's functions with which the context was made.
     [[nodiscard]] const driver& api() const noexcept { return *api_; }
@@ -226,16 +233,16 @@ public:
     [[nodiscard]] int ordinal() const noexcept { return ordinal_; }
     /// The driver's handle of the device.
     [[nodiscard]] CUdevice device() const noexcept { return device_; }
-    /// Whether it does no harm when the runtime makes the context of device 0 current, as it does
-    /// for threads that have none.
+    /// Whether the runtime may make the context of device 0 current, as it does for threads without
+    /// a context: the node uses that context anyway.
     [[nodiscard]] bool beside_device_0() const noexcept { return beside_device_0_; }
     /// The context.
     [[nodiscard]] CUcontext native_handle() const noexcept { return native_; }
-    /// Unique over the life of the program; 0 where the driver doesn't say.
+    /// The context's id, unique over the life of the program; 0 if the driver doesn't tell.
     [[nodiscard]] unsigned long long id() const noexcept { return id_; }
-    /// Whether the context is still the one that was made. It isn't after cudaDeviceReset or
-    /// cuDevicePrimaryCtxReset, which destroy its contents: another context may then have the
-    /// handle. (Driver API, cuCtxGetId: unique over the life of the program.)
+    /// Whether the context is still the original one. After cudaDeviceReset or
+    /// cuDevicePrimaryCtxReset, which destroy its contents, another context may have the handle.
+    /// (Driver API, cuCtxGetId: unique over the life of the program.)
     [[nodiscard]] bool is_as_made() const noexcept {
         unsigned long long now = 0;
         return !api_->ctx_get_id || (api_->ctx_get_id(native_, &now) == CUDA_SUCCESS && now == id_);
@@ -254,8 +261,8 @@ private:
 /// context that was current before, or no context if there was none. Costs one call if the primary
 /// context is current already.
 ///
-/// The primary context replaces any other one, even one of the same device. An allocation in a
-/// context of cuCtxCreate's goes with that context, peers are those of a context, and a launch
+/// The primary context replaces any other context, even one of the same device. Three things belong
+/// to a context: an allocation ends with its context, peer access holds for a context, and a launch
 /// needs the context of its stream. (Driver API, cuCtxDestroy, cuCtxEnablePeerAccess,
 /// cuLaunchKernel.) The streams of green contexts take launches while the primary one is current.
 ///
@@ -266,7 +273,7 @@ class device_guard {
 public:
     /// Throws operation_error: no_device, no_driver, device_lost.
     explicit device_guard(const primary_context& of) : of_(of) { check(enter(), "making a device current"); }
-    /// For functions that must not throw: says in `code` how it went.
+    /// For functions that must not throw: sets `code` to the outcome.
     device_guard(const primary_context& of, cudaError_t& code) noexcept : of_(of) { code = to_runtime(enter()); }
     device_guard(const device_guard&) = delete;
     device_guard& operator=(const device_guard&) = delete;
@@ -277,7 +284,8 @@ public:
 
 private:
     CUresult enter() noexcept {
-        if (!of_.api().ctx_pop_current) return CUDA_ERROR_NOT_FOUND;  // what can't be taken back isn't begun
+        // A context that can't be popped isn't pushed.
+        if (!of_.api().ctx_pop_current) return CUDA_ERROR_NOT_FOUND;
         CUcontext now = nullptr;
         if (const auto code = of_.api().ctx_get_current(&now); code != CUDA_SUCCESS) return code;
         if (now == of_.native_handle()) return CUDA_SUCCESS;
@@ -297,7 +305,7 @@ namespace detail {
 /// takes hundreds of MiB and may be another owner's device.
 class context_guard {
 public:
-    /// Costs nothing where device 0 is of the same node.
+    /// Costs nothing if device 0 belongs to the same node.
     explicit context_guard(const primary_context& of) noexcept {
         if (of.beside_device_0() || !of.api().ctx_pop_current) return;
         CUcontext now = nullptr;
@@ -315,8 +323,8 @@ private:
     const primary_context* entered_ = nullptr;
 };
 
-/// The answer of a driver function that may want any context. Where the thread has none, the
-/// function is called in this one.
+/// Calls a driver function that may need some context. If the thread has none, the function is
+/// called in this one.
 template <class Call>
 [[nodiscard]] CUresult in_some_context(const primary_context& of, Call call) noexcept {
     const CUresult code = call();
@@ -331,14 +339,14 @@ template <class Call>
 class relaxed_capture {
 public:
     explicit relaxed_capture(const driver& api) noexcept { begin(api); }
-    /// Begins later, or never.
+    /// Does nothing until begin().
     relaxed_capture() noexcept = default;
     relaxed_capture(const relaxed_capture&) = delete;
     relaxed_capture& operator=(const relaxed_capture&) = delete;
     ~relaxed_capture() {
         if (api_ != nullptr) (void)api_->exchange_capture_mode(&mode_);
     }
-    /// Does nothing the second time.
+    /// Begins the relaxed mode. Further calls do nothing.
     void begin(const driver& api) noexcept {
         if (api_ != nullptr) return;
         api_ = &api;
@@ -347,13 +355,14 @@ public:
 
 private:
     const driver* api_ = nullptr;
-    CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;  // then, what it was before
+    // After begin(), the mode before it.
+    CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
 };
 
 }  // namespace detail
 
-/// How many devices CUDA shows to this process. Throws operation_error: errc::no_driver, or errc::no_device if there
-/// are none.
+/// The number of devices that CUDA shows to this process. Throws operation_error: errc::no_driver,
+/// or errc::no_device if there are none.
 [[nodiscard]] inline std::uint32_t count_devices() {
     int count = 0;
     check(cudaGetDeviceCount(&count), "looking for CUDA devices");
@@ -361,7 +370,8 @@ private:
     return static_cast<std::uint32_t>(count);
 }
 
-/// Makes the device's context, if there is none. Throws operation_error: no_device, no_driver.
+/// The properties of a device. Makes the device's context, if there is none. Throws
+/// operation_error: no_device, no_driver.
 [[nodiscard]] inline device_properties query_properties(const driver& api, int ordinal) {
     cudaDeviceProp native{};
     check(cudaGetDeviceProperties(&native, ordinal), "asking a device for its properties");

@@ -3,10 +3,10 @@
 //
 //   gpushare::cuda::check(cudaStreamQuery(s), "asking a stream");  // throws the exception for the error
 //
-// A driver function returns a CUresult with the same numbers, so it is translated the same way.
+// A driver function returns a CUresult with the same numbers, which is translated in the same way.
 //
-// A device's health has the errors that no call could report: the one that made the device unusable, and the last one that
-// a destructor had to ignore, with how many there were.
+// A device's health keeps errors that no call could report: the error that made the device
+// unusable, and the last error that a destructor had to ignore, with the number of such errors.
 //
 //   if (auto why = node.health(d).fatal()) log(why->call, cudaGetErrorName(why->code));
 #pragma once
@@ -28,8 +28,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace cuda {
 
-/// True for an error that stays: every later call on the device returns it, in whatever thread,
-/// until the process is restarted or the device reset. False for cudaErrorContextIsDestroyed: the
+/// True for an error that stays: every later call on the device returns it, in any thread, until
+/// the process is restarted or the device is reset. False for cudaErrorContextIsDestroyed: the
 /// destroyed context may be a green one, which affects only its own streams. (Runtime API,
 /// cudaError: the text "leaves the process in an inconsistent state" marks these codes.)
 [[nodiscard]] constexpr bool is_sticky(cudaError_t code) noexcept {
@@ -53,9 +53,10 @@ namespace cuda {
     }
 }
 
-/// Whether a launch by <<<>>> may leave it for cudaGetLastError(): what cudaLaunchKernel returns,
-/// or a kernel's first use, which loads it. Not what questions and other calls leave that is no
-/// failure of work (cudaErrorNotReady, cudaErrorPeerAccessAlreadyEnabled).
+/// Whether a launch by <<<>>> may leave this error for cudaGetLastError(): errors of
+/// cudaLaunchKernel, and of a kernel's first use, which loads the kernel. False for codes of
+/// queries and other calls that are no failure of work (cudaErrorNotReady,
+/// cudaErrorPeerAccessAlreadyEnabled).
 [[nodiscard]] constexpr bool is_left_by_launch(cudaError_t code) noexcept {
     if (is_sticky(code)) return true;
     switch (code) {
@@ -131,14 +132,14 @@ namespace cuda {
     }
 }
 
-/// The numbers of the two agree.
+/// Both types have the same numbers.
 [[nodiscard]] constexpr cudaError_t to_runtime(CUresult code) noexcept { return static_cast<cudaError_t>(code); }
 static_assert(to_runtime(CUDA_ERROR_OUT_OF_MEMORY) == cudaErrorMemoryAllocation);
 static_assert(to_runtime(CUDA_ERROR_ILLEGAL_ADDRESS) == cudaErrorIllegalAddress);
 static_assert(to_runtime(CUDA_ERROR_NOT_SUPPORTED) == cudaErrorNotSupported);
 
-/// Throws what `code` stands for: memory_error for out of memory, else operation_error, with a text such as
-/// "making a stream: cudaErrorInvalidValue (1), invalid argument".
+/// Throws the exception for `code`: memory_error for out of memory, otherwise operation_error, with
+/// a text such as "making a stream: cudaErrorInvalidValue (1), invalid argument".
 [[noreturn]] inline void fail(cudaError_t code, std::string_view what) {
     const failure f{.code = to_errc(code)};
     gpushare::detail::message text;
@@ -149,7 +150,8 @@ static_assert(to_runtime(CUDA_ERROR_NOT_SUPPORTED) == cudaErrorNotSupported);
     throw operation_error(f, {}, text);
 }
 
-/// Throws if `code` is an error, and takes it out of what cudaGetLastError() would tell the embedder later.
+/// Throws if `code` is an error, and clears it from cudaGetLastError(), which the embedder may call
+/// later.
 inline void check(cudaError_t code, std::string_view what) {
     if (code == cudaSuccess) return;
     (void)cudaGetLastError();
@@ -176,35 +178,38 @@ namespace cuda {
 
 /// A call of the runtime or driver that failed. `call` is a literal. True if there was one.
 struct incident {
-    cudaError_t code = cudaSuccess;  ///< what CUDA answered
+    cudaError_t code = cudaSuccess;  ///< the code that CUDA returned
     const char* call = "";           ///< the function's name
     /// Whether there was one.
     [[nodiscard]] explicit constexpr operator bool() const noexcept { return code != cudaSuccess; }
 };
 
-/// Safe from any thread. Shared by everything that belongs to a device; outlives its node.
+/// The errors of one device. Safe from any thread. Shared by all objects of the device; outlives
+/// its node.
 class health {
 public:
-    /// An illegal access and its like make every later call on the device fail, and so does a reset of the device: from the first one noticed on, all
-    /// points of the device are reached with errc::device_lost. Which kernel it was, CUDA doesn't say: the call in
-    /// fatal() is only the one that noticed.
+    /// Whether the device is unusable. An illegal access or a similar error makes every later call
+    /// on the device fail, and so does a reset. Once such an error is noticed, all points of the
+    /// device are reached with errc::device_lost. CUDA doesn't tell which kernel caused the error:
+    /// fatal() names only the call that noticed it.
     [[nodiscard]] bool lost() const noexcept {
         // acquire: a thread that sees the loss sees what was written about it.
         return lost_.load(std::memory_order_acquire);
     }
-    /// The error that made the device unusable; null while it isn't.
+    /// The error that made the device unusable; null while the device is usable.
     [[nodiscard]] const incident* fatal() const noexcept { return lost() ? &fatal_ : nullptr; }
-    /// The last failure that a destructor, or another function that can't fail, kept to itself; and forgets it.
+    /// Returns the last failure that a destructor, or another function that can't fail, couldn't
+    /// report, and forgets it.
     incident take_last_error() noexcept {
         const std::lock_guard lock(mutex_);
         const incident last = last_;
         last_ = {};
         return last;
     }
-    /// How many failures were kept back so far.
+    /// How many failures weren't reported so far.
     [[nodiscard]] std::uint64_t unreported() const noexcept { return unreported_.load(std::memory_order_relaxed); }
 
-    // --- what the backend tells
+    // --- for the backend
 
     /// Sets how to find out whether the device still answers, for errors that leave this open. Call
     /// once, before any note().
@@ -219,7 +224,7 @@ public:
     /// The same for a driver function. Driver functions don't set cudaGetLastError(), so the
     /// embedder's own error stays there.
     errc note(CUresult code, const char* call) noexcept { return look_at(to_runtime(code), call); }
-    /// The same for a failure that nobody reports: keeps the failure as an incident.
+    /// The same for a failure that no caller reports: keeps the failure as an incident.
     errc keep(cudaError_t code, const char* call) noexcept { return put_away(detail::handled(code), call); }
     /// The same for a driver function.
     errc keep(CUresult code, const char* call) noexcept { return put_away(to_runtime(code), call); }
@@ -232,7 +237,7 @@ private:
         }
         return to_errc(code);
     }
-    // Whether the device may be lost that returns this error. (Runtime API, cudaError: an unknown
+    // Whether this error leaves open if the device is lost. (Runtime API, cudaError: an unknown
     // internal error; or an object destroyed with its context, for example by cudaDeviceReset, or
     // with a green context, which affects only its own streams.)
     [[nodiscard]] static constexpr bool leaves_open(cudaError_t code) noexcept {
@@ -249,7 +254,7 @@ private:
     }
     void declare_lost(cudaError_t code, const char* call) noexcept {
         const std::lock_guard lock(mutex_);
-        if (fatal_) return;  // who reads it needs no lock: it is written once
+        if (fatal_) return;  // written once, so readers need no lock
         fatal_ = {code, call};
         lost_.store(true, std::memory_order_release);
     }

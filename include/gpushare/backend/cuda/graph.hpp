@@ -5,8 +5,8 @@
 //   gpushare::cuda::graph_executable run{g};
 //   auto ticket = tenant.submit([&](auto& s) { run.launch(s); });    // one submission, however many kernels are in it
 //
-// A graph that was captured from launches alone is as wide as the widest of them. A graph of the
-// embedder's, or one whose native handle was asked for, may fill the device.
+// A graph captured from launches only is as wide as the widest launch. A graph of the embedder, or
+// a graph whose native handle was requested, counts as filling the device.
 #pragma once
 
 #include <cuda.h>
@@ -44,8 +44,8 @@ struct graph_executable_kind {
     static cudaError_t destroy(const driver&, cudaGraphExec_t g) noexcept { return cudaGraphExecDestroy(g); }
 };
 
-/// Which part of the SMs a graph can fill: as was seen by its capture, until others may have
-/// changed its nodes. A value.
+/// Which part of the SMs a graph can fill, as seen in its capture. Unknown once other code may have
+/// changed the nodes. A value.
 class graph_fill {
 public:
     /// The fill of a foreign graph.
@@ -53,12 +53,13 @@ public:
     explicit graph_fill(sm_fill captured) noexcept : captured_(captured) {}
 
     [[nodiscard]] sm_fill known() const noexcept { return captured_; }
-    /// Others have the handle, for good.
+    /// Other code has the handle from now on, and may change the nodes.
     void give_up() noexcept {
         captured_ = {.opaque = true};
         is_ours_ = false;
     }
-    /// The nodes are as those of another graph now, if nobody changes them.
+    /// Takes on the fill of another graph, whose nodes this graph has now, unless other code may
+    /// change them.
     void become(const graph_fill& other) noexcept {
         if (is_ours_) captured_ = other.captured_;
     }
@@ -68,11 +69,11 @@ private:
     bool is_ours_ = true;
 };
 
-/// Where a graph was captured, which device and which part of it: its kernels run there, wherever
-/// it is launched. Keeps a partition of ours, so that no other green context gets its handle. An
-/// embedder may destroy its own green context, and another one may get that handle. The graph then
-/// has kernels in a context that is gone, and compares equal to the place of the new one: the
-/// driver alone refuses its launch.
+/// The device, and the part of it, in which a graph was captured: its kernels run there, on
+/// whatever stream it is launched. Keeps a partition of the library alive, so that no other green
+/// context gets the partition's handle. An embedder may destroy its own green context, and a new
+/// one may get that handle. The graph's kernels then belong to a context that is gone, but its
+/// place compares equal to that of the new context, and only the driver refuses the launch.
 class captured_place {
 public:
     explicit captured_place(const stream_state& s) noexcept
@@ -85,19 +86,19 @@ public:
     }
 
 private:
-    int ordinal_;  // of several nodes' devices it may be the same
+    int ordinal_;  // CUDA's number, since devices of several nodes may be the same
     CUgreenCtx green_;
     std::shared_ptr<partition_state> partition_;
 };
 
-/// A graph, or an executable, where it was captured, and what it can fill. Movable; one owner.
+/// A graph or an executable, with its place of capture and its fill. Movable; one owner.
 template <class Kind>
 struct placed_graph {
     using native_type = typename Kind::native_type;
 
     placed_graph(const stream_state& s, native_type handle, graph_fill fill) noexcept
         : place(s), native(s.device, handle), fills(fill) {}
-    /// Another one at the place of `other`.
+    /// An object with the place and fill of `other`.
     template <class Other>
     placed_graph(const placed_graph<Other>& other, native_type handle)
         : place(other.place), native(other.native.device(), handle), fills(other.fills.known()) {}
@@ -111,33 +112,32 @@ struct placed_graph {
     }
     ~placed_graph() = default;
 
-    /// Others have the handle, for good, and may change the nodes.
+    /// Gives out the handle: other code may change the nodes from now on.
     [[nodiscard]] native_type hand_out() const noexcept {
         fills.give_up();
         return native.get();
     }
 
-    captured_place place;  // the partition goes after the graph
+    captured_place place;  // declared first: the partition is destroyed after the graph
     owned<Kind> native;
     mutable graph_fill fills;
 };
 }  // namespace detail
 
-/// A recorded graph. Movable; one owner. Not safe from several threads at once, as CUDA's graphs
-/// aren't.
+/// A recorded graph. Movable; one owner. Not thread-safe, like CUDA's graphs.
 class graph {
 public:
-    /// Takes over a graph of the embedder's, whose kernels were captured, or added, in the
-    /// partition of `s`, or outside of all if `s` is; to be launched there.
+    /// Takes over a graph of the embedder. Its kernels must belong to the partition of `s` or, if
+    /// `s` is in none, to no partition. Launch the graph there.
     [[nodiscard]] static graph from_native_handle(const stream& s, cudaGraph_t handle) { return {s, handle}; }
     static graph from_native_handle(const stream&, std::nullptr_t) = delete;
     static graph from_native_handle(const stream&, int) = delete;
-    /// Still owned by this.
+    /// The native handle, which this object still owns.
     [[nodiscard]] cudaGraph_t native_handle() const noexcept { return its_.hand_out(); }
-    /// The caller's to destroy from now on.
+    /// Releases the handle: from now on the caller destroys it.
     [[nodiscard]] cudaGraph_t release() noexcept { return its_.native.release(); }
 
-    /// Counts its own nodes; a graph inside it counts as one.
+    /// The number of nodes; a nested graph counts as one.
     [[nodiscard]] std::size_t num_nodes() const {
         std::size_t count = 0;
         const detail::context_guard any(its_.native.device()->context());
@@ -163,7 +163,7 @@ public:
     explicit graph_capture(stream& s) : stream_(&s) {
         if (s.captured() || !s.state().captures.begin())
             throw operation_error(errc::capturing, {}, "the stream is being captured already");
-        // Thread-local: unsafe calls are forbidden to this thread, and other threads go on as they like.
+        // Thread-local: unsafe calls are forbidden to this thread only.
         const detail::context_guard any(s.state().device->context());
         const auto code = cudaStreamBeginCapture(s.state().native, cudaStreamCaptureModeThreadLocal);
         if (code != cudaSuccess) s.state().captures.end();
@@ -176,12 +176,12 @@ public:
         if (stream_ == nullptr) return;
         const detail::context_guard any(stream_->state().device->context());
         cudaGraph_t unfinished = nullptr;
-        (void)detail::handled(end(unfinished));  // what ended it early has been reported
+        (void)detail::handled(end(unfinished));  // the cause of the early end has been reported
         if (unfinished != nullptr) (void)detail::handled(cudaGraphDestroy(unfinished));
     }
 
-    /// Ends the capture; once only. Throws operation_error: errc::capturing if it was spoilt on the
-    /// way, by a forbidden call or by work of other streams that wasn't joined again.
+    /// Ends the capture. Call once. Throws operation_error: errc::capturing if the capture was
+    /// spoilt by a forbidden call, or by work of other streams that wasn't joined again.
     [[nodiscard]] graph finish() {
         cudaGraph_t native = nullptr;
         const stream& s = *stream_;
@@ -202,10 +202,11 @@ private:
     }
 
     stream* stream_;
-    std::optional<stream::launch_notes> notes_{};  // empty while it isn't captured yet
+    std::optional<stream::launch_notes> notes_{};  // empty before the capture begins
 };
 
-/// Records the work that `body(s)` enqueues. Exceptions pass through, and the stream is as before.
+/// Records the work that `body(s)` enqueues. Exceptions pass through, and then the stream is usable
+/// as before.
 template <std::invocable<stream&> F>
 [[nodiscard]] graph capture(stream& s, F&& body) {
     graph_capture scope{s};
@@ -214,29 +215,29 @@ template <std::invocable<stream&> F>
 }
 
 /// A graph made ready to launch. Movable; one owner; launches of one executable run one after the
-/// other, on any streams. Not safe from several threads at once. Launched work still runs when it
-/// is destroyed.
+/// other, on any streams. Not safe from several threads at once. Launched work still runs after the
+/// executable is destroyed.
 class graph_executable {
 public:
-    /// Throws operation_error, and memory_error where the device has no room for it.
+    /// Makes `g` executable. Throws operation_error, and memory_error if the device has no room.
     explicit graph_executable(const graph& g) : its_(g.its_, instantiate(g)) {}
 
-    /// Takes over one of the embedder's; see graph::from_native_handle.
+    /// Takes over an executable of the embedder; see graph::from_native_handle.
     [[nodiscard]] static graph_executable from_native_handle(const stream& s, cudaGraphExec_t handle) {
         return {s, handle};
     }
     static graph_executable from_native_handle(const stream&, std::nullptr_t) = delete;
     static graph_executable from_native_handle(const stream&, int) = delete;
-    /// Still owned by this.
+    /// The native handle, which this object still owns.
     [[nodiscard]] cudaGraphExec_t native_handle() const noexcept { return its_.hand_out(); }
-    /// The caller's to destroy from now on.
+    /// Releases the handle: from now on the caller destroys it.
     [[nodiscard]] cudaGraphExec_t release() noexcept { return its_.native.release(); }
 
-    /// Enqueues all of it, as one operation of the stream. Into a capture it goes as one node.
-    /// Throws operation_error: errc::invalid_specification for a stream of another device, or
-    /// another partition, than it was captured in. Its kernels would run there all the same, past
-    /// the limiter of that device. (Driver API, CUDA_KERNEL_NODE_PARAMS: a node has a context of
-    /// its own, from its capture on.)
+    /// Enqueues the whole graph as one operation of the stream. In a capture, the graph becomes one
+    /// node. Throws operation_error: errc::invalid_specification for a stream of another device or
+    /// partition than that of the capture. The kernels would run at the place of the capture all
+    /// the same, past the limiter of that device. (Driver API, CUDA_KERNEL_NODE_PARAMS: a node
+    /// keeps the context of its capture.)
     void launch(stream& s) {
         if (!its_.place.is_of(s.state()))
             throw operation_error(errc::invalid_specification, {},
@@ -246,9 +247,9 @@ public:
                              its_.fills.known());
     }
 
-    /// Takes on the arguments of `g`, which must be of the same shape and partition; far cheaper
-    /// than a new one. False, and nothing has changed, if it isn't: make a new one. Launches before
-    /// this keep the old arguments.
+    /// Takes on the arguments of `g`, which must have the same shape and partition. Far cheaper
+    /// than a new executable. Otherwise returns false, and nothing has changed: make a new
+    /// executable. Earlier launches keep the old arguments.
     [[nodiscard]] bool update(const graph& g) {
         if (!(g.its_.place == its_.place)) return false;
         const detail::context_guard any(its_.native.device()->context());
@@ -262,7 +263,7 @@ public:
 
 private:
     graph_executable(const stream& s, cudaGraphExec_t native) noexcept : its_(s.state(), native, {}) {
-        its_.fills.give_up();  // the embedder may have kept its handle
+        its_.fills.give_up();  // the embedder may have kept the handle
     }
 
     static cudaGraphExec_t instantiate(const graph& g) {

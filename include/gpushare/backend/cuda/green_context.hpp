@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Green contexts: SM partitions of a device. The kernels of a partition's streams run on its SMs only. Kernels of other
-// streams run on all SMs, so tenants are protected from each other only if every tenant is in a partition.
+// Green contexts: SM partitions of a device. The kernels of a partition's streams run on its SMs
+// only. Kernels of other streams run on all SMs, so tenants are protected from each other only if
+// every tenant is in a partition.
 //
 //   const auto can = gpushare::cuda::query_sm_split(node, d);         // 16 units of 8 SMs
 //   auto parts = gpushare::cuda::make_green_contexts(node, d, gpushare::equal_sms(can, 2));
 //   gpushare::cuda::stream s = parts[0].make_stream(gpushare::priority{1});
 //
-// In the form that partitioned_limiter and tenancy::slice take (the concept sm_partitionable):
+// device_sms has the form that partitioned_limiter and tenancy::slice need (the concept
+// sm_partitionable):
 //
 //   gpushare::cuda::device_sms sms{node, gpushare::device_id{0}};
 //   auto halves = sms.partition(gpushare::equal_sms(sms.split(), 2));
 //   gpushare::cuda::stream tagged = halves[0].make_stream(gpushare::priority{1}, /*tag=*/7);  // tag: whose work it is, a number of yours
 //
-// Needs a driver of CUDA 12.4 (streams: 12.5); errc::not_supported where it is older.
+// Needs a driver of CUDA 12.4 (for streams 12.5); errc::not_supported if the driver is older.
 #pragma once
 
 #include <cuda.h>
@@ -83,15 +85,17 @@ namespace detail {
 /// the memory of the device's primary context, and its events.
 class green_context {
 public:
-    /// SMs that its kernels run on.
+    /// The number of SMs on which its kernels run.
     [[nodiscard]] std::uint32_t sms() const noexcept { return state_->sms; }
-    /// Still owned by this.
+    /// The native handle, which this object still owns.
     [[nodiscard]] CUgreenCtx native_handle() const noexcept { return state_->own->native; }
     /// Releases the handle: from now on the caller destroys it, after the streams made from it. Its
-    /// SMs count as free once the streams and this object are gone. They never do if the native
-    /// handle of a stream was released, since the library doesn't see that stream's end.
+    /// SMs count as free once the streams and this object are gone. If the native handle of a
+    /// stream was released, the SMs never count as free, since the library doesn't see that
+    /// stream's end.
     [[nodiscard]] CUgreenCtx release() noexcept {
-        const std::lock_guard lock(state_->mutex);  // a stream's release says the same
+        // The release of a stream changes the same state.
+        const std::lock_guard lock(state_->mutex);
         state_->own->owned = false;
         return state_->own->native;
     }
@@ -119,7 +123,7 @@ public:
         return stream(std::move(made));
     }
 
-    /// Takes over a green context of the embedder's, on that device, without the streams that it has already.
+    /// Takes over a green context of the embedder on this device, without its existing streams.
     [[nodiscard]] static green_context from_native_handle(const node& on, device_id d, CUgreenCtx handle) {
         if (!on.api().has_green_contexts()) fail(cudaErrorNotSupported, "taking over a partition");
         CUdevResource has{};
@@ -147,8 +151,8 @@ private:
 
 /// Makes partitions with these numbers of SMs, disjoint from each other. They also share no SM with
 /// earlier partitions that still exist, or whose last work still runs. SMs left over are in no
-/// partition. All of them or none. Throws operation_error: errc::not_whole if one isn't a multiple
-/// of the unit, too_few_sms, not_supported, no_device.
+/// partition. Makes all of them or none. Throws operation_error: errc::not_whole if a number isn't
+/// a multiple of the unit, too_few_sms, not_supported, no_device.
 [[nodiscard]] inline std::vector<green_context> make_green_contexts(const node& on, device_id d,
                                                                     std::span<const std::uint32_t> sms) {
     const auto& device = on.state(d);
@@ -204,27 +208,28 @@ void require_partitioned(const node& on, R&& streams) {
 }  // namespace cuda
 namespace cuda {
 
-/// A handle: copies are the same SMs. Safe from any thread; the node must outlive it.
+/// The SMs of a device as a handle: copies refer to the same SMs. Safe from any thread; the node
+/// must outlive it.
 class device_sms {
 public:
-    using stream = cuda::stream;           ///< inside and outside of partitions
-    using partition_type = green_context;  ///< what SMs are split into
+    using stream = cuda::stream;           ///< the stream type, inside and outside of partitions
+    using partition_type = green_context;  ///< the type of a partition
 
-    /// Throws operation_error (no_device).
+    /// The SMs of device `d`. Throws operation_error (no_device).
     device_sms(node& on, device_id d) : node_(&on), device_(d) { (void)on.state(d); }
 
     /// See node::make_stream.
     [[nodiscard]] stream make_stream(priority level = {}, std::uint32_t tag = 0) {
         return node_->make_stream(device_, level, tag);
     }
-    /// How they can be split. Throws operation_error (not_supported).
+    /// How the SMs can be split. Throws operation_error (not_supported).
     [[nodiscard]] sm_split split() const { return query_sm_split(*node_, device_); }
     /// See make_green_contexts.
     [[nodiscard]] std::vector<green_context> partition(std::span<const std::uint32_t> sms) {
         return make_green_contexts(*node_, device_, sms);
     }
-    /// Tags of streams whose kernels run on all SMs: existing streams that came from the node, or
-    /// through it. Streams that the embedder made without it are unknown.
+    /// The tags of streams whose kernels run on all SMs: existing streams that the node made or
+    /// took over. Streams that the embedder made without the node are unknown.
     [[nodiscard]] std::vector<std::uint32_t> outside_any_partition() const {
         return node_->state(device_)->sms().unpartitioned();
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernel launches on CUDA streams, and a kernel's view of the device: what only nvcc can compile.
+// Kernel launches on CUDA streams, and a kernel's view of the device. Needs nvcc.
 //
 //   struct scale {
 //       float* x;  std::size_t n;
@@ -10,7 +10,7 @@
 //   stream.launch({.blocks = 64, .threads = 256}, scale{x, n});
 //
 // The context has the thread's place in the grid, its block's barrier and reductions. The same
-// functor runs on the host backend: host::kernel_context offers the same.
+// functor runs on the host backend, where host::kernel_context has the same members.
 #pragma once
 
 #ifndef __CUDACC__
@@ -38,7 +38,8 @@ namespace detail {
 
 inline constexpr std::uint32_t warp_size = 32;
 
-/// The value that the lane `offset` above has, whatever its type. All lanes of `mask` call it.
+/// The value of the lane that lies `offset` above, for any type. All lanes of `mask` must call this
+/// function.
 template <class T>
 __device__ T shuffle_down(std::uint32_t mask, T x, std::uint32_t offset) noexcept {
     constexpr std::size_t words = (sizeof(T) + 3) / 4;
@@ -51,16 +52,17 @@ __device__ T shuffle_down(std::uint32_t mask, T x, std::uint32_t offset) noexcep
 
 }  // namespace detail
 
-/// The first argument of a kernel, made by the launch; belongs to its thread. Grids and blocks have one dimension.
+/// The first argument of a kernel, made by the launch for each thread. Grids and blocks have one
+/// dimension.
 class device_context {
 public:
-    /// Its block's, in the grid.
+    /// The rank of the thread's block in the grid.
     [[nodiscard]] __device__ std::uint32_t block_rank() const noexcept { return blockIdx.x; }
     /// The number of blocks of the grid.
     [[nodiscard]] __device__ std::uint32_t num_blocks() const noexcept { return gridDim.x; }
-    /// In its block.
+    /// The rank of the thread in its block.
     [[nodiscard]] __device__ std::uint32_t thread_rank() const noexcept { return threadIdx.x; }
-    /// The number of threads of its block.
+    /// The number of threads of the block.
     [[nodiscard]] __device__ std::uint32_t num_threads() const noexcept { return blockDim.x; }
     /// The SM that runs the block.
     [[nodiscard]] __device__ std::uint32_t sm() const noexcept {
@@ -69,7 +71,8 @@ public:
         return id;
     }
 
-    /// Waits for the threads of the block, all of which must come, and makes their writes visible to each other.
+    /// Waits for all threads of the block, all of which must call it, and makes their writes
+    /// visible to each other.
     __device__ void sync() noexcept { __syncthreads(); }
 
     /// Combines x of all threads of the block by `op`, and returns the result in each of them. All
@@ -80,7 +83,8 @@ public:
     requires(std::is_trivially_copyable_v<T> && sizeof(T) <= 64) [[nodiscard]] __device__ T
         reduce(T x, Op op) noexcept {
         using detail::warp_size;
-        // Bytes, so that T needs no default constructor. One buffer for each T and Op, reused by every call.
+        // Raw bytes, so that T needs no default constructor. Each T and Op has one buffer, which
+        // every call reuses.
         __shared__ alignas(T) std::byte storage[warp_size * sizeof(T)];
         T* const of_warp = reinterpret_cast<T*>(storage);
 
@@ -96,7 +100,7 @@ public:
         sync();
         x = of_warp[0];
         for (std::uint32_t w = 1; w < warps; ++w) x = op(x, of_warp[w]);
-        sync();  // before the next call writes
+        sync();  // so that the next call may write
         return x;
     }
     /// The sum; see reduce().
@@ -105,27 +109,29 @@ public:
         return reduce(x, [](T a, T b) { return a + b; });
     }
 
-    /// Waits for all threads of all blocks of a cooperative launch, and makes their writes visible. False if the launch
-    /// isn't cooperative and has several blocks. Defined in cooperative.cuh, which costs a second a file to compile.
-    /// All threads must come, equally often: unlike on the host, a block that has returned is waited for in vain.
+    /// Waits for all threads of all blocks of a cooperative launch, and makes their writes visible.
+    /// False if the launch isn't cooperative and has several blocks. Defined in cooperative.cuh,
+    /// which takes a second to compile in each file. All threads must call it equally often: unlike
+    /// on the host, the others wait for ever for a block that has returned.
     [[nodiscard]] __device__ inline bool grid_sync() noexcept;
 
-    /// Call it while waiting for another block, with the number of calls before. At first it
-    /// returns at once: ranks that begin together are there within microseconds, of which a turn
-    /// takes half a one or more, and a sleep may last twice as long as requested. Later it sleeps
-    /// for some 50 to 500 ns. (PTX ISA, nanosleep.)
+    /// Call in a loop that waits for another block. `turn`: the number of earlier calls. The first
+    /// calls return at once, since ranks that begin together arrive within microseconds (a turn
+    /// takes 0.5 us or more), and a sleep may last twice as long as requested. Later calls
+    /// sleep for some 50 to 500 ns. (PTX ISA, nanosleep.)
     __device__ void backoff(std::uint32_t turn) noexcept {
         if (turn >= 16) __nanosleep(turn < 64 ? 50 : 500);
     }
 
-    /// Nanoseconds of the device's global timer, which all its kernels share; its zero is not the host's.
+    /// Nanoseconds of the device's global timer, which all its kernels share; its zero is not the
+    /// host's.
     [[nodiscard]] __device__ std::int64_t now() const noexcept {
         std::int64_t t = 0;
         asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
         return t;
     }
 
-    /// False: the kernels of a device that is lost are ended, and can't ask.
+    /// Always false: when a device is lost, its kernels end.
     [[nodiscard]] __device__ bool device_lost() const noexcept { return false; }
 };
 static_assert(gpushare::kernel_context<device_context>);
@@ -133,10 +139,11 @@ static_assert(kernel_for<gpushare::detail::empty_kernel, device_context>);
 
 namespace detail {
 
-/// Bytes of arguments that a kernel can have: 32,764 with every driver that CUDA 13 runs on. Older ones had 4,096.
+/// The most bytes of arguments of a kernel: 32,764 with every driver that supports CUDA 13, and
+/// 4,096 with older ones.
 inline constexpr std::size_t largest_kernel = 32'764;
 
-/// The one kernel there is. A constant of the grid: no thread makes a copy of `kernel`.
+/// The library's only __global__ function. `kernel` is a constant of the grid: no thread copies it.
 template <class K>
 __global__ void run(const __grid_constant__ K kernel) {
     device_context context;
@@ -159,7 +166,7 @@ template <class K>
     return reinterpret_cast<const void*>(&run<K>);
 }
 
-/// The launch itself, on a device that is current. `g.blocks` isn't 0.
+/// Launches the kernel on the current device. `g.blocks` isn't 0.
 template <class K>
 cudaError_t launch_on(cudaStream_t native, grid g, const K& kernel, bool cooperative) noexcept {
     cudaLaunchAttribute attribute{};
@@ -175,12 +182,13 @@ cudaError_t launch_on(cudaStream_t native, grid g, const K& kernel, bool coopera
     return cudaLaunchKernelExC(&config, entry_of<K>(), arguments);
 }
 
-/// Takes `length` of the device's clock.
+/// A kernel that runs for `length` by the device's clock.
 struct spin {
     std::uint64_t length;  // ns
 
     __device__ void operator()(device_context&) const noexcept {
-        // The clock may stand still for up to 1 us: from one step to another at least `length` passes.
+        // The clock advances in steps of up to 1 us. Counting from one step to another, at least
+        // `length` passes.
         const std::uint64_t before = now();
         std::uint64_t begin = now();
         while (begin == before) begin = now();

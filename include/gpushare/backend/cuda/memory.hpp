@@ -27,16 +27,17 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace cuda {
 
-/// The bytes that cudaMalloc takes for a request, which CUDA doesn't report: multiples of `step`,
-/// and of `page` from `paged_from` bytes on. The defaults are those of an H200 with driver 580;
+/// The bytes that cudaMalloc takes for a request, which CUDA doesn't report: multiples of `step`
+/// or, from `paged_from` bytes on, of `page`. The defaults are those of an H200 with driver 580;
 /// `./dev gpu` checks them on a device. If small blocks don't fill the page that they share, the
-/// rest counts as taken by others: nothing is lost between the two.
+/// rest of the page counts as taken by others, so no byte is unaccounted for.
 struct allocation_model {
-    bytes step{512};                  ///< what small blocks take multiples of
-    bytes page{2 << 20};              ///< what others do
-    bytes paged_from{(1 << 20) + 1};  ///< the size from which blocks take whole pages: half a page is a small block
+    bytes step{512};      ///< small blocks take multiples of this
+    bytes page{2 << 20};  ///< larger blocks take multiples of this
+    /// The size from which blocks take whole pages: half a page is a small block.
+    bytes paged_from{(1 << 20) + 1};
 
-    /// bytes::max() where rounding would wrap.
+    /// The bytes that a request takes; bytes::max() if rounding would overflow.
     [[nodiscard]] constexpr bytes charged(std::uint64_t size) const noexcept {
         const std::uint64_t unit = bytes{size} < paged_from ? step.count() : page.count();
         const bytes whole = bytes{size} + bytes{unit - 1};
@@ -44,14 +45,14 @@ struct allocation_model {
     }
 };
 
-/// Safe from any thread. All blocks must be back before it is destroyed. It keeps the device's
-/// state alive, and frees blocks that are still out.
+/// The memory of one device. Safe from any thread. Free all blocks before it is destroyed; the
+/// destructor frees blocks that are still out. Keeps the device's state alive.
 class device_memory {
 public:
-    /// cudaMalloc aligns to that much. More is had by asking for more, and charged.
+    /// The alignment of cudaMalloc. A larger alignment can be requested, and is charged.
     static constexpr std::size_t natural_alignment = 256;
 
-    /// For the node.
+    /// Called by the node.
     device_memory(std::shared_ptr<detail::device_state> device, const allocation_model& model)
         : device_(std::move(device)), model_(model), capacity_(figures().total) {}
     device_memory(const device_memory&) = delete;
@@ -60,63 +61,68 @@ public:
         blocks_.for_each([this](const detail::block& b) { (void)give_back(b); });
     }
 
-    /// `size` bytes at a multiple of `alignment` (a power of two); a unique address for 0 bytes. Contents undefined.
-    /// Throws memory_error: errc::out_of_memory, size_overflow, bad_alignment, device_lost.
+    /// `size` bytes at a multiple of `alignment` (a power of two); a unique address for 0 bytes.
+    /// Contents undefined. Throws memory_error: errc::out_of_memory, size_overflow, bad_alignment,
+    /// device_lost.
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment) {
         failure why;
         void* const p = obtain(size, alignment, &why);
         if (p == nullptr) throw memory_error(why, {}, "allocating device memory");
         return p;
     }
-    /// The same, of a size with its unit.
+    /// The same, for a size with a unit.
     [[nodiscard]] void* allocate(bytes size, std::size_t alignment) {
         return allocate(static_cast<std::size_t>(size.count()), alignment);
     }
 
-    /// Whether the device is: nothing is allocated any more. Acquire, as health::lost().
+    /// Whether the device is lost: then nothing is allocated any more. Acquire, like
+    /// health::lost().
     [[nodiscard]] bool lost() const noexcept { return device_->health().lost(); }
-    /// Null where `allocate` would throw; `why`, unless it is null, gets the reason.
+    /// Returns null if `allocate` would throw; `why`, unless null, receives the reason.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, failure* why = nullptr) noexcept {
         return obtain(size, alignment, why);
     }
-    /// The same, of a size with its unit.
+    /// The same, for a size with a unit.
     [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment, failure* why = nullptr) noexcept {
         return try_allocate(static_cast<std::size_t>(size.count()), alignment, why);
     }
 
-    /// errc::unknown_block or errc::wrong_size, changing nothing, if `p` isn't what an allocation of that size and
-    /// alignment returned. Null is ignored. Waits for the device, as cudaFree does.
+    /// errc::unknown_block or errc::wrong_size, changing nothing, if `p` isn't what an allocation
+    /// of that size and alignment returned. Null is ignored. Waits for the device, as cudaFree
+    /// does.
     errc deallocate(void* p, std::size_t size, std::size_t alignment) noexcept {
         if (p == nullptr) return errc::none;
         detail::block b;
         if (const errc why = blocks_.remove(p, size, alignment, b); why != errc::none) return why;
-        (void)give_back(b);  // what CUDA refuses to take back is nobody's to free again; the health says so
+        // A block that CUDA refuses to free can't be freed again; the device's health keeps the
+        // error.
+        (void)give_back(b);
         blocks_.release(b);
         return errc::none;
     }
-    /// The same, of a size with its unit.
+    /// The same, for a size with a unit.
     errc deallocate(void* p, bytes size, std::size_t alignment) noexcept {
         return deallocate(p, static_cast<std::size_t>(size.count()), alignment);
     }
 
-    /// The bytes of the capacity that such an allocation takes, by the allocation model;
-    /// bytes::max() if no device can have it.
+    /// The bytes of the capacity that a request takes, by the allocation model; bytes::max() if no
+    /// device can have it.
     [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
         if (!std::has_single_bit(alignment)) return bytes::max();
         const auto asked = detail::padded(size, alignment, natural_alignment);
         return asked == 0 ? bytes::max() : model_.charged(asked);
     }
-    /// The same, of a size with its unit.
+    /// The same, for a size with a unit.
     [[nodiscard]] bytes charged(bytes size, std::size_t alignment) const noexcept {
         return charged(static_cast<std::size_t>(size.count()), alignment);
     }
 
-    /// All of the device, as cudaMemGetInfo counts it.
+    /// The device's total memory, by cudaMemGetInfo.
     [[nodiscard]] bytes capacity() const noexcept { return capacity_; }
     /// Bytes that are neither free nor allocated here: contexts, modules, memory kept by pools,
     /// other processes. Chunks of virtual_memory and blocks of memory_pool count as allocated here.
-    /// On a lost device, all the rest. During concurrent allocations and frees the value may be too
-    /// high for a moment, by their bytes; it is never too low.
+    /// On a lost device, all memory that isn't allocated here. During concurrent allocations and
+    /// frees the value may be too high for a moment, by their bytes; it is never too low.
     [[nodiscard]] bytes taken_by_others() const noexcept {
         const auto entered = blocks_.entered(), chunks = device_->chunks().entered();
         const bytes pools = device_->used_of_pools();
@@ -126,23 +132,27 @@ public:
                            std::min(pools, device_->used_of_pools());
         return capacity_ - (code == cudaSuccess ? free : bytes{}) - ours;
     }
-    /// Why it can never be granted: more than the device has, too large an alignment; errc::none if it could be.
+    /// The reason why a request can never be granted: more than the device has, too large an
+    /// alignment; errc::none if it can be.
     [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
         if (charged(size, alignment) <= capacity_) return {};
         if (const failure why = never(size, alignment); why.code != errc::none) return why;
         return {
             .code = errc::out_of_memory, .asked = size, .limit = capacity_.count(), .because = reason::beyond_device};
     }
-    /// The same, of a size with its unit.
+    /// The same, for a size with a unit.
     [[nodiscard]] failure refuses(bytes size, std::size_t alignment) const noexcept {
         return refuses(static_cast<std::size_t>(size.count()), alignment);
     }
-    [[nodiscard]] static constexpr bytes largest_free() noexcept { return bytes::max(); }  ///< It doesn't say.
-    [[nodiscard]] static constexpr std::string_view owner() noexcept { return {}; }        ///< Nobody's: all tenants'.
-    [[nodiscard]] static close_token closing() noexcept { return {}; }                     ///< It never closes.
+    /// Not known.
+    [[nodiscard]] static constexpr bytes largest_free() noexcept { return bytes::max(); }
+    /// No owner: shared by all.
+    [[nodiscard]] static constexpr std::string_view owner() noexcept { return {}; }
+    /// Never closes.
+    [[nodiscard]] static close_token closing() noexcept { return {}; }
     /// The bytes that its blocks take.
     [[nodiscard]] bytes used() const noexcept { return blocks_.charged(); }
-    /// As it was made with.
+    /// The allocation model given to the constructor.
     [[nodiscard]] const allocation_model& model() const noexcept { return model_; }
 
 private:

@@ -1,26 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA devices of this process as a node: what quotas, limiters, partitions and tenants run on.
+// The CUDA devices of this process as a node, on which quotas, limiters, partitions and tenants
+// run.
 //
 //   gpushare::cuda::node node;                                            // all devices that CUDA shows
 //   auto s = node.make_stream(gpushare::device_id{0}, gpushare::priority{1}, /*tag=*/7);     // tag: whose work it is, a number of yours
 //   gpushare::tenancy shared{node};
 //
-// An overhead account tells what takes a device's memory outside of all tenants. CUDA only tells
-// how much memory is free, so the account measures before and after each step that takes some.
+// An overhead account shows what takes a device's memory outside of all tenants. CUDA tells only
+// how much memory is free, so the account measures before and after each step.
 //
 //   gpushare::cuda::overhead_account account{node, d};          // so far: contexts and other processes
 //   account.measure("modules", [&] { load_kernels(); });
 //   account.measure("vendor workspaces", [&] { make_blas_handles(); });
 //   for (const auto& e : account.entries()) log(e.label, e.size);
 //
-// A node_topology says how the devices are connected, as far as the CUDA runtime tells; connect()
-// enables peer access among them.
+// A node_topology shows how the devices are connected, as far as the CUDA runtime tells. connect()
+// enables peer access among devices.
 //
 //   const gpushare::cuda::node_topology t = gpushare::cuda::query_topology(node);
 //   if (t.between(a, b).kind == gpushare::cuda::link_kind::nvlink) ...
 //   const bool peers = gpushare::cuda::connect(node, devices);
 //
-// connect() is compiled and tested over the stand-in for the runtime. It hasn't run on several devices yet.
+// connect() is compiled and tested over the stand-in for the runtime. It hasn't run on several
+// devices yet.
 #pragma once
 
 #include <cuda.h>
@@ -56,7 +58,7 @@ namespace cuda {
 
 namespace detail {
 
-/// The green context that a stream lives in, and how many SMs that has; none if it isn't in one.
+/// The green context of a stream and its number of SMs; empty if the stream isn't in one.
 struct green_place {
     CUgreenCtx context = nullptr;
     std::uint32_t sms = 0;
@@ -71,23 +73,25 @@ struct green_place {
 
 }  // namespace detail
 
-/// The make-up of a node.
+/// Options of a node.
 struct node_options {
-    std::vector<int> devices{};  ///< CUDA's numbers, in the node's order; empty: all that CUDA shows
-    allocation_model memory{};   ///< what cudaMalloc takes for a request
-    bool peer_access = true;     ///< devices reach each other's memory, where they can
+    /// CUDA's numbers, in the node's order; empty: all that CUDA shows.
+    std::vector<int> devices{};
+    allocation_model memory{};  ///< what cudaMalloc takes for a request
+    bool peer_access = true;    ///< whether devices reach each other's memory, where possible
 };
 
-/// Makes the primary contexts of its devices, which stay when it is destroyed: the embedder and its libraries use them
-/// as well. Streams and points may outlive it; its memory doesn't. Starts no thread. Safe from any thread.
+/// A node of CUDA devices. Makes the primary contexts of its devices. They stay when the node is
+/// destroyed, since the embedder and its libraries use them as well. Streams and points may outlive
+/// the node; its memory may not. Starts no thread. Safe from any thread.
 class node {
 public:
     using stream = cuda::stream;            ///< its streams
     using memory_type = device_memory;      ///< its devices' memory
-    using clock_type = host::steady_clock;  ///< for deadlines
+    using clock_type = host::steady_clock;  ///< the clock of deadlines
 
-    /// Throws operation_error: no_driver, no_device (none, or not that one), duplicate_device, invalid_specification
-    /// (too many); memory_error where there is no room for a context.
+    /// Throws operation_error: no_driver, no_device (none, or not that one), duplicate_device,
+    /// invalid_specification (too many); memory_error where there is no room for a context.
     explicit node(const node_options& options = {})
         : api_(std::make_shared<const driver>(driver::load())),
           gangs_(open(options)),
@@ -100,11 +104,12 @@ public:
     node(const node&) = delete;
     node& operator=(const node&) = delete;
 
-    /// At least one.
+    /// The number of devices, at least 1.
     [[nodiscard]] std::uint32_t num_devices() const noexcept { return static_cast<std::uint32_t>(devices_.size()); }
-    /// For deadlines.
+    /// The clock of deadlines.
     [[nodiscard]] host::steady_clock get_clock() const noexcept { return {}; }
-    /// The order in which gangs are enqueued on its devices, and which are there: one for all nodes of the process.
+    /// The order in which gangs are enqueued on the node's devices, and the gangs that are on them.
+    /// Shared by all nodes of the process.
     [[nodiscard]] detail::node_gangs& gangs() noexcept { return gangs_; }
     /// The driver's functions.
     [[nodiscard]] const driver& api() const noexcept { return *api_; }
@@ -113,13 +118,14 @@ public:
     [[nodiscard]] device_memory& memory(device_id d) { return at(d).memory; }
     /// The device's properties.
     [[nodiscard]] const device_properties& properties(device_id d) const { return state(d)->properties(); }
-    /// The errors seen on it so far.
+    /// The errors seen on the device so far.
     [[nodiscard]] cuda::health& health(device_id d) const { return state(d)->health(); }
-    /// Whether it was seen to be unusable.
+    /// Whether the device was seen to be unusable.
     [[nodiscard]] bool lost(device_id d) const { return health(d).lost(); }
 
-    /// A stream in the device's primary context: its kernels run on all SMs, partitioned or not. `level` is clamped to
-    /// CUDA's few priorities, and ordinary work (level 0) gets the lowest.
+    /// Makes a stream in the device's primary context: its kernels run on all SMs, partitioned or
+    /// not. `level` is clamped to CUDA's few priorities, and ordinary work (level 0) gets the
+    /// lowest.
     [[nodiscard]] stream make_stream(device_id d, priority level = {}, std::uint32_t tag = 0) {
         auto made = describe(state(d), tag);
         made->level = level;
@@ -135,7 +141,7 @@ public:
         return stream(std::move(made));
     }
 
-    /// Takes over a stream of the embedder's, which this library destroys. Throws operation_error:
+    /// Takes over a stream of the embedder, which the library will destroy. Throws operation_error:
     /// invalid_specification for a default stream, no_device for one on a device that isn't the
     /// node's.
     [[nodiscard]] stream from_native_handle(cudaStream_t handle, std::uint32_t tag = 0) {
@@ -144,14 +150,14 @@ public:
         adopted->owned = true;
         return stream(std::move(adopted));
     }
-    /// The same for a stream that stays the embedder's, who destroys it after the returned object.
-    /// The driver is asked before each point whether the stream is captured: one call more.
+    /// The same for a stream that the embedder keeps, and destroys after the returned object.
+    /// Before each point, one more driver call asks whether the stream is captured.
     [[nodiscard]] stream borrow(cudaStream_t handle, std::uint32_t tag = 0) {
         auto borrowed = look_at(handle, tag);
         borrowed->register_unpartitioned();
         return stream(std::move(borrowed));
     }
-    // A literal 0 or nullptr is the default stream, which has no place here.
+    // A literal 0 or nullptr is the default stream, which isn't allowed here.
     stream from_native_handle(int, std::uint32_t = 0) = delete;
     stream from_native_handle(std::nullptr_t, std::uint32_t = 0) = delete;
     stream borrow(int, std::uint32_t = 0) = delete;
@@ -169,11 +175,12 @@ public:
             if (devices_[d].state->ordinal() == ordinal) return device_id{d};
         throw operation_error(errc::no_device, {}, "the stream's device doesn't belong to the node");
     }
-    /// As the next, where null and cudaStreamLegacy are the default stream of the device that is current.
+    /// As the next function; null and cudaStreamLegacy mean the default stream of the current
+    /// device.
     [[nodiscard]] point point_after(cudaStream_t handle) { return point_after(device_of(handle), handle); }
     /// The point after which no work enqueued so far on another owner's stream uses memory: see
-    /// stream::last_use. As for a borrowed stream, but null and cudaStreamLegacy are the default
-    /// stream of `d`, on which the library enqueues no work of its own.
+    /// stream::last_use. Works as for a borrowed stream, but null and cudaStreamLegacy mean the
+    /// default stream of `d`, on which the library enqueues no work of its own.
     [[nodiscard]] point point_after(device_id d, cudaStream_t handle) {
         if (handle != nullptr && handle != cudaStreamLegacy) return stream(look_at(handle, 0)).last_use();
         auto by_default = describe(state(d), 0);
@@ -184,8 +191,8 @@ public:
     }
 
     /// Opens the memory of `to` to kernels and copies of `from`, for the whole process. False if
-    /// the machine can't do that. Calling it again does no harm. It doesn't cover the memory of
-    /// pools and virtual memory: see their options.
+    /// the machine can't do that. Calling it again does no harm. The memory of pools and virtual
+    /// memory isn't covered: see their options.
     bool enable_peer_access(device_id from, device_id to) {
         const int near = state(from)->ordinal(), far = state(to)->ordinal();
         if (near == far) return true;
@@ -215,10 +222,12 @@ public:
         return peers;
     }
 
-    /// Makes the device's primary context current for this thread until what is returned goes; then, what was before.
+    /// Makes the device's primary context current for this thread, until the returned guard is
+    /// destroyed and restores the previous context.
     [[nodiscard]] device_guard make_current(device_id d) const { return device_guard(state(d)->context()); }
 
-    /// For what is built on a device: pools, virtual memory, green contexts.
+    /// The device's shared state, for objects built on a device: pools, virtual memory, green
+    /// contexts.
     [[nodiscard]] const std::shared_ptr<detail::device_state>& state(device_id d) const {
         if (d.index >= num_devices())
             raise({.code = errc::no_device, .asked = d.index, .limit = num_devices()}, {}, "CUDA node");
@@ -301,24 +310,25 @@ static_assert(gpushare::node<node>);
 namespace cuda {
 
 /// Not thread-safe. Refers to the node's memory, which must outlive it. Memory that other processes
-/// take or return during a step counts for the step: CUDA can't tell the two apart. Allocations
-/// from the device's memory aren't counted; allocations of pools and virtual memory are.
+/// take or return during a step counts for the step, since CUDA doesn't distinguish them.
+/// Allocations from the device's memory aren't counted; allocations of pools and virtual memory
+/// are.
 class overhead_account {
 public:
     /// The memory that a step took.
     struct entry {
-        std::string label{};    ///< the step's
-        std::int64_t size = 0;  ///< bytes; negative where memory came back
+        std::string label{};    ///< the name of the step
+        std::int64_t size = 0;  ///< in bytes; negative if memory came back
     };
 
-    /// Throws operation_error: errc::no_device.
+    /// Opens the account with the memory taken so far. Throws operation_error: errc::no_device.
     overhead_account(node& on, device_id d)
-        // The entry by name: of braces within braces nvcc 13 loses the inner ones.
+        // Names the type of the entry, because nvcc 13 loses nested braces.
         : memory_(&on.memory(d)),
           entries_(1, entry{"contexts and other processes", signed_bytes(memory_->taken_by_others())}) {}
 
-    /// Runs `step` and puts down the device memory that it took. Exceptions pass through, with no
-    /// entry made.
+    /// Runs `step` and records the device memory that it took. Exceptions pass through, and no
+    /// entry is made then.
     template <std::invocable F>
     void measure(std::string label, F&& step) {
         const auto before = signed_bytes(memory_->taken_by_others());
@@ -326,11 +336,11 @@ public:
         entries_.push_back({std::move(label), signed_bytes(memory_->taken_by_others()) - before});
     }
 
-    /// In order; the first is what was taken when the account was opened.
+    /// The entries in order. The first is the memory taken when the account was opened.
     [[nodiscard]] const std::vector<entry>& entries() const noexcept { return entries_; }
 
-    /// Memory taken between the steps, or by others since: bytes, negative if more came back than
-    /// was put down.
+    /// Bytes taken between the steps, or by others since. Negative if more memory came back than
+    /// was recorded.
     [[nodiscard]] std::int64_t unexplained() const noexcept {
         auto rest = signed_bytes(memory_->taken_by_others());
         for (const entry& e : entries_) rest -= e.size;
@@ -345,17 +355,18 @@ private:
     std::vector<entry> entries_;
 };
 
-/// Best first. The runtime doesn't name links: peers with native atomics are on NVLink (PCIe has none between devices),
-/// other peers on PCIe, and the rest goes through the host's memory, across sockets if the devices' NUMA nodes differ.
+/// The kinds of links, best first. The runtime doesn't name links. Peers with native atomics count
+/// as NVLink (PCIe has no atomics between devices), and other peers as PCIe. All others go through
+/// the host's memory, across sockets if the devices' NUMA nodes differ.
 enum class link_kind : std::uint8_t {
     same_device,    ///< no link
     nvlink,         ///< peers with native atomics
     pcie,           ///< other peers
     host,           ///< through the host's memory
-    across_sockets  ///< and from one of its processors to another
+    across_sockets  ///< through the host's memory, from one processor to another
 };
 
-/// Its name in texts.
+/// The name of the kind.
 [[nodiscard]] constexpr std::string_view to_string(link_kind k) noexcept {
     switch (k) {
         case link_kind::same_device: return "same device";
@@ -367,33 +378,34 @@ enum class link_kind : std::uint8_t {
     return "unknown link";
 }
 
-/// From one device to another.
+/// The link from one device to another.
 struct peer_link {
-    link_kind kind = link_kind::same_device;  ///< what it seems to be
-    bool access = true;                       ///< loads and stores reach the other's memory
-    bool native_atomics = true;               ///< and so do atomics
-    int performance_rank = 0;                 ///< CUDA's: 0 is the best link of the machine, comparable within it only
+    link_kind kind = link_kind::same_device;  ///< the likely kind of link
+    bool access = true;                       ///< whether loads and stores reach the other's memory
+    bool native_atomics = true;               ///< whether atomics do as well
+    /// CUDA's rank: 0 is the best link of this machine; not comparable between machines.
+    int performance_rank = 0;
 };
 
-/// A plain value: all devices, and a link for each ordered pair.
+/// All devices, and a link for each ordered pair. A plain value.
 struct node_topology {
     std::vector<device_properties> devices{};  ///< in the node's order
     std::vector<peer_link> links{};            ///< by row: from * devices.size() + to
 
-    /// Throws std::out_of_range for a device that isn't there.
+    /// The link from one device to another. Throws std::out_of_range if there is no such device.
     [[nodiscard]] const peer_link& between(device_id from, device_id to) const {
         return links.at(std::size_t{from.index} * devices.size() + to.index);
     }
 };
 
-/// The link of two different devices by what is known about them.
+/// Classifies the link of two different devices.
 [[nodiscard]] constexpr link_kind classify(bool access, bool native_atomics, std::int32_t numa_from,
                                            std::int32_t numa_to) noexcept {
     if (access) return native_atomics ? link_kind::nvlink : link_kind::pcie;
     return numa_from != numa_to && numa_from >= 0 && numa_to >= 0 ? link_kind::across_sockets : link_kind::host;
 }
 
-/// Throws operation_error where the driver doesn't answer.
+/// Queries the topology of a node. Throws operation_error if the driver doesn't answer.
 [[nodiscard]] inline node_topology query_topology(const node& on) {
     node_topology t;
     for (std::uint32_t i = 0; i < on.num_devices(); ++i) t.devices.push_back(on.properties(device_id{i}));
@@ -421,9 +433,9 @@ struct node_topology {
 }  // namespace cuda
 namespace cuda {
 
-/// Opens the memory of all `devices` to kernels on each of them, for the whole process. False if
-/// some pairs can't; other pairs may be open then. The same device may come several times. Throws
-/// as node::enable_peer_access.
+/// Opens the memory of all `devices` to kernels on each of them, for the whole process. Returns
+/// false if some pairs can't reach each other; the other pairs may be open then. A device may be
+/// listed several times. Throws as node::enable_peer_access.
 [[nodiscard]] inline bool connect(node& on, std::span<const device_id> devices) {
     bool all = true;
     for (const device_id from : devices)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pinned host memory, which devices reach directly: copies from and to it don't block the host, and run at the speed of
-// the link.
+// Pinned host memory, which devices reach directly. Copies from and to pinned memory don't block
+// the host, and run at the speed of the link.
 //
 //   gpushare::cuda::pinned_memory staging{node};
 //   void* p = staging.allocate(1_MiB, 64);          // readable by the host, and by kernels at the same address
@@ -29,20 +29,21 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace cuda {
 
-/// Models memory_resource, for all devices alike. Slow (each block is a system call and pins
-/// pages), so meant for buffers that stay. Safe from any thread. The destructor frees blocks that
-/// are still out.
+/// Pinned memory for all devices. Models memory_resource. Each allocation is slow (a system call
+/// that pins pages), so use it for long-lived buffers. Safe from any thread. The destructor frees
+/// blocks that are still out.
 class pinned_memory {
 public:
-    /// In bytes, what every block is aligned to. More is had by asking for more, and charged.
+    /// The alignment of every block, in bytes. A larger alignment can be requested, and is charged.
     static constexpr std::size_t natural_alignment = 256;
-    /// Pages are pinned, so a block takes whole ones of the host's: 4 KiB on most, 64 KiB on some.
+    /// The host's page size, 4 KiB on most hosts and 64 KiB on some. A block takes whole pages,
+    /// since pages are pinned.
     [[nodiscard]] static bytes page() noexcept {
         static const long size = ::sysconf(_SC_PAGESIZE);
         return bytes{size > 0 ? static_cast<std::uint64_t>(size) : std::uint64_t{4096}};
     }
 
-    /// `d`: the device whose context does it. Throws operation_error: errc::no_device.
+    /// `d`: the device in whose context memory is pinned. Throws operation_error: errc::no_device.
     explicit pinned_memory(node& on, device_id d = {}) : device_(on.state(d)) {}
     pinned_memory(const pinned_memory&) = delete;
     pinned_memory& operator=(const pinned_memory&) = delete;
@@ -50,28 +51,30 @@ public:
         blocks_.for_each([this](const detail::block& b) { give_back(b); });
     }
 
-    /// Throws memory_error: errc::out_of_memory (the host's, or what it lets pin), size_overflow, bad_alignment.
+    /// Allocates pinned memory. Throws memory_error: errc::out_of_memory (of the host, or of memory
+    /// that it lets pin), size_overflow, bad_alignment.
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment) {
         failure why;
         void* const p = obtain(size, alignment, why);
         if (p == nullptr) throw memory_error(why, {}, "allocating pinned host memory");
         return p;
     }
-    /// The same, of a size with its unit.
+    /// The same, for a size with a unit.
     [[nodiscard]] void* allocate(bytes size, std::size_t alignment) {
         return allocate(static_cast<std::size_t>(size.count()), alignment);
     }
-    /// Null where `allocate` would throw; `why`, unless it is null, gets the reason.
+    /// Returns null if `allocate` would throw; `why`, unless null, receives the reason.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, failure* why = nullptr) noexcept {
         failure unused;
         return obtain(size, alignment, why != nullptr ? *why : unused);
     }
-    /// The same, of a size with its unit.
+    /// The same, for a size with a unit.
     [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment, failure* why = nullptr) noexcept {
         return try_allocate(static_cast<std::size_t>(size.count()), alignment, why);
     }
 
-    /// errc::unknown_block or errc::wrong_size, changing nothing. Null is ignored. Work that uses it must be done.
+    /// Frees a block. Work that uses the block must be done. errc::unknown_block or
+    /// errc::wrong_size, and nothing has changed. Null is ignored.
     errc deallocate(void* p, std::size_t size, std::size_t alignment) noexcept {
         if (p == nullptr) return errc::none;
         detail::block b;
@@ -80,34 +83,38 @@ public:
         blocks_.release(b);
         return errc::none;
     }
-    /// The same, of a size with its unit.
+    /// The same, for a size with a unit.
     errc deallocate(void* p, bytes size, std::size_t alignment) noexcept {
         return deallocate(p, static_cast<std::size_t>(size.count()), alignment);
     }
 
-    /// The bytes of the host's memory that it takes; bytes::max() if no host has that much.
+    /// The bytes of host memory that a request takes; bytes::max() if no host has that much.
     [[nodiscard]] static bytes charged(std::size_t size, std::size_t alignment) noexcept {
         if (!std::has_single_bit(alignment)) return bytes::max();
         const auto asked = detail::padded(size, alignment, natural_alignment);
         return asked == 0 ? bytes::max() : page() * ((asked + page().count() - 1) / page().count());
     }
-    /// The same, of a size with its unit.
+    /// The same, for a size with a unit.
     [[nodiscard]] static bytes charged(bytes size, std::size_t alignment) noexcept {
         return charged(static_cast<std::size_t>(size.count()), alignment);
     }
-    /// Why it can never be granted: too big for any host, a bad alignment; errc::none if it could be.
+    /// The reason why a request can never be granted: too big for any host, a bad alignment;
+    /// errc::none if it can be.
     [[nodiscard]] static failure refuses(std::size_t size, std::size_t alignment) noexcept {
         return gpushare::detail::never_had(size, alignment, bytes::max(),
                                            [&](std::size_t a) { return charged(size, a); });
     }
-    /// The same, of a size with its unit.
+    /// The same, for a size with a unit.
     [[nodiscard]] static failure refuses(bytes size, std::size_t alignment) noexcept {
         return refuses(static_cast<std::size_t>(size.count()), alignment);
     }
-    [[nodiscard]] static constexpr bytes largest_free() noexcept { return bytes::max(); }  ///< It doesn't say.
-    [[nodiscard]] static constexpr std::string_view owner() noexcept { return {}; }        ///< Nobody's: all tenants'.
-    [[nodiscard]] static close_token closing() noexcept { return {}; }                     ///< It never closes.
-    /// Charged by what is out.
+    /// Not known.
+    [[nodiscard]] static constexpr bytes largest_free() noexcept { return bytes::max(); }
+    /// No owner: shared by all.
+    [[nodiscard]] static constexpr std::string_view owner() noexcept { return {}; }
+    /// Never closes.
+    [[nodiscard]] static close_token closing() noexcept { return {}; }
+    /// The charged bytes of the blocks that are out.
     [[nodiscard]] bytes used() const noexcept { return blocks_.charged(); }
 
 private:

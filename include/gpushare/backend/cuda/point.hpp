@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Timeline points of CUDA streams, which `record()` returns. A point is an event from a pool; it stays valid when its
-// stream and its node are gone.
+// Timeline points of CUDA streams, which `record()` returns. A point is an event from a pool; it
+// stays valid when its stream and its node are gone.
 //
 //   gpushare::cuda::point done = stream.record();
 //   if (!done.wait(clock.now() + 5ms)) ...          // false at the deadline
@@ -34,7 +34,7 @@ namespace cuda {
 
 namespace detail {
 
-/// Asks the event, unless the answer is known. A known answer doesn't change. Call with a
+/// Queries the event, unless the answer is known. A known answer doesn't change. Call with a
 /// relaxed_capture.
 [[nodiscard]] inline bool ask(point_state& p) noexcept {
     // acquire: work that another thread saw done is done for this thread, too.
@@ -58,7 +58,7 @@ namespace detail {
     return true;
 }
 
-/// The driver's answer. Both events must be of one device.
+/// The driver's answer for the time between two events, which must belong to one device.
 [[nodiscard]] inline CUresult time_between(point_state& a, point_state& b, float& ms) noexcept {
     const primary_context& context = a.device->context();
     return in_some_context(context, [&] { return context.api().event_elapsed_time(&ms, a.event, b.event); });
@@ -77,74 +77,79 @@ inline void pause(std::uint32_t turn, ns left) noexcept {
 
 }  // namespace detail
 
-/// Models timeline_point; see there. Waits are on host::steady_clock. Safe from any thread, as a shared_ptr is.
+/// Models timeline_point; see there. Waits are on host::steady_clock. Safe from any thread, as a
+/// shared_ptr is.
 ///
 /// After an error that makes the device unusable, every point of the device is reached with
 /// errc::device_lost: CUDA doesn't tell which work had been done before. `elapsed` has the
 /// resolution of events, about 0.5 us, and 24 bits of a ms.
 class point {
 public:
-    /// Reached, and of no stream.
+    /// A point that is reached and belongs to no stream.
     point() noexcept = default;
 
-    /// Whether the work before it is done, well or not. Costs a call of the driver's until it is.
+    /// Whether the work before the point is done, successfully or not. Costs a driver call until it
+    /// is done.
     [[nodiscard]] bool reached() const noexcept {
         if (known()) return true;
         const detail::relaxed_capture relaxed(state_->device->api());
         return detail::ask(*state_);
     }
-    /// As wait_any() of this one.
+    /// As wait_any() of this point.
     bool wait(instant deadline) const { return wait_any(this, 1, deadline); }
 
-    /// Until one of them is reached; false at the deadline. False at once if `points` is empty. The
-    /// points may belong to any devices and nodes.
+    /// Waits until one of the points is reached; false at the deadline. False at once if `points`
+    /// is empty. The points may belong to any devices and nodes.
     static bool wait_any(std::span<const point> points, instant deadline) {
         return wait_any(points.data(), points.size(), deadline);
     }
-    /// The same. `pending_at`: when it last began to look and none was reached.
+    /// The same. Sets `pending_at` to the beginning of the last look that found none reached.
     static bool wait_any(std::span<const point> points, instant deadline, instant& pending_at) {
         return wait_any(points.data(), points.size(), deadline, &pending_at);
     }
 
-    /// errc::device_lost, and other codes for events that can't be asked; errc::none before it is reached.
+    /// errc::device_lost, or another code if the event can't be queried; errc::none before the
+    /// point is reached.
     [[nodiscard]] errc status() const noexcept {
         return state_ && reached() ? static_cast<errc>(state_->outcome.load(std::memory_order_relaxed)) : errc::none;
     }
 
-    /// The device time from `a` to `b`, negative if `b` comes first; zero until both are reached. Zero as well
-    /// where one of them failed, or belongs to another device.
+    /// The device time from `a` to `b`, negative if `b` comes first; zero until both are reached.
+    /// Zero as well if one of them failed, or if they belong to different devices.
     friend ns elapsed(const point& a, const point& b) noexcept {
         if (a.state_ == b.state_ || !a.reached() || !b.reached()) return ns{0};
         questions ask;
         return ask.between(a, b);
     }
-    /// A point that is reached once all of these are, whatever their devices. Its status is that of
-    /// the first point that failed. It needs neither work nor an event, so it doesn't wait for
-    /// other work. Throws std::bad_alloc.
+    /// A point that is reached once all of these points are, on any devices. Its status is the
+    /// status of the first point that failed. The new point needs neither work nor an event, so it
+    /// doesn't wait for other work. Throws std::bad_alloc.
     [[nodiscard]] static point all_of(std::vector<point> points);
-    /// Whether it is the end of a graph, or one of those is among all_of(); see stream::last_use.
+    /// Whether the point is the end of a graph, or joins one by all_of(); see stream::last_use.
     [[nodiscard]] bool waits_for_graph() const noexcept {
         return state_ && state_->instead != nullptr && state_->instead->waits_for_graph();
     }
-    /// The points that all_of() joined; else none.
+    /// The points that all_of() joined; empty for other points.
     [[nodiscard]] std::span<const point> parts() const noexcept;
 
-    /// Whether they are the same point, not whether they are reached at the same time.
+    /// Whether both are the same point; two points that are reached at the same time may differ.
     friend bool operator==(const point&, const point&) noexcept = default;
 
-    /// Asks about several points with one change of this thread's capture mode. For one thread, within one function.
+    /// Queries several points with one change of this thread's capture mode. For one thread, within
+    /// one function.
     class questions {
     public:
-        /// The device time between the two if `end` is reached, zero where that isn't known. `begin` comes before it.
-        template <class Answer = std::optional<ns>>  // so that including this costs no more than it must
+        /// The device time between the two points if `end` is reached; zero if the time isn't
+        /// known. `begin` comes before `end`.
+        template <class Answer = std::optional<ns>>  // keeps the cost of including this header low
         [[nodiscard]] Answer span(const point& begin, const point& end) noexcept {
             if (end.known()) return elapsed(begin, end);
             detail::point_state& to = *end.state_;
             relaxed_.begin(to.device->api());
-            // If both events are reached, this call tells so, and how far apart they are. If it
-            // says that they aren't reached, the event is queried: after a failed kernel the call
-            // may say so for ever. (Runtime API: cudaEventQuery returns errors of earlier launches,
-            // cudaEventElapsedTime need only return cudaErrorNotReady.)
+            // If both events are reached, this call says so and returns the time between them. If
+            // it says that they aren't reached, the event is queried as well, because after a
+            // failed kernel the call may say so for ever. (Runtime API: cudaEventQuery returns
+            // errors of earlier launches, cudaEventElapsedTime need only return cudaErrorNotReady.)
             const bool comparable = begin.native_handle() != nullptr && end.native_handle() != nullptr &&
                                     begin.state_->device == to.device && !to.device->health().lost();
             float ms = 0;
@@ -156,7 +161,7 @@ public:
             if (!detail::ask(to)) return std::nullopt;
             return elapsed(begin, end);
         }
-        /// As elapsed(), of two that span() has found reached, or that were before.
+        /// As elapsed(), for points that span() has found reached, and for points before these.
         [[nodiscard]] ns between(const point& a, const point& b) noexcept {
             if (a.state_ == b.state_ || !a.known_well() || !b.known_well()) return ns{0};
             if (a.state_->device != b.state_->device) return ns{0};
@@ -173,21 +178,21 @@ public:
 
     /// For streams: takes over the reference that `state` was acquired with.
     explicit point(detail::point_state& state) noexcept : state_(reference::adopt(state)) {}
-    /// For streams: it is reached, and this is its status.
+    /// For streams: makes the point reached, with this status.
     void end_as(errc why) const noexcept {
         if (state_) state_->outcome.store(static_cast<std::uint8_t>(why), std::memory_order_release);
     }
-    /// The point's event, to make other work wait for it. Null if the point has none: a
-    /// default-constructed point, all_of() several, and the end of a graph. The pool owns the
-    /// event.
+    /// The point's event, to make other work wait for it. Null if the point has no event: a
+    /// default-constructed point, several points joined by all_of(), and the end of a graph. The
+    /// pool owns the event.
     [[nodiscard]] cudaEvent_t native_handle() const noexcept {
         return state_ && state_->instead == nullptr ? state_->event : nullptr;
     }
-    /// Whether it is a point of that device's stream, for the backend.
+    /// For the backend: whether the point belongs to a stream of this device.
     [[nodiscard]] bool is_of(const detail::device_state& device) const noexcept {
         return state_ && state_->device.get() == &device;
     }
-    /// Whether it is known to be reached, without asking.
+    /// Whether the point is known to be reached, without a query.
     [[nodiscard]] bool known() const noexcept {
         return !state_ || state_->outcome.load(std::memory_order_acquire) != detail::point_state::pending;
     }
@@ -196,7 +201,7 @@ private:
     using reference = gpushare::detail::counted_ref<detail::point_state>;
 
     [[nodiscard]] static ns to_ns(float ms) noexcept { return ns{static_cast<ns::rep>(static_cast<double>(ms) * 1e6)}; }
-    // Reached and no failure, without asking.
+    // Whether the point is known to be reached without a failure, without a query.
     [[nodiscard]] bool known_well() const noexcept {
         return native_handle() != nullptr &&
                state_->outcome.load(std::memory_order_acquire) == static_cast<std::uint8_t>(errc::none);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stream-ordered memory: CUDA's own pools, which allocate and free in the order of a stream, without waiting for it.
+// Stream-ordered memory: CUDA's own pools, which allocate and free in the order of a stream,
+// without waiting for it.
 //
 //   gpushare::cuda::memory_pool pool{node, gpushare::device_id{0}, {.max_size = 4_GiB}};
 //   void* p = pool.allocate(stream, 1_MiB);     ...     // work on that stream that uses it
@@ -38,22 +39,25 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace cuda {
 
-/// How a pool is made.
+/// Options of a pool.
 struct memory_pool_options {
-    bytes max_size{};           ///< CUDA's maxSize; nothing: no maximum of its own. CUDA may round it up
-    bytes keep = bytes::max();  ///< reserved memory that the pool doesn't return to the device at a sync
-    bool peers = true;  ///< open to the node's other devices, where they reach this one: see node_options::peer_access
+    bytes max_size{};  ///< CUDA's maxSize; 0: no maximum. CUDA may round it up
+    /// Reserved memory that the pool doesn't return to the device at a sync.
+    bytes keep = bytes::max();
+    /// Whether the pool is open to the node's other devices, if they reach this one; see
+    /// node_options::peer_access.
+    bool peers = true;
 };
 
-/// A pool's bytes. `reserved` is taken from the device, in big pieces; `used` is the part of it
-/// that is out. A maximum limits `reserved`, rounded up: a pool for 1 KiB was seen to reserve 32
-/// MiB. So a quota in front of it counts `used`; device_memory counts `used` as allocated here, and
-/// the rest of `reserved` as taken by others until trim() gives it back.
+/// A pool's bytes. `reserved` is taken from the device, in large pieces. `used` is the part of it
+/// in blocks that are out. A maximum limits `reserved`, rounded up: a pool for 1 KiB was seen to
+/// reserve 32 MiB. So a quota over the pool counts `used`. device_memory counts `used` as allocated
+/// here, and the rest of `reserved` as taken by others until trim() returns it.
 struct memory_pool_usage {
     bytes reserved{};       ///< taken from the device
-    bytes used{};           ///< of that, out
-    bytes reserved_peak{};  ///< the most so far
-    bytes used_peak{};      ///< the most so far
+    bytes used{};           ///< the bytes in blocks that are out
+    bytes reserved_peak{};  ///< the peak of `reserved`
+    bytes used_peak{};      ///< the peak of `used`
 };
 
 namespace detail {
@@ -63,7 +67,7 @@ struct memory_pool_kind {
     static cudaError_t destroy(const driver&, cudaMemPool_t p) noexcept { return cudaMemPoolDestroy(p); }
 };
 
-/// Where blocks begin for CUDA that were aligned further: few, if any. Safe from any thread.
+/// CUDA's addresses of blocks with a larger alignment, which are few, if any. Safe from any thread.
 class aligned_blocks {
 public:
     /// False if the host has no memory for the entry.
@@ -76,7 +80,7 @@ public:
     } catch (...) {
         return false;
     }
-    /// Where the block at `p` begins, which is forgotten.
+    /// CUDA's address of the block at `p`. Removes the entry.
     [[nodiscard]] void* take(void* p) noexcept {
         if (count_.load(std::memory_order_relaxed) == 0) return p;
         const std::lock_guard lock(mutex_);
@@ -95,18 +99,19 @@ private:
 };
 }  // namespace detail
 
-/// Movable; one owner. Safe from any thread. Blocks of a pool that was made here count as allocated
-/// here. They must be freed, and their streams have got there, before it goes.
+/// A pool of device memory. Movable; one owner. Safe from any thread. Blocks of a pool that the
+/// library made count as allocated by the library. Free all blocks, and wait until their streams
+/// have reached the frees, before you destroy the pool.
 class memory_pool {
 public:
-    /// Every block is aligned to that. More is had by asking for more, and charged.
+    /// The alignment of every block. A larger alignment can be requested, and is charged.
     static constexpr std::size_t natural_alignment = 256;
-    /// A block takes multiples of that. `./dev gpu` checks it on a device.
+    /// A block takes a multiple of this. `./dev gpu` checks it on a device.
     static constexpr bytes step{512};
 
-    /// Throws operation_error: errc::no_device, not_supported. Streams that share the pool don't
-    /// come to wait for each other: a freed block is reused in the same stream, behind points that
-    /// were waited for, or once its work is done.
+    /// Throws operation_error: errc::no_device, not_supported. Streams that share the pool never
+    /// wait for each other because of it. A freed block is reused only in the same stream, behind
+    /// points for which a stream waits anyway, or once its work is done.
     memory_pool(node& on, device_id d, const memory_pool_options& options = {}) : native_(on.state(d), nullptr) {
         if (!device().properties().memory_pools)
             throw operation_error(errc::not_supported, {}, "the device has no stream-ordered memory pools");
@@ -121,8 +126,9 @@ public:
         native_ = {native_.device(), made};
         cuuint64_t keep = options.keep.count();
         check(cudaMemPoolSetAttribute(made, cudaMemPoolAttrReleaseThreshold, &keep), "setting up a memory pool");
-        // Or an allocation of one tenant would wait on the device for another one's work to free
-        // something. (Runtime API, cudaMemPoolReuseAllowInternalDependencies: on by default.)
+        // Otherwise an allocation of one tenant might wait on the device for another tenant's work,
+        // which frees a block. (Runtime API, cudaMemPoolReuseAllowInternalDependencies: on by
+        // default.)
         int couple = 0;
         check(cudaMemPoolSetAttribute(made, cudaMemPoolReuseAllowInternalDependencies, &couple),
               "setting up a memory pool");
@@ -130,13 +136,13 @@ public:
             for (const device_id other : on.peers_of(d)) {
                 const auto code = give_access(on, other);
                 if (is_sticky(code) && device().health().answers())
-                    (void)detail::handled(code);  // the other one is lost
+                    (void)detail::handled(code);  // the other device is lost
                 else
                     check(code, "opening a memory pool to another device");
             }
         native_.device()->enter_pool(made);
     }
-    /// Leaves nothing behind.
+    /// `other` is empty afterwards.
     memory_pool(memory_pool&& other) noexcept = default;
     /// The old value's resources are released.
     memory_pool& operator=(memory_pool other) noexcept {
@@ -146,48 +152,50 @@ public:
     }
     ~memory_pool() { leave(); }
 
-    /// Takes over a pool of the embedder's, on that device.
+    /// Takes over a pool of the embedder on this device.
     [[nodiscard]] static memory_pool from_native_handle(node& on, device_id d, cudaMemPool_t handle) {
         return {on.state(d), handle};
     }
     static memory_pool from_native_handle(node&, device_id, std::nullptr_t) = delete;
     static memory_pool from_native_handle(node&, device_id, int) = delete;
-    /// Still owned by this.
+    /// The native handle, which this object still owns.
     [[nodiscard]] cudaMemPool_t native_handle() const noexcept { return native_.get(); }
-    /// The caller's to destroy from now on.
+    /// Releases the handle: from now on the caller destroys it.
     [[nodiscard]] cudaMemPool_t release() noexcept {
         leave();
         return native_.release();
     }
 
-    /// `size` bytes that work enqueued on `s` from now on may use, and work of other streams after a later point of it.
-    /// A unique address for 0 bytes. Throws memory_error: errc::out_of_memory (the device's, or over max_size),
-    /// size_overflow, bad_alignment; operation_error: errc::capturing.
+    /// Allocates `size` bytes. Work enqueued on `s` from now on may use them, and so may work of
+    /// other streams behind a later point of `s`. A unique address for 0 bytes. Throws
+    /// memory_error: errc::out_of_memory (the device's, or over max_size), size_overflow,
+    /// bad_alignment; operation_error: errc::capturing.
     [[nodiscard]] void* allocate(stream& s, std::size_t size, std::size_t alignment = natural_alignment) {
         failure why;
         void* const p = obtain(s, size, alignment, why);
         if (p == nullptr) raise(why, {}, "allocating from a memory pool");
         return p;
     }
-    /// The same, of a size with its unit.
+    /// The same, for a size with a unit.
     [[nodiscard]] void* allocate(stream& s, bytes size, std::size_t alignment = natural_alignment) {
         return allocate(s, static_cast<std::size_t>(size.count()), alignment);
     }
-    /// Returns null where `allocate` would throw; `why`, unless null, receives the reason.
+    /// Returns null if `allocate` would throw; `why`, unless null, receives the reason.
     [[nodiscard]] void* try_allocate(stream& s, std::size_t size, std::size_t alignment = natural_alignment,
                                      failure* why = nullptr) noexcept {
         failure unused;
         return obtain(s, size, alignment, why != nullptr ? *why : unused);
     }
-    /// The same, of a size with its unit.
+    /// The same, for a size with a unit.
     [[nodiscard]] void* try_allocate(stream& s, bytes size, std::size_t alignment = natural_alignment,
                                      failure* why = nullptr) noexcept {
         return try_allocate(s, static_cast<std::size_t>(size.count()), alignment, why);
     }
-    /// As allocate, but if the device, or max_size, lacks memory, tries again every two
-    /// milliseconds, until the deadline or stop request of `until`, a patience (concepts.hpp): CUDA
-    /// doesn't tell when memory is free, and serves waiters in no order. Then throws memory_error:
-    /// deadline_exceeded, stopped. A request larger than the device is refused at once.
+    /// As allocate, but waits for memory. `until` is a patience (concepts.hpp): a deadline or a
+    /// stop request. If the device or max_size lacks memory, tries again every two milliseconds,
+    /// since CUDA doesn't tell when memory is free. Waiters are served in no order. At the end of
+    /// the patience throws memory_error: deadline_exceeded, stopped. A request larger than the
+    /// device is refused at once.
     template <class Patience>
     [[nodiscard]] void* allocate_until(stream& s, std::size_t size, std::size_t alignment, const Patience& until) {
         failure why;
@@ -197,12 +205,12 @@ public:
             throw memory_error(why, {}, "allocating from a memory pool");
         raise(why, {}, "allocating from a memory pool");
     }
-    /// The same, of a size with its unit.
+    /// The same, for a size with a unit.
     template <class Patience>
     [[nodiscard]] void* allocate_until(stream& s, bytes size, std::size_t alignment, const Patience& until) {
         return allocate_until(s, static_cast<std::size_t>(size.count()), alignment, until);
     }
-    /// Null where `allocate_until` would throw.
+    /// Returns null if `allocate_until` would throw.
     template <class Patience>
     [[nodiscard]] void* try_allocate_until(stream& s, std::size_t size, std::size_t alignment, const Patience& until,
                                            failure* why = nullptr) noexcept {
@@ -221,17 +229,18 @@ public:
         if (why != nullptr) *why = refused;
         return nullptr;
     }
-    /// The same, of a size with its unit.
+    /// The same, for a size with a unit.
     template <class Patience>
     [[nodiscard]] void* try_allocate_until(stream& s, bytes size, std::size_t alignment, const Patience& until,
                                            failure* why = nullptr) noexcept {
         return try_allocate_until(s, static_cast<std::size_t>(size.count()), alignment, until, why);
     }
 
-    /// Frees the block once `s` has reached this point. `s` must already wait for other streams
-    /// that used the block. Null is ignored. errc::unknown_block if CUDA says that it isn't a block
-    /// of a pool; errc::capturing. Blocks of a lost device are gone, and the answer is errc::none.
-    /// CUDA knows no sizes, so it doesn't notice a wrong size; the quota's block table does.
+    /// Frees the block once `s` has reached this point. Before this call, `s` must have been made
+    /// to wait for other streams that used the block. Null is ignored. errc::unknown_block if CUDA
+    /// says that it isn't a block of a pool; errc::capturing. Blocks of a lost device are gone:
+    /// then the result is errc::none. CUDA knows no sizes, so it doesn't notice a wrong size; the
+    /// quota's block table does.
     errc deallocate(stream& s, void* p) noexcept {
         if (p == nullptr) return errc::none;
         const auto none_begins = s.state().captures.hold_off();
@@ -241,7 +250,7 @@ public:
         const auto code = cudaFreeAsync(base, s.state().native);
         const errc why = device().health().note(code, "cudaFreeAsync");
         if (why == errc::none || why == errc::device_lost) return errc::none;
-        if (base != p) (void)aligned_->add(p, base);  // it is out still
+        if (base != p) (void)aligned_->add(p, base);  // the block is still out
         return code == cudaErrorInvalidValue || code == cudaErrorInvalidDevicePointer ? errc::unknown_block : why;
     }
 
@@ -251,12 +260,12 @@ public:
         const auto asked = detail::padded(size, alignment, natural_alignment);
         return asked == 0 ? bytes::max() : step * ((asked + step.count() - 1) / step.count());
     }
-    /// The same, of a size with its unit.
+    /// The same, for a size with a unit.
     [[nodiscard]] static constexpr bytes charged(bytes size, std::size_t alignment) noexcept {
         return charged(static_cast<std::size_t>(size.count()), alignment);
     }
 
-    /// Throws operation_error: errc::device_lost.
+    /// The pool's present bytes. Throws operation_error: errc::device_lost.
     [[nodiscard]] memory_pool_usage usage() const {
         return {.reserved = ask(cudaMemPoolAttrReservedMemCurrent),
                 .used = ask(cudaMemPoolAttrUsedMemCurrent),
@@ -264,15 +273,16 @@ public:
                 .used_peak = ask(cudaMemPoolAttrUsedMemHigh)};
     }
 
-    /// Returns reserved memory that isn't used to the device, but for `keep`.
+    /// Returns unused reserved memory to the device, except for `keep` bytes.
     void trim(bytes keep = {}) {
-        const device_guard on(device().context());  // where another one is lost, its context answers for it
+        // So that the context of another, lost device can't answer.
+        const device_guard on(device().context());
         check(cudaMemPoolTrimTo(native_.get(), static_cast<std::size_t>(keep.count())), "trimming a memory pool");
     }
 
-    /// Opens the pool's memory to kernels and copies of `other`, including blocks that are out. A
-    /// pool made here is open to its node's other devices by default; this is for a pool of the
-    /// embedder's, or one without `peers`. (Runtime API, cudaMemPoolSetAccess:
+    /// Opens the pool's memory to kernels and copies of `other`, including blocks that are out. By
+    /// default a pool made by the library is open to its node's other devices. Use this function
+    /// for a pool of the embedder, or without `peers`. (Runtime API, cudaMemPoolSetAccess:
     /// cudaDeviceEnablePeerAccess doesn't cover pools.) Once the pool is open, copy its memory to
     /// another device by cudaMemcpyAsync, as stream::copy does, and not by cudaMemcpyPeerAsync,
     /// which was seen to do nothing then. Throws operation_error: errc::not_supported if the
@@ -313,7 +323,8 @@ private:
         why.asked = size;
 
         const auto none_begins = s.state().captures.hold_off();
-        why.code = s.capture_status();  // captured, it would become a part of the graph, and live as long as that
+        // During a capture, the block would become part of the graph and live as long as the graph.
+        why.code = s.capture_status();
         if (why.code != errc::none) return nullptr;
         const detail::context_guard any(device().context());
         void* p = nullptr;
@@ -330,7 +341,8 @@ private:
 
     [[nodiscard]] bytes ask(cudaMemPoolAttr what) const {
         cuuint64_t figure = 0;
-        const device_guard on(device().context());  // where another one is lost, its context answers for it
+        // So that the context of another, lost device can't answer.
+        const device_guard on(device().context());
         check(cudaMemPoolGetAttribute(native_.get(), what, &figure), "asking a memory pool");
         return bytes{figure};
     }
@@ -339,25 +351,26 @@ private:
     std::unique_ptr<detail::aligned_blocks> aligned_ = std::make_unique<detail::aligned_blocks>();
 };
 
-/// A pool and a stream as one memory_resource: what it hands out belongs to the stream's order. Refers to both.
+/// A pool and a stream as one memory_resource, whose blocks follow the stream's order. Refers to
+/// both.
 class stream_memory {
 public:
-    /// Both must outlive it.
+    /// Both must outlive this object.
     stream_memory(memory_pool& pool, stream& s) noexcept : pool_(&pool), stream_(&s) {}
 
-    /// As the pool's, on the stream; so are the others.
+    /// As memory_pool::allocate on the stream. The other members correspond in the same way.
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment) {
         return pool_->allocate(*stream_, size, alignment);
     }
-    /// The same, of a size with its unit.
+    /// The same, for a size with a unit.
     [[nodiscard]] void* allocate(bytes size, std::size_t alignment) {
         return allocate(static_cast<std::size_t>(size.count()), alignment);
     }
-    /// Returns null where `allocate` would throw; `why`, unless null, receives the reason.
+    /// Returns null if `allocate` would throw; `why`, unless null, receives the reason.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, failure* why = nullptr) noexcept {
         return pool_->try_allocate(*stream_, size, alignment, why);
     }
-    /// The same, of a size with its unit.
+    /// The same, for a size with a unit.
     [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment, failure* why = nullptr) noexcept {
         return try_allocate(static_cast<std::size_t>(size.count()), alignment, why);
     }
@@ -366,18 +379,18 @@ public:
     [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const Patience& until) {
         return pool_->allocate_until(*stream_, size, alignment, until);
     }
-    /// The same, of a size with its unit.
+    /// The same, for a size with a unit.
     template <class Patience>
     [[nodiscard]] void* allocate_until(bytes size, std::size_t alignment, const Patience& until) {
         return allocate_until(static_cast<std::size_t>(size.count()), alignment, until);
     }
-    /// Null where `allocate_until` would throw.
+    /// Returns null if `allocate_until` would throw.
     template <class Patience>
     [[nodiscard]] void* try_allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
                                            failure* why = nullptr) noexcept {
         return pool_->try_allocate_until(*stream_, size, alignment, until, why);
     }
-    /// The same, of a size with its unit.
+    /// The same, for a size with a unit.
     template <class Patience>
     [[nodiscard]] void* try_allocate_until(bytes size, std::size_t alignment, const Patience& until,
                                            failure* why = nullptr) noexcept {
@@ -387,7 +400,7 @@ public:
     errc deallocate(void* p, std::size_t /*size*/, std::size_t /*alignment*/) noexcept {
         return pool_->deallocate(*stream_, p);
     }
-    /// The same, of a size with its unit.
+    /// The same, for a size with a unit.
     errc deallocate(void* p, bytes size, std::size_t alignment) noexcept {
         return deallocate(p, static_cast<std::size_t>(size.count()), alignment);
     }
@@ -395,22 +408,26 @@ public:
     [[nodiscard]] static constexpr bytes charged(std::size_t size, std::size_t alignment) noexcept {
         return memory_pool::charged(size, alignment);
     }
-    /// The same, of a size with its unit.
+    /// The same, for a size with a unit.
     [[nodiscard]] static constexpr bytes charged(bytes size, std::size_t alignment) noexcept {
         return charged(static_cast<std::size_t>(size.count()), alignment);
     }
-    /// Why it can never be granted: too big for any device, a bad alignment; errc::none if it could be.
+    /// The reason why a request can never be granted: too big for any device, a bad alignment;
+    /// errc::none if it can be.
     [[nodiscard]] static failure refuses(std::size_t size, std::size_t alignment) noexcept {
         return gpushare::detail::never_had(size, alignment, bytes::max(),
                                            [&](std::size_t a) { return charged(size, a); });
     }
-    /// The same, of a size with its unit.
+    /// The same, for a size with a unit.
     [[nodiscard]] static failure refuses(bytes size, std::size_t alignment) noexcept {
         return refuses(static_cast<std::size_t>(size.count()), alignment);
     }
-    [[nodiscard]] static constexpr bytes largest_free() noexcept { return bytes::max(); }  ///< It doesn't say.
-    [[nodiscard]] static constexpr std::string_view owner() noexcept { return {}; }        ///< Nobody's: all tenants'.
-    [[nodiscard]] static close_token closing() noexcept { return {}; }                     ///< It never closes.
+    /// Not known.
+    [[nodiscard]] static constexpr bytes largest_free() noexcept { return bytes::max(); }
+    /// No owner: shared by all.
+    [[nodiscard]] static constexpr std::string_view owner() noexcept { return {}; }
+    /// Never closes.
+    [[nodiscard]] static close_token closing() noexcept { return {}; }
 
 private:
     memory_pool* pool_;

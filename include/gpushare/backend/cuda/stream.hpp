@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A stream of a CUDA device: work on it runs in order, work on different streams may overlap. It is non-blocking: it
-// doesn't synchronise with the default stream.
+// A stream of a CUDA device: work on one stream runs in order, and work on different streams may
+// overlap. The stream is non-blocking: it doesn't synchronise with the default stream.
 //
 //   gpushare::cuda::stream s = node.make_stream(gpushare::device_id{0}, gpushare::priority{1});
 //   s.copy(to, from, size);
@@ -35,11 +35,11 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace cuda {
 
-class device_context;  // what a kernel sees: launch.cuh
+class device_context;  // defined in launch.cuh
 
 namespace detail {
 
-/// A native stream and what we know about it.
+/// A native stream and the library's state for it.
 struct stream_state {
     stream_state() = default;
     stream_state(const stream_state&) = delete;
@@ -47,8 +47,8 @@ struct stream_state {
     ~stream_state() {
         const context_guard any(device->context());
         if (end != nullptr) {
-            // Enqueued work still runs, on SMs that no other partition may get until it is done.
-            // (Runtime API, cudaStreamDestroy: it returns at once.)
+            // Enqueued work still runs, on SMs that no other partition may get until the work is
+            // done. (Runtime API, cudaStreamDestroy: it returns at once.)
             if (owned && !captures.ours() && end->event != nullptr)
                 (void)device->health().keep(cudaEventRecord(end->event, native), "cudaEventRecord");
             partition->stream_gone(*end);
@@ -73,22 +73,24 @@ struct stream_state {
 
     const std::uint64_t name = name_of(this);
     std::shared_ptr<device_state> device;
-    std::shared_ptr<partition_state> partition;  // ours that it lives in: destroyed after the stream
-    point_state* end = nullptr;                  // of a stream of such a partition: where its last work ends
-    CUgreenCtx green = nullptr;                  // the green context that it lives in, whoever made it
-    bool registered = false;                     // doesn't, and is counted among those
+    // The library's partition that contains the stream; destroyed after the stream.
+    std::shared_ptr<partition_state> partition;
+    point_state* end = nullptr;  // for a stream in such a partition: the end of its last work
+    CUgreenCtx green = nullptr;  // the stream's green context, whether made by the library or not
+    bool registered = false;     // listed among the streams in no partition
     unpartitioned_stream unpartitioned{};
     cudaStream_t native = nullptr;
-    bool owned = false;       // ours to destroy
-    priority level;           // what was asked for
-    int native_priority = 0;  // and what it is for CUDA
+    bool owned = false;       // whether the library destroys the stream
+    priority level;           // the requested level
+    int native_priority = 0;  // CUDA's priority for that level
     std::uint32_t tag = 0;
-    std::uint32_t sms = 0;  // that its kernels can run on
+    std::uint32_t sms = 0;  // the number of SMs on which its kernels can run
     launch_widths widths;
     capture_watch captures;
 };
 
-/// The most blocks of a kernel that can be resident at once on the stream's SMs; 0 if that isn't known.
+/// The most blocks of a kernel that can be resident at once on the stream's SMs; 0 if that isn't
+/// known.
 [[nodiscard]] inline std::uint32_t resident_blocks(const stream_state& s, const void* entry,
                                                    std::uint32_t threads) noexcept {
     device_state& d = *s.device;
@@ -105,7 +107,7 @@ struct stream_state {
     d.occupancy().add(entry, threads, static_cast<std::uint32_t>(of_sm));
     return static_cast<std::uint32_t>(of_sm) * s.sms;
 }
-/// The same, for blocks that wait for each other; 0 if the device can't do that.
+/// The same for blocks that wait for each other; 0 if the device doesn't support that.
 [[nodiscard]] inline std::uint32_t cooperative_blocks(const stream_state& s, const void* entry,
                                                       std::uint32_t threads) noexcept {
     return s.device->properties().cooperative_launch ? resident_blocks(s, entry, threads) : 0;
@@ -113,24 +115,26 @@ struct stream_state {
 
 }  // namespace detail
 
-/// Movable; one owner. Safe from any thread; each thread's work stays in its order.
+/// A stream of a CUDA device. Movable; one owner. Safe from any thread; each thread's work stays in
+/// order.
 ///
 /// On a lost device, enqueuing does nothing, and the next point's `status()` is errc::device_lost.
 /// Other errors of CUDA throw at once: operation_error, or memory_error for a lack of memory.
 /// Enqueued work still runs when the stream is destroyed.
 class stream {
 public:
-    using point = cuda::point;       ///< on its timeline
-    using context = device_context;  ///< what its kernels see
+    using point = cuda::point;       ///< a point of its timeline
+    using context = device_context;  ///< the first argument of its kernels
 
-    /// Keeps the native stream, and marks its timeline when the stream object may be gone. Safe from any thread.
+    /// Keeps the native stream, and can record points when the stream object is gone. Safe from any
+    /// thread.
     class handle {
     public:
         /// The handle of no stream.
         handle() noexcept = default;
-        /// Whether it is of a stream.
+        /// Whether the handle has a stream.
         [[nodiscard]] explicit operator bool() const noexcept { return state_ != nullptr; }
-        /// As the stream's.
+        /// As stream::record().
         [[nodiscard]] point record() const { return record_on(*state_); }
 
     private:
@@ -144,8 +148,8 @@ public:
 
     // --- kernels: defined in launch.cuh and cooperative.cuh, which need nvcc
 
-    /// Enqueues `g.blocks` blocks of `g.threads` threads of `kernel`, a model of kernel_for, which is copied into the
-    /// launch. A grid of no blocks does nothing.
+    /// Enqueues `g.blocks` blocks of `g.threads` threads of `kernel`, a model of kernel_for, which
+    /// is copied into the launch. A grid of no blocks does nothing.
     template <class K>
     void launch(grid g, const K& kernel);
 
@@ -154,18 +158,20 @@ public:
     template <class K>
     errc launch_cooperative(grid g, const K& kernel);
 
-    /// The most blocks of `threads` threads that such a launch may have; 0 if the device can't do it.
+    /// The most blocks of `threads` threads that a cooperative launch may have; 0 if the device
+    /// doesn't support such launches.
     template <class K = gpushare::detail::empty_kernel>
     [[nodiscard]] std::uint32_t max_cooperative_blocks(const K& kernel = {}, std::uint32_t threads = 1) const noexcept;
 
-    /// Enqueues opaque work that takes `length`: a single block that looks at the device's clock.
+    /// Enqueues opaque work that takes `length`: a single block that polls the device's clock.
     template <class Rep, class Period>
     void enqueue(std::chrono::duration<Rep, Period> length);
 
     // --- everything else
 
-    /// Enqueues a copy of `size` bytes that don't overlap, from and to memory of the host or of any device that this
-    /// one reaches. From or to pageable host memory it waits, as CUDA does; pinned_memory doesn't.
+    /// Enqueues a copy of `size` bytes between ranges that don't overlap, in memory of the host or
+    /// of any device that this device reaches. With pageable host memory the call waits, as in
+    /// CUDA; with pinned_memory it doesn't.
     void copy(void* to, const void* from, std::size_t size) {
         if (size == 0) return;
         enqueued_on_device([&] { return copy_on(state_->native, to, from, size); }, "cudaMemcpyAsync");
@@ -199,11 +205,11 @@ public:
     /// nothing runs then; also if another thread begins to capture it meanwhile.
     [[nodiscard]] point record() { return record_on(*state_); }
 
-    /// A point that is still to be recorded, with its event: recording it then makes no event.
-    /// While a kernel waits for others on the device, making an event may wait for the kernel.
+    /// A point with an event that isn't recorded yet, so recording the point makes no event. This
+    /// matters because making an event may wait for a kernel that itself waits for others.
     class reserved_point {
     public:
-        /// None.
+        /// No point.
         reserved_point() noexcept = default;
 
     private:
@@ -211,42 +217,43 @@ public:
         explicit reserved_point(point p) noexcept : point_(std::move(p)) {}
         point point_;
     };
-    /// Throws as record(), but for captures.
+    /// Reserves a point. Throws as record(), except for captures.
     [[nodiscard]] reserved_point reserve() { return reserved_point(point(state_->device->acquire(state_->device))); }
-    /// As record(), of a point that was reserved on a stream of the same device.
+    /// As record(), for a point that was reserved on a stream of the same device.
     [[nodiscard]] point record(reserved_point&& reserved) {
         const auto turn = uncaptured_turn(*state_);
         return record_as(*state_, std::exchange(reserved.point_, {}), turn);
     }
 
-    /// The point after which no work enqueued so far uses memory. Without a capture it is as
-    /// record(). If the stream is captured, by whatever thread, it is the end of the graph: the
-    /// graph and everything made from it is gone, and its launches are done. On a stream of another
+    /// The point after which no work enqueued so far uses memory. Without a capture, the same as
+    /// record(). If any thread captures the stream, the point is the end of the graph: the graph
+    /// and everything made from it are gone, and their launches are done. On a stream of another
     /// owner, work enqueued before such a capture must be done by then. Throws as record().
     [[nodiscard]] point last_use();
 
-    /// For a later record. Empty if the native stream belongs to another library, since it may be
-    /// gone by then.
+    /// A handle for recording later. Empty if the native stream belongs to another library, since
+    /// the stream may be gone by then.
     [[nodiscard]] handle share() const noexcept { return state_->owned ? handle(state_) : handle(); }
 
-    /// Names its timeline among those of all streams that there are or lately were.
+    /// A number that identifies the timeline among all existing and recent streams.
     [[nodiscard]] std::uint64_t timeline() const noexcept { return state_->name; }
 
-    /// As asked for. CUDA has few priorities: see native_priority().
+    /// The requested level. CUDA has few priorities: see native_priority().
     [[nodiscard]] priority level() const noexcept { return state_->level; }
-    /// CUDA's value for it: 0 is the lowest, -5 or so the highest.
+    /// CUDA's priority for that level: 0 is the lowest, and about -5 the highest.
     [[nodiscard]] int native_priority() const noexcept { return state_->native_priority; }
-    /// Its owner's tag, in traces.
+    /// The owner's tag, for traces.
     [[nodiscard]] std::uint32_t tag() const noexcept { return state_->tag; }
-    /// How many SMs its kernels run on: those of its green context, or all of the device.
+    /// The number of SMs on which its kernels run: those of its green context, or all of the
+    /// device.
     [[nodiscard]] std::uint32_t sms() const noexcept { return state_->sms; }
-    /// Lives in a green context, its own SMs.
+    /// Whether the stream is in a green context.
     [[nodiscard]] bool in_partition() const noexcept { return state_->green != nullptr; }
-    /// Its device's.
+    /// The properties of its device.
     [[nodiscard]] const device_properties& properties() const noexcept { return state_->device->properties(); }
-    /// Whether its device was seen to be unusable, by any call. Asks nothing.
+    /// Whether any call has found its device to be unusable. Makes no query.
     [[nodiscard]] bool lost() const noexcept { return state_->device->health().lost(); }
-    /// Between the begin and the end of a graph_capture.
+    /// Whether a graph_capture of the stream is under way.
     [[nodiscard]] bool capturing() const noexcept { return state_->captures.ours(); }
     /// Whether enqueued work is recorded into a graph: between the begin and the end of a
     /// graph_capture, or of any capture. Queries the driver if another owner has had the handle.
@@ -257,15 +264,15 @@ public:
             throw operation_error(why, {}, "asking a stream whether it is captured");
         return why == errc::capturing;
     }
-    /// Separate cooperative launches needn't run side by side on a device, though they fit: one
-    /// that waits for another may wait for ever. (Programming Guide, "Concurrent Kernel Execution":
-    /// kernels may run concurrently, none must.)
+    /// Separate cooperative launches needn't run side by side on a device, even if they fit, so a
+    /// launch that waits for another one may wait for ever. (Programming Guide, "Concurrent Kernel
+    /// Execution": kernels may run concurrently, but needn't.)
     static constexpr bool launches_run_together = false;
 
     /// The native stream, which this object still owns or borrows. Launches into the handle are
-    /// invisible to this object, so from now on a limiter takes all work of the stream for opaque:
-    /// as wide as declared, or as the device. Captures are invisible, too, so the driver is queried
-    /// before and after each point.
+    /// invisible to this object, so from now on a limiter treats all work of the stream as opaque:
+    /// as wide as declared, or as the whole device. Captures are invisible, too, so the driver is
+    /// queried before and after each point.
     [[nodiscard]] cudaStream_t native_handle() const noexcept {
         state_->widths.give_up();
         state_->captures.hand_out();
@@ -280,7 +287,7 @@ public:
         return native_handle();
     }
 
-    // --- for what enqueues: launch.cuh, graphs, pools, limiters
+    // --- for code that enqueues: launch.cuh, graphs, pools, limiters
 
     /// Collects the errors that this thread's launches by <<<>>> on a stream leave for
     /// cudaGetLastError() during its life: such launches have no other way to report failure. The
@@ -290,15 +297,17 @@ public:
     /// checks each launch itself: the answer replaces the launch's error.
     class launch_errors {
     public:
-        /// From now on, of no stream in particular: an earlier error hides a later one of the same kind.
+        /// Begins to collect, for no particular stream: an earlier error hides a later one of the
+        /// same kind.
         launch_errors() noexcept : before_(cudaPeekAtLastError()) {}
-        /// From now on.
+        /// Begins to collect for this stream.
         explicit launch_errors(const stream& s) noexcept : before_(cudaPeekAtLastError()) {
-            if (!is_left_by_launch(before_) || is_sticky(before_)) return;  // what is sticky stays whatever is done
+            // A sticky error can't be cleared.
+            if (!is_left_by_launch(before_) || is_sticky(before_)) return;
             (void)s.state().device->health().keep(before_, "a call before a submission");
             before_ = cudaSuccess;
         }
-        /// errc::none, or what the last of them stands for.
+        /// The code of the last error; errc::none if there was none.
         [[nodiscard]] errc found() const noexcept {
             const cudaError_t now = cudaPeekAtLastError();
             return now == before_ || !is_left_by_launch(now) ? errc::none : to_errc(now);
@@ -308,18 +317,19 @@ public:
         cudaError_t before_;
     };
 
-    /// Notes which part of the SMs this thread's launches on a stream can fill, until widest() is
+    /// Notes which part of the SMs this thread's launches on a stream can fill, until found() is
     /// called or the object is destroyed.
     class launch_notes {
     public:
-        /// On this stream, which outlives it.
+        /// Begins to note launches on this stream, which must outlive this object.
         explicit launch_notes(const stream& s) noexcept : of_(&s.state().widths), notes_(of_->begin()) {}
         launch_notes(const launch_notes&) = delete;
         launch_notes& operator=(const launch_notes&) = delete;
         ~launch_notes() {
             if (notes_) (void)of_->end();
         }
-        /// Once. Opaque, if something was enqueued that isn't a launch of ours, or by another thread.
+        /// The part that the launches can fill. Call once. Opaque if other work than launches of
+        /// the library was enqueued, or if another thread enqueued.
         [[nodiscard]] sm_fill found() noexcept {
             return std::exchange(notes_, false) ? of_->end() : sm_fill{.opaque = true};
         }
@@ -335,7 +345,8 @@ public:
         if (code == cudaSuccess) return;
         if (state_->device->health().note(code, call) != errc::device_lost) fail(code, call);
     }
-    /// The same around a call that needs the device to be current, and whose work can fill this part of it, or any.
+    /// The same around a call that needs the device to be current. Its work can fill this part of
+    /// the device, or any part.
     template <class F>
     requires requires(F& call) {
         { call() } -> std::same_as<cudaError_t>;
@@ -343,7 +354,8 @@ public:
     void enqueued_on_device(F&& call, const char* name, sm_fill fills = {.opaque = true}) {
         state_->widths.note(fills);
         const cudaError_t code = on_device(call);
-        // Copies, fills and graphs may use memory of other devices, and tell of the loss of one of those as well.
+        // Copies, fills and graphs may use memory of other devices, and so may report the loss of
+        // another device.
         if (is_sticky(code) && state_->device->health().answers()) {
             (void)detail::handled(code);
             fail(code, "using memory of another device, which is lost");
@@ -356,15 +368,15 @@ public:
         state_->widths.note(entry, g, [&] { return detail::resident_blocks(*state_, entry, g.threads); });
         enqueued(on_device(launch), "launching a kernel");
     }
-    /// errc::none, capturing, or the driver's answer; see captured(). To rely on it for a while,
-    /// hold off captures.
+    /// errc::none, capturing, or the code of the driver's error; see captured(). To rely on the
+    /// result for a while, hold off captures.
     [[nodiscard]] errc capture_status() const noexcept {
         if (capturing()) return errc::capturing;
         return state_->captures.handed_out() ? is_captured(*state_) : errc::none;
     }
-    /// Its state, for the backend.
+    /// For the backend: the stream's state.
     [[nodiscard]] detail::stream_state& state() const noexcept { return *state_; }
-    /// For the backend.
+    /// For the backend: a stream with this state.
     explicit stream(std::shared_ptr<detail::stream_state> state) noexcept : state_(std::move(state)) {}
 
 private:
@@ -381,7 +393,7 @@ private:
             const detail::context_guard any(state_->device->context());
             code = cudaStreamWaitEvent(state_->native, p.native_handle(), cudaEventWaitDefault);
         }
-        // The call may also report another device's loss; and a lost point is reached.
+        // The call may report another device's loss, and the points of a lost device are reached.
         if (is_sticky(code) && !p.is_of(*state_->device) && p.reached()) return (void)detail::handled(code);
         enqueued(code, "cudaStreamWaitEvent");
     }
@@ -401,7 +413,7 @@ private:
         if (why == errc::none) return;
         throw operation_error(why, {}, "a stream has no points while it is captured: launch the graph, then record");
     }
-    // Behind uncaptured_turn().
+    // Call after uncaptured_turn().
     [[nodiscard]] static point record_as(detail::stream_state& s, point made, std::uint64_t turn) {
         const cudaEvent_t event = made.native_handle();
         if (event == nullptr) {  // the device is lost
@@ -417,15 +429,15 @@ private:
             return made;
         }
         const errc why = s.device->health().note(code, "cudaEventRecord");
-        made.end_as(why);  // reached at once: there is nothing to ask about
+        made.end_as(why);  // reached at once: there is no event to query
         if (why != errc::device_lost) fail(code, "recording a point");
         return made;
     }
 
     // Between devices that don't reach each other, cudaMemcpyAsync refuses memory of pools and
     // virtual memory; cudaMemcpyPeerAsync copies it, through the host. The library never uses both
-    // for the same memory: if a pool is open to the other device, the latter was seen to write
-    // nothing (CUDA.jl, pull request 3112).
+    // for the same memory: if a pool is open to the other device, cudaMemcpyPeerAsync was seen to
+    // write nothing (CUDA.jl, pull request 3112).
     [[nodiscard]] static cudaError_t copy_on(cudaStream_t on, void* to, const void* from, std::size_t size) noexcept {
         const cudaError_t code = cudaMemcpyAsync(to, from, size, cudaMemcpyDefault, on);
         if (code != cudaErrorInvalidValue) return code;
@@ -441,18 +453,20 @@ private:
     [[nodiscard]] static errc is_captured(const detail::stream_state& s) noexcept {
         auto status = CU_STREAM_CAPTURE_STATUS_NONE;
         const CUresult code = s.device->api().stream_is_capturing(s.native, &status);
-        // On a lost device nothing is captured any more, and the point says the rest.
+        // On a lost device nothing is captured any more, and the point's status reports the loss.
         const errc why = s.device->health().note(code, "cuStreamIsCapturing");
         if (why != errc::none) return why == errc::device_lost ? errc::none : why;
         return status == CU_STREAM_CAPTURE_STATUS_NONE ? errc::none : errc::capturing;
     }
 
-    std::shared_ptr<detail::stream_state> state_;  // shared with handles, which don't use what the stream may change
+    // Shared with handles, which don't use members that the stream may change.
+    std::shared_ptr<detail::stream_state> state_;
 };
 
 namespace detail {
 
-/// A graph is gone, and so is what its stream had enqueued before the capture, where the stream is there still.
+/// The end of a graph: the graph is gone, and the work that its stream enqueued before the capture
+/// is done, if the stream still exists.
 class graph_end final : public eventless {
 public:
     using flag = std::shared_ptr<std::atomic<bool>>;
@@ -460,14 +474,14 @@ public:
     graph_end(flag gone, stream::handle of) noexcept : gone_(std::move(gone)), of_(std::move(of)) {}
 
     [[nodiscard]] std::uint8_t outcome() noexcept override {
-        // acquire: what the launches did is done for us, too.
+        // acquire: the effects of the launches are visible to this thread.
         if (!gone_->load(std::memory_order_acquire)) return point_state::pending;
         if (!of_) return static_cast<std::uint8_t>(errc::none);
         const std::lock_guard lock(mutex_);
         if (!recorded_) try {
                 before_ = of_.record();
                 recorded_ = true;
-            } catch (...) {  // it is captured again: later
+            } catch (...) {  // the stream is captured again: try later
                 return point_state::pending;
             }
         return before_.reached() ? static_cast<std::uint8_t>(before_.status()) : point_state::pending;
@@ -475,8 +489,8 @@ public:
 
     [[nodiscard]] bool waits_for_graph() const noexcept override { return true; }
 
-    /// Gives the flag's end to the graph that is being captured. (Runtime API, cudaUserObjectCreate
-    /// and cudaGraphRetainUserObject; Programming Guide, "CUDA User Objects": executables keep the
+    /// Makes the end of the captured graph set the flag. (Runtime API, cudaUserObjectCreate and
+    /// cudaGraphRetainUserObject; Programming Guide, "CUDA User Objects": executables keep the
     /// objects of their graph until they are gone and have run. The callback makes no CUDA call.)
     /// Throws operation_error.
     static void belong(const flag& gone, cudaGraph_t graph) {
@@ -511,7 +525,7 @@ inline point stream::last_use() {
     cudaGraph_t graph = nullptr;
     check(cudaStreamGetCaptureInfo(state_->native, &status, nullptr, &graph, nullptr, nullptr, nullptr),
           "asking a stream for its capture");
-    if (status == cudaStreamCaptureStatusNone) return record();  // just ended
+    if (status == cudaStreamCaptureStatusNone) return record();  // the capture has just ended
     if (status != cudaStreamCaptureStatusActive || graph == nullptr)
         throw operation_error(errc::capturing, {}, "the capture of a stream was spoilt");
     const auto gone = std::make_shared<std::atomic<bool>>(false);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Virtual memory of a CUDA device: address ranges and physical chunks are separate, so that a chunk can move from one
-// owner's addresses to another's without a copy.
+// Virtual memory of a CUDA device: address ranges and physical chunks are separate, so that a chunk
+// can move from one owner's addresses to another's without a copy.
 //
 //   gpushare::cuda::virtual_memory memory{node, gpushare::device_id{0}};
 //   auto range = *memory.reserve(64 << 20);    auto chunk = *memory.create();
@@ -37,12 +37,16 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace cuda {
 
-/// How virtual memory is used.
+/// Options of virtual memory.
 struct virtual_memory_options {
-    bytes chunk{};      ///< a power of two, from what the device can do on: the default, 2 MiB so far
-    bool peers = true;  ///< open to the node's other devices, where they reach this one: see node_options::peer_access
-    std::vector<device_id>
-        open_to{};  ///< devices that it is opened to whatever `peers` is; refused where they don't reach it
+    /// Chunk size, a power of two; the default is the device's smallest, so far 2 MiB.
+    bytes chunk{};
+    /// Whether it is open to the node's other devices, if they reach this one; see
+    /// node_options::peer_access.
+    bool peers = true;
+    /// Devices to which it is open in any case, whatever `peers` says. Refused if they can't reach
+    /// it.
+    std::vector<device_id> open_to{};
 };
 
 namespace detail {
@@ -55,10 +59,11 @@ struct memory_chunk_kind {
 };
 }  // namespace detail
 
-/// Models gpushare::virtual_memory; see there. Safe from any thread; ranges and chunks may outlive it.
+/// The virtual memory of one device. Models gpushare::virtual_memory; see there. Safe from any
+/// thread; ranges and chunks may outlive it.
 class virtual_memory {
 public:
-    /// CUDA doesn't promise to clear what another owner of this process had.
+    /// CUDA doesn't promise to clear memory that another owner in this process had.
     static constexpr bool fresh_is_zero = false;
 
     /// Kernels and copies of the device, and of the devices it is open to, can use mapped memory.
@@ -80,10 +85,11 @@ public:
         }
     }
 
-    /// Addresses that nothing else gets; null once it was moved from. Nothing may be mapped when it goes.
+    /// A reserved range of addresses; null after a move. Nothing may be mapped in it when it is
+    /// destroyed.
     class range {
     public:
-        /// Leaves nothing behind.
+        /// `other` is empty afterwards.
         range(range&& other) noexcept
             : device_(std::move(other.device_)), at_(std::exchange(other.at_, 0)), size_(other.size_) {}
         /// The old value's range is released.
@@ -95,14 +101,15 @@ public:
         }
         ~range() {
             if (at_ == 0) return;
-            cudaError_t entered = cudaSuccess;  // whether it did or not, the call says the rest
+            // Not checked: the call below reports a failure, too.
+            cudaError_t entered = cudaSuccess;
             const device_guard on(device_->context(), entered);
             const auto code = device_->api().mem_address_free(at_, size_);
             (void)device_->health().keep(code, "cuMemAddressFree");
         }
         /// The first address.
         [[nodiscard]] void* data() const noexcept { return reinterpret_cast<void*>(at_); }
-        /// Bytes.
+        /// The size in bytes.
         [[nodiscard]] std::size_t size() const noexcept { return size_; }
 
     private:
@@ -115,11 +122,11 @@ public:
         std::size_t size_;
     };
 
-    /// granularity() bytes of the device, which device_memory counts as allocated here. A mapped
-    /// chunk keeps its memory until it is unmapped.
+    /// A chunk: granularity() bytes of the device, which device_memory counts as allocated here. A
+    /// mapped chunk keeps its memory until it is unmapped.
     class chunk {
     public:
-        /// Leaves nothing behind.
+        /// `other` is empty afterwards.
         chunk(chunk&& other) noexcept = default;
         /// The old value's chunk is released.
         chunk& operator=(chunk other) noexcept {
@@ -128,9 +135,9 @@ public:
             return *this;
         }
         ~chunk() { leave(); }
-        /// Still owned by this.
+        /// The native handle, which this object still owns.
         [[nodiscard]] CUmemGenericAllocationHandle native_handle() const noexcept { return native_.get(); }
-        /// The caller's to release from now on.
+        /// Releases the handle: from now on the caller releases the memory.
         [[nodiscard]] CUmemGenericAllocationHandle release() noexcept {
             leave();
             return native_.release();
@@ -153,8 +160,8 @@ public:
     /// The size of a chunk.
     [[nodiscard]] bytes granularity() const noexcept { return bytes{chunk_size_}; }
 
-    /// not_whole: `size` is zero or no multiple of the granularity; size_overflow: no process has as many addresses;
-    /// out_of_memory, device_lost.
+    /// Reserves a range. not_whole: `size` is zero or no multiple of the granularity;
+    /// size_overflow: no process has as many addresses; out_of_memory, device_lost.
     [[nodiscard]] result<range> reserve(std::size_t size) noexcept {
         if (size == 0 || size % chunk_size_ != 0)
             return failure{
@@ -168,7 +175,7 @@ public:
         return range{device_, at, size};
     }
 
-    /// out_of_memory, device_lost.
+    /// Makes a chunk. Errors: out_of_memory, device_lost.
     [[nodiscard]] result<chunk> create() noexcept {
         CUmemGenericAllocationHandle made = 0;
         const errc why = ask("cuMemCreate", [&] { return api().mem_create(&made, chunk_size_, &kind_, 0); });
@@ -176,8 +183,8 @@ public:
         return chunk{device_, made, bytes{chunk_size_}};
     }
 
-    /// Maps the chunk readable and writable by all the devices, except lost ones; otherwise nothing
-    /// has changed. backend_failed if the place is mapped already, or `at` is in no range;
+    /// Maps the chunk, readable and writable by all the devices except lost ones. After an error
+    /// nothing has changed. backend_failed if the place is mapped already, or `at` is in no range;
     /// device_lost.
     errc map(void* at, const chunk& c) noexcept {
         const auto address = reinterpret_cast<CUdeviceptr>(at);
@@ -195,7 +202,7 @@ public:
     }
 
     /// Unmaps one or several whole adjacent chunks. Not ordered with any stream: no work may use
-    /// them any more. On a lost device the mapping is gone, and the answer is errc::none: the
+    /// the chunks any more. On a lost device the mapping is gone, and the result is errc::none: the
     /// device's health reports the loss.
     errc unmap(void* at, std::size_t size) noexcept {
         const auto once = [&] {
@@ -203,14 +210,14 @@ public:
         };
         const errc why = once();
         if (why != errc::device_lost) return why;
-        // The error may be another device's, and the driver may have stopped at it. If it didn't,
-        // the second call finds nothing there, which is as good.
+        // The error may be another device's, and the driver may have stopped there. If it hadn't,
+        // the second call finds nothing mapped, which does no harm.
         if (!device_->health().lost()) (void)once();
         return errc::none;
     }
-    /// The same, once all of `users` are reached: the last points of every stream that used the
-    /// chunks. errc::deadline_exceeded, and nothing has changed, if one of them isn't reached by
-    /// then.
+    /// The same, once all of `users` are reached: the last points of all streams that used the
+    /// chunks. If one of them isn't reached by the deadline, returns errc::deadline_exceeded, and
+    /// nothing has changed.
     errc unmap(void* at, std::size_t size, std::span<const point> users, instant deadline) noexcept {
         for (const point& p : users)
             if (!p.wait(deadline)) return errc::deadline_exceeded;
@@ -220,7 +227,8 @@ public:
 private:
     [[nodiscard]] const driver& api() const noexcept { return device_->api(); }
 
-    // With the device current: a call in the context of another one may answer with the errors of that one.
+    // Makes the call with this device current, since a call in another device's context may return
+    // that device's errors.
     template <class Call>
     errc ask(const char* name, Call call) noexcept {
         cudaError_t code = cudaSuccess;
@@ -230,7 +238,7 @@ private:
             if (code == cudaSuccess) code = to_runtime(call());
         }
         if (code == cudaSuccess) return errc::none;
-        // It may tell of the loss of a device that it is open to.
+        // The call may report the loss of another device to which the memory is open.
         if (is_sticky(code) && device_->health().answers()) return errc::device_lost;
         return device_->health().note(static_cast<CUresult>(code), name);
     }
@@ -241,7 +249,8 @@ private:
     static CUmemAllocationProp properties(const detail::device_state& device) noexcept {
         CUmemAllocationProp p{};
         p.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-        p.location.type = CU_MEM_LOCATION_TYPE_DEVICE;  // its layout is another one from CUDA 13.5 on
+        // Set as members, since the layout differs from CUDA 13.5 on.
+        p.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
         p.location.id = device.ordinal();
         // Lets network cards read and write the memory, if the driver supports it: an arena can be
         // registered for RDMA. (Driver API,
@@ -281,21 +290,21 @@ private:
     const std::shared_ptr<detail::device_state> device_;
     const CUmemAllocationProp kind_;
     const std::size_t chunk_size_;
-    std::vector<CUmemAccessDesc> access_;  // its own device's first
+    std::vector<CUmemAccessDesc> access_;  // the entry of its own device comes first
 };
 static_assert(gpushare::virtual_memory<virtual_memory>);
 
-/// A chunk in its place. The destructor unmaps it, and by then no work may use it any more. Refers
-/// to the memory; chunk and range have other owners.
+/// A mapped chunk. The destructor unmaps it; by then no work may use it any more. Refers to the
+/// memory; chunk and range have other owners.
 class mapping {
 public:
-    /// Throws what map() returns: operation_error, memory_error.
+    /// Maps the chunk. Throws the error that map() returns, as operation_error or memory_error.
     mapping(virtual_memory& in, void* at, const virtual_memory::chunk& c)
         : memory_(&in), at_(at), size_(static_cast<std::size_t>(in.granularity().count())) {
         if (const errc why = in.map(at, c); why != errc::none)
             raise({.code = why, .asked = size_, .because = reason::size}, {}, "mapping a chunk");
     }
-    /// Leaves nothing behind.
+    /// `other` is empty afterwards.
     mapping(mapping&& other) noexcept
         : memory_(other.memory_), at_(std::exchange(other.at_, nullptr)), size_(other.size_) {}
     /// The old value's mapping is unmapped.
@@ -309,9 +318,10 @@ public:
         if (at_ != nullptr) (void)memory_->unmap(at_, size_);
     }
 
-    /// Where it is; null once it is unmapped.
+    /// The address of the mapping; null once it is unmapped.
     [[nodiscard]] void* data() const noexcept { return at_; }
-    /// Unmaps once all of `users` are reached. On an error it stays mapped: errc::deadline_exceeded, say.
+    /// Unmaps once all of `users` are reached. After an error, such as errc::deadline_exceeded, the
+    /// chunk stays mapped.
     errc close(std::span<const point> users, instant deadline) noexcept {
         if (at_ == nullptr) return errc::none;
         const errc why = memory_->unmap(at_, size_, users, deadline);

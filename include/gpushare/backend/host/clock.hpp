@@ -15,7 +15,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace host {
 
-/// Real time that never goes back. The time of every host node, and of every wait for a host point.
+/// Real time that never goes back. The clock of every host node, and of every wait for a host
+/// point.
 struct steady_clock {
     /// Since the start of the machine.
     [[nodiscard]] static instant now() noexcept {
@@ -24,9 +25,9 @@ struct steady_clock {
 };
 static_assert(clock<steady_clock>);
 
-/// CPU time that the calling thread has used. Instants of different threads have nothing to do with each other.
+/// CPU time that the calling thread has used. Instants of different threads can't be compared.
 struct thread_cpu_clock {
-    /// The time that the calling thread has computed so far.
+    /// The CPU time of the calling thread so far.
     [[nodiscard]] static instant now() noexcept {
         timespec t{};
         ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
@@ -35,19 +36,19 @@ struct thread_cpu_clock {
 };
 static_assert(clock<thread_cpu_clock>);
 
-/// A clock for tests: moves when it is told. Safe from any thread.
+/// A clock for tests, which moves only when its program moves it. Safe from any thread.
 class manual_clock {
 public:
     manual_clock() noexcept = default;
-    /// It is `start`.
+    /// A clock that shows `start`.
     explicit manual_clock(instant start) noexcept : now_(start.time_since_epoch().count()) {}
 
     // Acquire and release: a thread that sees the new time also sees everything that was done
     // before the clock was moved.
-    /// As it was set last.
+    /// The time to which the clock was moved last.
     [[nodiscard]] instant now() const noexcept { return instant{ns{now_.load(std::memory_order_acquire)}}; }
 
-    /// Moves forward by `step`; a negative step is none.
+    /// Moves forward by `step`; a negative step does nothing.
     void advance(ns step) noexcept {
         if (step.count() > 0) now_.fetch_add(step.count(), std::memory_order_acq_rel);
     }

@@ -24,8 +24,8 @@ namespace host {
 
 namespace detail {
 
-/// One turn of waiting for another block: a few pauses, then the rest of the time slice, then a short sleep,
-/// because the block that is waited for may need this core.
+/// One turn of waiting for another block: a few pauses, then the rest of the time slice, then a
+/// short sleep, because the awaited block may need this core.
 inline void back_off(std::uint32_t turn) noexcept {
     if (turn < 16) {
 #if defined(__x86_64__)
@@ -38,26 +38,30 @@ inline void back_off(std::uint32_t turn) noexcept {
     }
 }
 
-/// The barrier of one cooperative launch. It gives up, instead of hanging, once a block can't arrive any more.
+/// The barrier of one cooperative launch. The barrier gives up, instead of hanging, once a block
+/// can't arrive any more.
 class grid_barrier {
 public:
     void reset(std::uint32_t blocks) noexcept {
         blocks_ = blocks;
-        arrived_.store(0, std::memory_order_relaxed);  // relaxed: published to the blocks by the node's lock
+        // Relaxed: published to the blocks by the node's lock.
+        arrived_.store(0, std::memory_order_relaxed);
         left_.store(false, std::memory_order_relaxed);
     }
 
     /// True once all blocks are here; false if a block has ended or the device is lost.
     [[nodiscard]] bool arrive_and_wait(const std::atomic<bool>& lost) noexcept {
         const std::uint32_t phase = phase_.load(std::memory_order_acquire);
-        // acq_rel: the last to arrive has seen what all others wrote, and its release below passes that on.
+        // acq_rel: the last to arrive has seen what all others wrote, and its release below passes
+        // that on.
         if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == blocks_) {
             arrived_.store(0, std::memory_order_relaxed);
             phase_.store(phase + 1, std::memory_order_release);
             return true;
         }
         for (std::uint32_t turn = 0; phase_.load(std::memory_order_acquire) == phase; ++turn) {
-            // A block that has ended may have ended after this phase was complete: look at the phase again.
+            // A block that has ended may have ended after this phase was complete: look at the
+            // phase again.
             if (left_.load(std::memory_order_acquire) || lost.load(std::memory_order_acquire))
                 return phase_.load(std::memory_order_acquire) != phase;
             back_off(turn);
@@ -91,31 +95,31 @@ struct yielding {
 
 }  // namespace detail
 
-/// The first argument of a kernel. Default-constructed it is a grid of one block, for calling a kernel directly.
-/// Belongs to the thread that runs the block.
+/// The first argument of a kernel. A default-constructed context is a grid of one block, for
+/// calling a kernel directly. Belongs to the thread that runs the block.
 class kernel_context {
 public:
     constexpr kernel_context() noexcept = default;
-    /// For the engine.
+    /// Called by the engine.
     constexpr kernel_context(std::uint32_t block, std::uint32_t blocks, std::uint32_t sm, detail::grid_barrier* barrier,
                              const std::atomic<bool>& lost, detail::yielding* yielding = nullptr) noexcept
         : block_(block), blocks_(blocks), sm_(sm), barrier_(barrier), lost_(&lost), yielding_(yielding) {}
 
     /// The block's index in its grid, from 0.
     [[nodiscard]] constexpr std::uint32_t block_rank() const noexcept { return block_; }
-    /// In the grid.
+    /// The number of blocks of the grid.
     [[nodiscard]] constexpr std::uint32_t num_blocks() const noexcept { return blocks_; }
-    /// 0: a block has one thread.
+    /// Always 0: a block has one thread.
     [[nodiscard]] static constexpr std::uint32_t thread_rank() noexcept { return 0; }
-    /// 1.
+    /// Always 1.
     [[nodiscard]] static constexpr std::uint32_t num_threads() noexcept { return 1; }
     /// The SM that runs the block.
     [[nodiscard]] constexpr std::uint32_t sm() const noexcept { return sm_; }
 
-    /// Waits for the threads of the block, of which there is one.
+    /// Does nothing: a block has one thread.
     constexpr void sync() noexcept {}
 
-    /// `x` of all threads of the block, combined by `op`.
+    /// Combines `x` of all threads of the block by `op`: returns `x`, since a block has one thread.
     template <class T, class Op>
     [[nodiscard]] constexpr T reduce(T x, Op) noexcept {
         return x;
@@ -126,8 +130,9 @@ public:
         return x;
     }
 
-    /// Waits for all blocks of a cooperative launch, and makes their writes visible. False if they can't all come
-    /// any more: one has ended or thrown, the device is lost, or the launch isn't cooperative.
+    /// Waits for all blocks of a cooperative launch, and makes their writes visible. False if not
+    /// all blocks can arrive: a block has ended or thrown, the device is lost, or the launch isn't
+    /// cooperative.
     [[nodiscard]] bool grid_sync() noexcept {
         if (barrier_ == nullptr) return blocks_ == 1;
         return barrier_->arrive_and_wait(*lost_);
@@ -135,17 +140,18 @@ public:
 
     /// Lets waiting blocks of higher levels have the SM, one after the other, until there are none.
     /// Returns whether there were any. They run on the calling thread, on top of this block, which
-    /// uses no SM meanwhile. So this block must hold nothing that they might wait for, such as a
-    /// lock. If none waits, it costs a load. It works for the one block of a launch, in real time;
-    /// otherwise it does nothing.
+    /// uses no SM meanwhile. So this block must hold nothing for which they might wait, such as a
+    /// lock. If no block waits, the call costs a load. Works in real time, for the block of an
+    /// ordinary launch of one block. In a larger launch it may do nothing; in modelled time and in
+    /// a cooperative launch it does nothing.
     bool yield() noexcept {
-        // relaxed: nothing is read through it, and what is seen late is seen by the next call.
+        // relaxed: no other data depends on the value, and the next call sees a late change.
         if (yielding_ == nullptr || yielding_->waiting.load(std::memory_order_relaxed) <= yielding_->level)
             return false;
         return yielding_->run(*yielding_);
     }
 
-    /// Call it while waiting for another block, with the number of calls before.
+    /// Call in a loop that waits for another block. `turn`: the number of earlier calls.
     void backoff(std::uint32_t turn) noexcept { detail::back_off(turn); }
 
     /// Nanoseconds of the steady clock.

@@ -22,30 +22,31 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace host {
 
-/// One block that ran. `tag` is that of its stream.
+/// One block that ran.
 struct block_record {
-    std::uint32_t tag = 0;  ///< of the stream
-    std::uint32_t sm = 0;   ///< where it ran
+    std::uint32_t tag = 0;  ///< the tag of its stream
+    std::uint32_t sm = 0;   ///< the SM on which it ran
     instant start{};        ///< when it got the SM
-    instant end{};          ///< when it left it
+    instant end{};          ///< when it left the SM
 
     friend bool operator==(const block_record&, const block_record&) = default;
 };
 
-/// The blocks that ended on one device since it was last asked. Keeps `capacity` records and counts the rest.
-/// Safe from any thread.
+/// Records the blocks that ended on one device since the last take(). Keeps `capacity` records and
+/// counts the rest. Safe from any thread.
 class ledger {
 public:
     /// The result of a read.
     struct page {
-        std::vector<block_record> blocks;  ///< in the order of their ends, but for those that computed past their hold
-        std::uint64_t dropped = 0;         ///< blocks that ended while the ledger was full
+        /// In the order of their ends, except for blocks that computed past their hold.
+        std::vector<block_record> blocks;
+        std::uint64_t dropped = 0;  ///< blocks that ended while the ledger was full
     };
 
     /// Keeps `capacity` blocks until they are read.
     explicit ledger(std::size_t capacity) : capacity_(capacity) { blocks_.reserve(capacity); }
 
-    /// Records since the last call. Take a page now and then, or blocks are dropped.
+    /// The records since the last call. Take a page regularly, or blocks are dropped.
     [[nodiscard]] page take();
 
     /// For the engine: a block has ended.
@@ -79,7 +80,7 @@ GPUSHARE_INLINE void ledger::record(const block_record& block) noexcept {
 
 /// Busy time of one tag.
 struct tag_time {
-    std::uint32_t tag = 0;  ///< of streams
+    std::uint32_t tag = 0;  ///< the tag of the streams
     ns busy{};              ///< device time: SM time over the SMs
 
     friend bool operator==(const tag_time&, const tag_time&) = default;
@@ -87,7 +88,7 @@ struct tag_time {
 
 namespace detail {
 
-/// A tag gets its first block, or loses its last one, if all blocks are seen through [from, to).
+/// The moment at which a tag gets its first block, or loses its last one, within [from, to).
 struct activity_edge {
     instant at{};
     std::uint32_t tag = 0;

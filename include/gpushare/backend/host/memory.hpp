@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The memory of a host device: real memory of this process, counted exactly against a capacity. Big blocks are mapped
-// pages, which cost the host nothing until they are touched.
+// The memory of a host device: real memory of this process, counted exactly against a capacity. Big
+// blocks are mapped pages, which cost the host nothing until they are touched.
 //
 //   void* p = node.memory(gpushare::device_id{0}).allocate(64_MiB, 256);    // memory_error when it isn't there
 #pragma once
@@ -32,93 +32,103 @@ namespace host {
 
 /// The properties of a device's memory.
 struct memory_options {
-    bytes capacity = 1_GiB;  ///< of the device
-    bytes taken{};           ///< of these, what the device's context and other processes have
-    bytes granularity{512};  ///< every allocation is charged in multiples of it; a power of two
+    bytes capacity = 1_GiB;  ///< the device's capacity
+    /// The part of the capacity that the device's context and other processes have.
+    bytes taken{};
+    bytes granularity{512};  ///< every allocation is charged in multiples of this power of two
     bool guarded = false;    ///< see device_memory
-    bool stale = false;      ///< blocks hold 0xA5, as if somebody had left that; not if guarded. For tests
+    /// New blocks hold 0xA5, like data of an earlier owner; not if guarded. For tests.
+    bool stale = false;
 };
 
 /// Safe from any thread. Charges are exact: an allocation is refused only if it doesn't fit beside
-/// the bytes charged at that moment, and a refused one was never charged.
+/// the bytes charged at that moment, and a refused allocation was never charged.
 ///
-/// `guarded` memory can be touched only while a block or copy of its device runs, as device memory is out of a
-/// host program's reach: a stray access faults (SIGSEGV). It is approximate: while any block runs, all threads may
-/// touch it. Meant for tests: it costs a system call per allocation whenever the device goes from idle to busy.
+/// `guarded` memory can be touched only while a block or copy of its device runs, because a host
+/// program can't reach real device memory either: a stray access faults (SIGSEGV). The guard is
+/// approximate: while any block runs, all threads may touch the memory. Meant for tests: whenever
+/// the device goes from idle to busy, the guard costs a system call for each allocation.
 class device_memory {
 public:
-    /// Throws operation_error: errc::invalid_specification.
+    /// Makes the memory of a device. Throws operation_error: errc::invalid_specification.
     explicit device_memory(const memory_options& options);
     device_memory(const device_memory&) = delete;
     device_memory& operator=(const device_memory&) = delete;
-    /// Blocks that are still out go back to the system.
+    /// Returns blocks that are still out to the system.
     ~device_memory();
 
-    /// `size` bytes aligned to `alignment` (a power of two); a unique address for 0 bytes. Contents undefined.
-    /// Throws memory_error: errc::out_of_memory, size_overflow, bad_alignment or device_lost.
+    /// `size` bytes aligned to `alignment` (a power of two); a unique address for 0 bytes. Contents
+    /// undefined. Throws memory_error: errc::out_of_memory, size_overflow, bad_alignment or
+    /// device_lost.
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment);
-    /// The same, of a size with its unit.
+    /// The same, for a size with a unit.
     [[nodiscard]] void* allocate(bytes size, std::size_t alignment);
 
-    /// Null where `allocate` would throw; `why`, unless it is null, gets the reason.
+    /// Returns null if `allocate` would throw; `why`, unless null, receives the reason.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, failure* why = nullptr) noexcept;
-    /// The same, of a size with its unit.
+    /// The same, for a size with a unit.
     [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment, failure* why = nullptr) noexcept;
 
     /// Makes the first `size` bytes of a new block zeros, from the host; does nothing if its pages
-    /// come from the system. False if a stream has to do it: guarded memory, and stale.
+    /// come from the system. False with the option `stale`: a stream has to write the zeros.
     [[nodiscard]] bool zero(void* p, std::size_t size) const noexcept;
 
     /// Returns errc::unknown_block or errc::wrong_size, and changes nothing, if `p` isn't the
     /// result of an allocation of that size and alignment. Null is ignored.
     errc deallocate(void* p, std::size_t size, std::size_t alignment) noexcept;
-    /// The same, of a size with its unit.
+    /// The same, for a size with a unit.
     errc deallocate(void* p, bytes size, std::size_t alignment) noexcept;
 
-    /// The bytes of the capacity that such an allocation takes; bytes::max() if no device can have
-    /// it.
+    /// The bytes of the capacity that a request takes; bytes::max() if no device can have as many.
     [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept;
-    /// The same, of a size with its unit.
+    /// The same, for a size with a unit.
     [[nodiscard]] bytes charged(bytes size, std::size_t alignment) const noexcept;
 
     /// The device's capacity.
     [[nodiscard]] bytes capacity() const noexcept { return options_.capacity; }
-    /// As the options or take_for_others() have it. Relaxed, as used(): figures of one moment; nothing is inferred from
-    /// them about other memory.
+    /// The bytes that others have, by the options or take_for_others(). Relaxed, like used(): a
+    /// figure of one moment, from which nothing else is inferred.
     [[nodiscard]] bytes taken_by_others() const noexcept { return bytes{taken_.load(std::memory_order_relaxed)}; }
-    /// Why it can never be granted: more than the device has, too large an alignment; errc::none if it could be.
+    /// The reason why a request can never be granted: more than the device has, too large an
+    /// alignment; errc::none if it can be.
     [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept;
-    /// The same, of a size with its unit.
+    /// The same, for a size with a unit.
     [[nodiscard]] failure refuses(bytes size, std::size_t alignment) const noexcept;
-    [[nodiscard]] static constexpr bytes largest_free() noexcept { return bytes::max(); }  ///< It doesn't say.
-    [[nodiscard]] static constexpr std::string_view owner() noexcept { return {}; }        ///< Nobody's: all tenants'.
-    [[nodiscard]] static close_token closing() noexcept { return {}; }                     ///< It never closes.
+    /// Not known.
+    [[nodiscard]] static constexpr bytes largest_free() noexcept { return bytes::max(); }
+    /// No owner: shared by all.
+    [[nodiscard]] static constexpr std::string_view owner() noexcept { return {}; }
+    /// Never closes.
+    [[nodiscard]] static close_token closing() noexcept { return {}; }
     /// Bytes that are allocated or charged now.
     [[nodiscard]] bytes used() const noexcept { return bytes{used_.load(std::memory_order_relaxed)}; }
 
-    /// Charges `n` bytes that another allocator of this device hands out (virtual_memory is one). out_of_memory,
-    /// size_overflow or device_lost where an allocation of as many would fail, and then nothing is charged.
+    /// Charges `n` bytes that another allocator of this device hands out (virtual_memory is one).
+    /// Returns out_of_memory, size_overflow or device_lost if an allocation of as many would fail;
+    /// then nothing is charged.
     [[nodiscard]] errc charge(bytes n) noexcept;
-    /// Gives back what was charged.
+    /// Releases `n` charged bytes.
     void release(bytes n) noexcept;
 
-    // --- faults, and what the engine tells
+    // --- faults, and calls of the engine
 
     /// After `after` more allocations, the next `count` fail as if the memory were full.
     void fail_allocations(std::uint64_t after, std::uint64_t count) noexcept;
 
-    /// Others now have `wanted` bytes, or as much as is not allocated here. Returns what they have.
+    /// Gives others `wanted` bytes, or all that aren't allocated here if these are fewer. Returns
+    /// how many they have.
     bytes take_for_others(bytes wanted) noexcept;
 
-    /// No allocation succeeds any more. Blocks stay valid until they are freed.
+    /// Loses the device: no allocation succeeds any more. Blocks stay valid until they are freed.
     void lose() noexcept;
-    /// Whether it is. Relaxed: what was had from it before is there still.
+    /// Whether the device is lost. Relaxed: earlier blocks are still there.
     [[nodiscard]] bool lost() const noexcept { return lost_.load(std::memory_order_relaxed); }
 
-    /// While one exists, guarded memory can be touched. Made around every block that runs.
+    /// While an object of this class exists, guarded memory can be touched. The engine makes one
+    /// around every block that runs.
     class [[nodiscard]] opening {
     public:
-        /// Opens guarded memory; nothing for any other.
+        /// Opens guarded memory. Does nothing for other memory.
         explicit opening(device_memory& memory) noexcept : memory_(memory) {
             if (memory_.options_.guarded) memory_.open();
         }
@@ -147,12 +157,13 @@ private:
 
     failure exhausted(bytes charge) const noexcept;
 
-    // Under the mutex: why `charge` bytes can't be had now; errc::none if they can.
+    // The reason why `charge` bytes can't be charged now; errc::none if they can be. Call under the
+    // mutex.
     failure refusal(bytes charge) noexcept;
 
     bool fault_strikes() noexcept;
 
-    /// Memory of this process for `b`; null if it has none.
+    /// Memory of this process for `b`; null if there is none.
     void* back(block& b) const noexcept;
 
     static void give_back(const block& b) noexcept;
@@ -166,7 +177,7 @@ private:
     gpushare::detail::pointer_table<block> blocks_;
     std::atomic<std::uint64_t> used_{0}, taken_;  // written under the mutex, read anywhere
     std::uint64_t succeed_first_ = 0, then_fail_ = 0;
-    std::uint64_t openings_ = 0;     // blocks that run
+    std::uint64_t openings_ = 0;     // the number of running blocks
     std::atomic<bool> lost_{false};  // written under the mutex
 };
 static_assert(memory<device_memory>);
@@ -234,7 +245,7 @@ GPUSHARE_INLINE bytes device_memory::charged(std::size_t size, std::size_t align
     if (!std::has_single_bit(alignment)) return bytes::max();
     const std::uint64_t unit = std::max<std::uint64_t>(options_.granularity.count(), alignment);
     const std::uint64_t whole = std::max<std::uint64_t>(size, 1);
-    // Beyond half of the address space nothing can be mapped, and rounding up might wrap.
+    // Nothing can be mapped beyond half of the address space, and rounding up might overflow there.
     if (whole > largest || unit > largest) return bytes::max();
     return bytes{(whole + unit - 1) & ~(unit - 1)};
 }
@@ -298,7 +309,8 @@ GPUSHARE_INLINE void* device_memory::acquire(std::size_t size, std::size_t align
         why = never(size, alignment);
         if (why.code != errc::none) return nullptr;
     }
-    // One critical section from the check to the entry: no sibling ever sees a charge that doesn't last.
+    // One critical section from the check to the entry: no other request ever sees a charge that
+    // doesn't last.
     const std::lock_guard lock{mutex_};
     why = refusal(charge);
     if (why.code != errc::none) return nullptr;
@@ -345,7 +357,7 @@ GPUSHARE_INLINE bool device_memory::fault_strikes() noexcept {
 
 GPUSHARE_INLINE void* device_memory::back(block& b) const noexcept {
     if (!options_.guarded && b.charge < smallest_mapping)
-        // No more than was asked for, so that AddressSanitizer finds overruns.
+        // Exactly the requested size, so that AddressSanitizer finds overruns.
         return ::operator new (std::max<std::size_t>(b.size, 1), std::align_val_t{b.alignment}, std::nothrow);
 
     const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
@@ -357,7 +369,7 @@ GPUSHARE_INLINE void* device_memory::back(block& b) const noexcept {
     b.mapped = whole;
     if (slack == 0) return mapping;
 
-    // Cut off what lies before and behind the aligned part.
+    // Unmap the pages before and behind the aligned part.
     auto* const begin = static_cast<std::byte*>(mapping);
     const std::size_t before = -reinterpret_cast<std::uintptr_t>(begin) & (b.alignment - 1);
     if (before != 0) ::munmap(begin, before);

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// A software node: N devices with memory, SMs and streams, in this process. It behaves like
-// hardware in everything that matters to a scheduler (order, priorities, occupancy, capacity,
-// failures), and keeps a ledger of its blocks.
+// A software node: N devices with memory, SMs and streams, in this process. The node behaves like
+// hardware in all that matters to a scheduler (order, priorities, occupancy, capacity, failures),
+// and keeps a ledger of its blocks.
 //
 //   gpushare::host::node node{{.devices = 2, .memory = 8_GiB, .sms = 4, .timing = gpushare::host::timing::modelled}};
 //   gpushare::host::stream s = node.make_stream(gpushare::device_id{0}, gpushare::priority{1}, /*tag=*/7);
 //
-// The blocks of an SM partition's streams run on its SMs only, as the ledger shows. Streams made by the node itself run on
-// all SMs, so tenants are protected from each other only if every tenant is in a partition.
+// The blocks of an SM partition's streams run on its SMs only, as the ledger shows. Streams made by
+// the node itself run on all SMs, so tenants are protected from each other only if every tenant is
+// in a partition.
 //
 //   gpushare::host::device_sms sms{node, gpushare::device_id{0}};
 //   auto parts = sms.partition(gpushare::equal_sms(sms.split(), 2));
 //   gpushare::host::stream on_half = parts[0].make_stream(gpushare::priority{1}, /*tag=*/7);
 //
-// For tests of code that runs on it, a device takes faults. A kernel's fault needs nothing from here: let the kernel throw.
+// For tests, faults can be injected into a device. For a fault of a kernel, let the kernel throw.
 //
 //   node.faults(gpushare::device_id{0}).fail_allocations(10, 1);  // the 11th fails
 #pragma once
@@ -45,7 +46,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace host {
 
-/// Safe from any thread.
+/// Injects faults into a device. Safe from any thread.
 class fault_injector {
 public:
     /// After `after` more allocations, the next `count` are refused as if the memory were full.
@@ -53,16 +54,18 @@ public:
         memory().fail_allocations(after, count);
     }
 
-    /// Somebody outside takes device memory, `wanted` bytes in all, or what is left. Returns what they have.
+    /// Lets others take device memory: `wanted` bytes in all, or all that is left if this is less.
+    /// Returns how many bytes they have.
     bytes take_memory(bytes wanted) noexcept { return memory().take_for_others(wanted); }
 
-    /// The stream stops before its next operation: what has started ends, what is behind it waits for `resume`.
+    /// Stops the stream before its next operation. Work that has started ends; work behind it waits
+    /// for `resume`.
     void stall(stream& s) noexcept { s.engine_->stall(*s.state_); }
     /// Ends a stall.
     void resume(stream& s) noexcept { s.engine_->resume(*s.state_); }
 
-    /// The device is gone, for good: queued work fails with errc::device_lost, blocks that run end, their work fails
-    /// as well, and so does every later launch and allocation. All points are reached.
+    /// Loses the device for good. Queued work fails with errc::device_lost. Running blocks end, and
+    /// their work fails as well. Every later launch and allocation fails. All points are reached.
     void lose_device() noexcept { engine_->lose(device_); }
 
 private:
@@ -79,44 +82,47 @@ private:
 }  // namespace host
 namespace host {
 
-/// The node *is* the hardware: its constructor starts one thread per SM, and its destructor, like pulling the plug,
-/// lets started blocks end, fails what is queued with errc::device_lost, reaches all points and joins the threads.
-/// Streams and points may outlive it; its memory doesn't. Safe from any thread.
+/// The node *is* the hardware. The constructor starts one thread for each SM. The destructor works
+/// like pulling the plug: it lets started blocks end, fails queued work with errc::device_lost,
+/// reaches all points, and joins the threads. Streams and points may outlive the node; its memory
+/// may not. Safe from any thread.
 class node {
 public:
-    /// Where work is enqueued.
+    /// The type of a stream.
     using stream = host::stream;
-    /// The memory of each device.
+    /// The type of a device's memory.
     using memory_type = device_memory;
-    /// Real time, in both timings.
+    /// The clock: real time, with both timings.
     using clock_type = steady_clock;
 
-    /// Throws operation_error (errc::invalid_specification) or std::system_error (too many threads).
+    /// Makes a node. Throws operation_error (errc::invalid_specification) or std::system_error (too
+    /// many threads).
     explicit node(const node_options& options);
     node(const node&) = delete;
     node& operator=(const node&) = delete;
     ~node();
 
-    /// As asked for.
+    /// The number of devices.
     [[nodiscard]] std::uint32_t num_devices() const noexcept { return options().devices; }
-    /// As it was made.
+    /// The options given to the constructor.
     [[nodiscard]] const node_options& options() const noexcept { return engine_->options(); }
     /// The clock of deadlines and spans.
     [[nodiscard]] steady_clock get_clock() const noexcept { return {}; }
     /// The order in which gangs are enqueued.
     [[nodiscard]] gpushare::detail::gang_residents<point>& gangs() noexcept { return gangs_; }
 
-    // The following throw operation_error (errc::no_device) for a device that isn't there.
+    // The following functions throw operation_error (errc::no_device) if there is no such device.
 
-    /// Throws operation_error (no_device), as all that takes a device.
+    /// The device's memory. Throws operation_error (no_device), as do all functions with a device.
     [[nodiscard]] device_memory& memory(device_id d) { return at(d).memory; }
     /// The record of blocks that ran on the device.
     [[nodiscard]] host::ledger& ledger(device_id d) { return at(d).ledger; }
-    /// Makes the device fail, for tests.
+    /// Injects faults into the device, for tests.
     [[nodiscard]] fault_injector faults(device_id d) { return {engine_, checked(d)}; }
     /// Whether the device is lost.
     [[nodiscard]] bool lost(device_id d) const { return at(d).lost.load(std::memory_order_acquire); }
-    /// Everything on the stream has priority `level`, and `tag` in the ledger. It runs on all SMs, partitioned or not.
+    /// Makes a stream. Its work has priority `level`, is recorded with `tag` in the ledger, and
+    /// runs on all SMs, partitioned or not.
     [[nodiscard]] stream make_stream(device_id d, priority level = {}, std::uint32_t tag = 0) {
         return {engine_, engine_->open_stream(checked(d), level, tag)};
     }
@@ -124,7 +130,8 @@ public:
 private:
     friend class device_sms;
 
-    /// The threads. A member of its own, so that those already started go when starting one fails.
+    /// The threads. A member by itself, so that the started threads end if starting another one
+    /// fails.
     class crew {
     public:
         explicit crew(detail::engine& e) noexcept : engine_(e) {}
@@ -160,7 +167,7 @@ GPUSHARE_INLINE node::crew::~crew() {
 GPUSHARE_INLINE void node::crew::hire(std::size_t n) {
     while (threads_.size() < n) {
         threads_.emplace_back([&e = engine_] {
-            // Wake up when asked to, not up to 50 us later.
+            // Timers fire on time, not up to 50 us later.
             ::prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL);
             e.work();
         });
@@ -190,12 +197,13 @@ GPUSHARE_INLINE std::uint32_t node::checked(device_id d) const {
 }  // namespace host
 namespace host {
 
-/// Movable; one owner; safe from any thread. Its SMs are everybody's again when this and its streams are gone.
+/// A partition: some SMs of a device. Movable; one owner; safe from any thread. The SMs are in no
+/// partition again when this object and its streams are gone.
 class sm_subset {
 public:
     sm_subset(sm_subset&&) noexcept = default;
-    /// Gives back the SMs that this was.
-    sm_subset& operator=(sm_subset other) noexcept {  // by value: what this was is given back now
+    /// Gives back the SMs that this object had.
+    sm_subset& operator=(sm_subset other) noexcept {  // by value: the old SMs are given back now
         std::swap(engine_, other.engine_);
         std::swap(device_, other.device_);
         std::swap(part_, other.part_);
@@ -206,7 +214,7 @@ public:
         if (engine_ != nullptr) engine_->leave_partition(device_, part_);
     }
 
-    /// How many.
+    /// The number of SMs.
     [[nodiscard]] std::uint32_t sms() const noexcept { return sms_; }
     /// A stream in the subset; see node::make_stream.
     [[nodiscard]] stream make_stream(priority level = {}, std::uint32_t tag = 0) {
@@ -222,24 +230,26 @@ private:
     std::uint32_t device_, part_, sms_;
 };
 
-/// A handle: copies are the same SMs. Safe from any thread; the node must outlive it.
+/// The SMs of a device as a handle: copies refer to the same SMs. Safe from any thread; the node
+/// must outlive it.
 class device_sms {
 public:
     /// The device's stream type.
     using stream = host::stream;
-    /// Some of its SMs.
+    /// The type of a partition.
     using partition_type = sm_subset;
 
-    /// Throws operation_error (no_device).
+    /// The SMs of device `d`. Throws operation_error (no_device).
     device_sms(node& on, device_id d) : node_(&on), device_(d) { (void)on.checked(d); }
 
-    /// In no partition: its kernels run on every SM.
+    /// Makes a stream in no partition: its kernels run on every SM.
     [[nodiscard]] stream make_stream(priority level = {}, std::uint32_t tag = 0) {
         return node_->make_stream(device_, level, tag);
     }
-    /// By the node's options.
+    /// How the SMs can be split, by the node's options.
     [[nodiscard]] sm_split split() const noexcept { return node_->engine_->split(); }
-    /// The lowest SMs that are in no subset; blocks of others that run there end first. See sm_partitionable.
+    /// Makes partitions of the lowest SMs that are in none. Other blocks that run on these SMs end
+    /// first. See sm_partitionable.
     [[nodiscard]] std::vector<sm_subset> partition(std::span<const std::uint32_t> sms) {
         std::vector<sm_subset> subsets;
         subsets.reserve(sms.size());
@@ -248,7 +258,7 @@ public:
             subsets.push_back(sm_subset(node_->engine_, device_.index, parts[i], sms[i]));
         return subsets;
     }
-    /// A stream that is gone counts while its work runs.
+    /// The tags of streams in no partition. A destroyed stream counts while its work runs.
     [[nodiscard]] std::vector<std::uint32_t> outside_any_partition() const {
         return node_->engine_->outside_any_partition(device_.index);
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Timeline points of a host node's streams, which `record()` returns. A point stays valid when its stream and its node
-// are gone.
+// Timeline points of a host node's streams, which `record()` returns. A point stays valid when its
+// stream and its node are gone.
 //
 //   gpushare::host::point done = stream.record();
 //   if (!done.wait(clock.now() + 5ms)) ...          // false at the deadline
@@ -38,54 +38,57 @@ namespace detail {
 struct stream_state;
 struct point_hub;
 
-/// How a piece of work on one stream went; see stream::own_work. Everything but `references` is
-/// written under the hub's mutex. Once a point behind the work is reached, `status` and `exception`
-/// don't change any more and are read without it.
+/// The outcome of a piece of work on one stream; see stream::own_work. Everything but `references`
+/// is written under the hub's mutex. Once a point behind the work is reached, `status` and
+/// `exception` don't change any more and are read without the mutex.
 struct outcome_state {
     outcome_state* next = nullptr;
     std::atomic<std::uint32_t> references{0};
-    std::thread::id by{};             // who began it
-    outcome_state* beside = nullptr;  // that was under way on the stream before it; owns a reference
-    errc status = errc::none;         // of the first kernel that failed
+    std::thread::id by{};             // the thread that began the work
+    outcome_state* beside = nullptr;  // earlier work under way on the stream; owns a reference
+    errc status = errc::none;         // the code of the first kernel that failed
     std::exception_ptr exception;
-    std::shared_ptr<point_hub> hub;  // keeps the pool alive that this lies in
+    std::shared_ptr<point_hub> hub;  // keeps alive the pool that contains this state
 };
 
-/// A thread that waits, and its places in the queues of the points that it waits for.
+/// A waiting thread, and its places in the queues of the points for which it waits.
 struct waiter;
 struct waiter_link {
     waiter_link* next = nullptr;
     waiter* thread = nullptr;
 };
 struct waiter {
-    waiter* next = nullptr;  // among those to be woken
+    waiter* next = nullptr;  // the next waiter to wake
     std::span<const point> points;
-    std::span<waiter_link> links;  // in the queue of each
+    std::span<waiter_link> links;  // the places in the queues, one for each point
     wakeup& woken;
 
-    /// Takes it out of all queues.
+    /// Removes the waiter from all queues.
     inline void leave() noexcept;
 };
 
 /// The state that the copies of a point share. Everything but the two atomics is written under the
-/// hub's mutex; once `reached` is set, nothing changes any more and the rest is read without it.
+/// hub's mutex; once `reached` is set, nothing changes any more and the rest is read without the
+/// mutex.
 struct point_state {
     point_state* next = nullptr;
     std::atomic<std::uint32_t> references{0};
     std::atomic<bool> reached{false};
     errc status = errc::none;
     instant recorded{}, when{};
-    ns used{};        // by its stream until then: SM time, over the stream's SMs
-    double wide = 0;  // the same, each kernel's times the part of the SMs that it could fill
+    ns used{};  // the stream's use until then: SM time over the stream's SMs
+    // The same, with each kernel's time multiplied by the part of the SMs that it could fill.
+    double wide = 0;
     std::exception_ptr exception;
-    outcome_state* within = nullptr;  // until it is reached: the work of which it tells; owns a reference
+    // Until the point is reached: the work on which it reports; owns a reference.
+    outcome_state* within = nullptr;
     gpushare::detail::fifo<waiter_link> waiters;
-    gpushare::detail::fifo<stream_state> streams;  // streams that wait for it
-    std::shared_ptr<point_hub> hub;                // keeps the pool alive that this lies in
+    gpushare::detail::fifo<stream_state> streams;  // streams that wait for the point
+    std::shared_ptr<point_hub> hub;                // keeps alive the pool that contains this state
 };
 
-/// Where the points of a node live, and the lock of the node: one for all devices, so that a thread or a stream can
-/// wait for several of them.
+/// Owns the points of a node, and the node's lock. There is one lock for all devices, so that a
+/// thread or a stream can wait for points of several devices.
 struct point_hub {
     std::mutex mutex;
     gpushare::detail::pool<point_state> points;
@@ -97,7 +100,7 @@ inline void drop(point_state& p) noexcept {
     // acq_rel: the thread that frees the point has seen every other thread's last use.
     if (p.references.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
     const std::shared_ptr<point_hub> hub = std::move(p.hub);
-    p.exception = nullptr;  // runs a destructor of the user's: before the lock
+    p.exception = nullptr;  // runs a user's destructor, so before the lock
     const std::lock_guard lock{hub->mutex};
     hub->points.release(p);
 }
@@ -115,16 +118,17 @@ inline void drop(outcome_state& o) noexcept {
 
 }  // namespace detail
 
-/// How a piece of work went, for any number of queries by any thread; see stream::own_work. Copies
-/// tell of the same work. A default-constructed outcome belongs to no work, and is good. Safe from
-/// any thread, as a shared_ptr is.
+/// The outcome of a piece of work, which any thread may query any number of times; see
+/// stream::own_work. Copies report on the same work. A default-constructed outcome belongs to no
+/// work, and is a success. Safe from any thread, as a shared_ptr is.
 class outcome {
 public:
     outcome() noexcept = default;
 
-    /// Once a point is reached that was recorded behind the work: errc::none, or what status() of a point may be.
+    /// The code of the work: errc::none, or a code as of point::status(). Valid once a point behind
+    /// the work is reached.
     [[nodiscard]] errc status() const noexcept { return state_ ? state_->status : errc::none; }
-    /// The same: what the first kernel that failed has thrown; null if none did.
+    /// The exception of the first kernel that failed; null if none threw. Valid at the same time.
     [[nodiscard]] std::exception_ptr exception() const noexcept { return state_ ? state_->exception : nullptr; }
 
     /// For the engine: shares `state`.
@@ -138,42 +142,44 @@ private:
     reference state_;
 };
 
-/// Models timeline_point; see there. Waits are on `steady_clock`. Safe from any thread, as a shared_ptr is.
+/// A point of a host stream. Models timeline_point; see there. Waits are on `steady_clock`. Safe
+/// from any thread, as a shared_ptr is.
 class point {
 public:
     point() noexcept = default;
 
-    /// Never blocks.
+    /// Whether the point is reached. Never blocks.
     [[nodiscard]] bool reached() const noexcept;
-    /// False at the deadline, by steady_clock.
+    /// Waits for the point; false at the deadline, by steady_clock.
     bool wait(instant deadline) const { return wait_any({this, 1}, deadline); }
 
-    /// False at once if `points` is empty. The points may belong to several devices of one node.
-    /// Throws operation_error: errc::different_nodes.
+    /// Waits until one of the points is reached. False at once if `points` is empty. The points may
+    /// belong to several devices of one node. Throws operation_error: errc::different_nodes.
     static bool wait_any(std::span<const point> points, instant deadline);
 
     /// Ends another thread's wait for points.
     class interrupt {
     public:
-        /// The wait that it was given to ends, or the one that it is given to next.
+        /// Ends the wait that has this interrupt, or the next wait that gets it.
         void raise() noexcept { woken_.interrupt(); }
 
     private:
         friend point;
         detail::wakeup woken_;
     };
-    /// The same; false, too, if `by` was raised before one of them was reached. For one wait.
+    /// The same; also false if `by` was raised before a point was reached. Use an interrupt for one
+    /// wait.
     static bool wait_any(std::span<const point> points, instant deadline, interrupt& by);
 
     /// errc::kernel_failed if a kernel threw (the first one counts), errc::device_lost; errc::none
     /// before it is reached. A point recorded within a stream::own_work reports on all of that work
-    /// before it; any other point reports on work since the last such point at another place.
-    /// Points that others record or query don't change this.
+    /// before the point. Any other point reports on work since the last such point at another
+    /// place. Points that others record or query don't change this.
     [[nodiscard]] errc status() const noexcept { return done() ? state_->status : errc::none; }
     /// The exception that the kernel threw; null if none did.
     [[nodiscard]] std::exception_ptr exception() const noexcept { return done() ? state_->exception : nullptr; }
-    /// When it was reached, on the device's timeline; the clock's epoch for a default-constructed point and before
-    /// it is reached.
+    /// When the point was reached, on the device's timeline. The clock's epoch before that, and for
+    /// a default-constructed point.
     [[nodiscard]] instant when() const noexcept { return done() ? state_->when : instant{}; }
 
     /// Device time from `a` to `b`.
@@ -181,7 +187,7 @@ public:
         return a.done() && b.done() ? b.state_->when - a.state_->when : ns{0};
     }
 
-    /// When it was reached, by steady_clock; before that, nothing.
+    /// When the point was reached, by steady_clock; before that, instant{}.
     friend instant reached_at(const point& p) noexcept { return p.done() ? p.state_->when : instant{}; }
 
     /// The device use of both points' stream from `a` to `b`.
@@ -210,7 +216,8 @@ private:
 #if GPUSHARE_BODIES
 
 GPUSHARE_INLINE bool point::reached() const noexcept {
-    // acquire: what the work wrote, and the point's own fields, are visible once it is reached.
+    // acquire: once the point is reached, the writes of the work and the point's own fields are
+    // visible.
     return !state_ || state_->reached.load(std::memory_order_acquire);
 }
 
@@ -241,14 +248,16 @@ inline bool point::wait_any(std::span<const point> points, instant deadline, det
     detail::waiter self{.points = points, .links = links, .woken = woken};
     {
         const std::lock_guard lock{hub.mutex};
-        // Checked under the lock that reaching takes: from here on, whatever is reached wakes us.
+        // Checked under the lock that reaching a point takes: from here on, any point that is
+        // reached wakes this thread.
         if (gpushare::detail::any_where(points, is_reached)) return true;
         for (std::size_t i = 0; i < points.size(); ++i) {
             links[i].thread = &self;
             points[i].state_->waiters.push(links[i]);
         }
     }
-    if (woken.wait(deadline)) return true;  // the thread that reached the point has seen to the queues
+    // The thread that reached the point has removed this waiter from the queues.
+    if (woken.wait(deadline)) return true;
     const std::lock_guard lock{hub.mutex};
     if (woken.raised()) return true;
     self.leave();

@@ -29,44 +29,46 @@ namespace host {
 /// A pool's bytes: `reserved` of the device, `used` of that in blocks that are out.
 struct memory_pool_usage {
     bytes reserved{};  ///< taken from the device
-    bytes used{};      ///< of that, out
+    bytes used{};      ///< the bytes in blocks that are out
 };
 
-/// Neither copied nor moved. Safe from any thread. The node must outlive it; blocks that are out go with it.
+/// A pool of device memory. Neither copied nor moved. Safe from any thread. The node must outlive
+/// it. The destructor frees blocks that are still out.
 class memory_pool {
 public:
-    /// As cudaMallocAsync's.
+    /// The alignment of blocks, as with cudaMallocAsync.
     static constexpr std::size_t natural_alignment = 256;
 
     /// An empty pool. Throws operation_error (no_device).
     memory_pool(node& on, device_id d) : memory_(&on.memory(d)) {}
     memory_pool(const memory_pool&) = delete;
     memory_pool& operator=(const memory_pool&) = delete;
-    /// Waits for what streams haven't freed yet.
+    /// Waits until streams have reached pending frees.
     ~memory_pool();
 
     /// `size` bytes for work enqueued from now on: from the device, or a block of this size whose
     /// free is reached. Throws memory_error as the device's memory does.
     [[nodiscard]] void* allocate(stream& s, std::size_t size, std::size_t alignment = natural_alignment);
-    /// The same, of a size with its unit.
+    /// The same, for a size with a unit.
     [[nodiscard]] void* allocate(stream& s, bytes size, std::size_t alignment = natural_alignment);
-    /// Null where `allocate` would throw; `why`, unless it is null, gets the reason.
+    /// Returns null if `allocate` would throw; `why`, unless null, receives the reason.
     [[nodiscard]] void* try_allocate(stream& s, bytes size, std::size_t alignment = natural_alignment,
                                      failure* why = nullptr) noexcept;
     /// The same, of a size in bytes.
     [[nodiscard]] void* try_allocate(stream& /*s*/, std::size_t size, std::size_t alignment = natural_alignment,
                                      failure* why = nullptr) noexcept;
 
-    /// Frees once `s` has got there. unknown_block if it isn't out. Null is ignored.
+    /// Frees the block once `s` has reached this point. unknown_block if the block isn't out. Null
+    /// is ignored.
     errc deallocate(stream& s, void* p) noexcept;
 
     /// The bytes that a block takes; bytes::max() if no device can have it.
     [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept;
-    /// The same, of a size with its unit.
+    /// The same, for a size with a unit.
     [[nodiscard]] bytes charged(bytes size, std::size_t alignment) const noexcept;
-    /// A reading.
+    /// The pool's present bytes.
     [[nodiscard]] memory_pool_usage usage() const noexcept;
-    /// Returns to the device what is free and reached.
+    /// Returns free blocks, whose frees are reached, to the device.
     void trim() noexcept;
 
 private:
@@ -145,7 +147,7 @@ GPUSHARE_INLINE errc memory_pool::deallocate(stream& s, void* p) noexcept {
     try {
         kept_.push_back({p, at->second, s.record()});
     } catch (...) {
-        return errc::out_of_memory;  // of the host's: it is still out
+        return errc::out_of_memory;  // the host's memory; the block is still out
     }
     out_.erase(at);
     return errc::none;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A stream of a host device: work on it runs in order, work on different streams overlaps.
+// A stream of a host device: work on one stream runs in order, and work on different streams
+// overlaps.
 //
 //   gpushare::host::stream s = node.make_stream(gpushare::device_id{0}, gpushare::priority{1});
 //   s.launch({.blocks = 8, .hold = 250us}, [=](auto& ctx) { out[ctx.block_rank()] = f(ctx.block_rank()); });
@@ -63,22 +64,23 @@ struct fill_kernel {
 
 }  // namespace detail
 
-/// Safe from any thread; each thread's work stays in its order. Enqueuing doesn't wait. If the work
-/// fails later, `status()` of the next point says how. Work queued when the stream is destroyed
-/// still runs, and work enqueued after the node is gone fails with errc::device_lost. Enqueuing
-/// throws std::bad_alloc only if more operations are in flight than ever before.
+/// A stream of a host device. Safe from any thread; each thread's work stays in order. Enqueuing
+/// doesn't wait. If work fails later, `status()` of the next point has the code. Work queued when
+/// the stream is destroyed still runs, and work enqueued after the node is gone fails with
+/// errc::device_lost. Enqueuing throws std::bad_alloc only if more operations are in flight than
+/// ever before.
 class stream {
 public:
     /// The type that record() returns.
     using point = host::point;
     /// The context that kernels get.
     using context = kernel_context;
-    /// They can: yield().
+    /// Kernels can yield: see yield().
     static constexpr bool yields = true;
 
     stream(stream&&) noexcept = default;
-    /// Closes what this was: what is queued there still runs.
-    stream& operator=(stream other) noexcept {  // by value: what this was is closed now
+    /// Closes the old stream, whose queued work still runs.
+    stream& operator=(stream other) noexcept {  // by value: the old stream is closed now
         std::swap(engine_, other.engine_);
         std::swap(state_, other.state_);
         return *this;
@@ -95,7 +97,7 @@ public:
         enqueue_kernel(g, kernel, false);
     }
 
-    /// Chosen only to say what is wrong.
+    /// Chosen only to explain a wrong kernel.
     template <class K>
     requires(!kernel_for<K, kernel_context>) void launch(grid, const K&) {
         constexpr bool is_kernel = kernel_for<K, kernel_context>;
@@ -111,17 +113,18 @@ public:
         enqueue_kernel(g, kernel, true);
         return errc::none;
     }
-    /// One block an SM, whatever the kernel.
+    /// The most blocks of a cooperative launch: one for each SM, for any kernel.
     template <kernel_for<kernel_context> K = gpushare::detail::empty_kernel>
     [[nodiscard]] std::uint32_t max_cooperative_blocks(const K& = {}, std::uint32_t /*threads*/ = 1) const noexcept {
         return state_->sms;
     }
 
-    /// Enqueues opaque work that fills the device, or the stream's partition, for `length`: a block on every SM, under
-    /// both timings.
+    /// Enqueues opaque work that fills the device, or the stream's partition, for `length`: a block
+    /// on every SM, with both timings.
     void enqueue(ns length);
 
-    /// Enqueues a copy of `size` bytes that don't overlap, split over the SMs from 1 MiB on.
+    /// Enqueues a copy of `size` bytes between ranges that don't overlap. From 2 MiB on, the copy
+    /// is split over the SMs, at least 1 MiB for each.
     void copy(void* to, const void* from, std::size_t size);
 
     /// Enqueues filling `size` bytes.
@@ -133,25 +136,26 @@ public:
 
     /// The point after everything enqueued so far. On an idle stream it is reached at once.
     [[nodiscard]] point record() { return engine_->record(*state_); }
-    /// A point that isn't reached until it is recorded, once, as record() would have done it then.
-    /// Throws std::bad_alloc.
+    /// A point to be recorded later by record(point&), once. It isn't reached before that. Throws
+    /// std::bad_alloc.
     [[nodiscard]] point prepare() { return engine_->prepare(); }
-    void record(point& p) noexcept { engine_->record(*state_, p); }  ///< Records a point of prepare().
+    /// Records a point of prepare().
+    void record(point& p) noexcept { engine_->record(*state_, p); }
 
     /// While this object exists, work enqueued on the stream is one piece of work: by the thread
     /// that made the object, and by threads without a piece of their own there. Points recorded
-    /// meanwhile tell of the part before them, and how_it_went() of the whole, whichever thread
-    /// records points in between. Within another own_work of the same thread it is a part of that
-    /// one. The stream must outlive it, and the thread that made it must end it. Throws
+    /// meanwhile report on the part before them, and how_it_went() on the whole, whichever thread
+    /// records points in between. Within another own_work of the same thread, the work is a part of
+    /// that one. The stream must outlive it, and the thread that made it must end it. Throws
     /// std::bad_alloc.
     class own_work {
     public:
-        /// On this stream, from now on.
+        /// Begins a piece of work on this stream.
         explicit own_work(stream& s) : engine_(*s.engine_), of_(*s.state_), begun_(engine_.begin_work(of_)) {}
         own_work(const own_work&) = delete;
         own_work& operator=(const own_work&) = delete;
         ~own_work() { engine_.end_work(of_, begun_); }
-        /// Query it once a point behind the work is reached.
+        /// The outcome of the work. Query it once a point behind the work is reached.
         [[nodiscard]] outcome how_it_went() const noexcept { return begun_; }
 
     private:
@@ -160,17 +164,17 @@ public:
         outcome begun_;
     };
 
-    /// As kernel_context::yield, from within the one block of this stream that runs: for an
-    /// engine's callback, which has the stream and not the context. Elsewhere it does nothing.
+    /// As kernel_context::yield, called from the one running block of this stream: for an engine's
+    /// callback, which has the stream and not the context. Elsewhere does nothing.
     bool yield() noexcept { return engine_->yield(*state_); }
 
-    /// As it was made.
+    /// The stream's priority.
     [[nodiscard]] priority level() const noexcept { return state_->level; }
-    /// Its owner's tag, in the ledger.
+    /// The owner's tag, for the ledger.
     [[nodiscard]] std::uint32_t tag() const noexcept { return state_->tag; }
-    /// How many SMs its blocks run on: those of its partition, or all of the device.
+    /// The number of SMs on which its blocks run: those of its partition, or all of the device.
     [[nodiscard]] std::uint32_t sms() const noexcept { return state_->sms; }
-    /// Whether it runs on a part of the SMs.
+    /// Whether the stream is in a partition.
     [[nodiscard]] bool in_partition() const noexcept { return state_->part != 0; }
 
 private:
@@ -178,7 +182,7 @@ private:
     friend class sm_subset;
     friend fault_injector;
 
-    /// An operation that goes back if it isn't submitted.
+    /// An operation that is handed back if it isn't submitted.
     class prepared {
     public:
         explicit prepared(stream& s) : stream_(s), op_(&s.engine_->take_operation(*s.state_)) {
@@ -209,7 +213,8 @@ private:
         op->cooperative = cooperative;
         op->hold = std::max(g.hold, ns{0});
         if constexpr (std::same_as<K, gpushare::detail::empty_kernel>)
-            // Opaque work, too: to wake up a worker only to find nothing to do would disturb what shares the cores.
+            // Opaque work, too: a worker that is woken only to find nothing to do would disturb
+            // work on the same cores.
             if (engine_->options().timing == timing::modelled) return op.submit();
         if constexpr (gpushare::detail::fits_in_place<K, detail::kernel_capacity>)
             op->body = [kernel = K(kernel)](kernel_context& ctx) { kernel(ctx); };
@@ -256,7 +261,7 @@ GPUSHARE_INLINE void stream::wait(const point& p) {
     if (p.state()->hub.get() != &engine_->hub())
         throw operation_error(errc::different_nodes, {}, "a host stream can't wait for a point of another node");
     prepared op{*this};
-    // relaxed: `p` keeps it alive meanwhile.
+    // relaxed: `p` keeps the state alive meanwhile.
     p.state()->references.fetch_add(1, std::memory_order_relaxed);
     op->awaited = p.state();
     op.submit();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Virtual memory of a host device: address ranges and physical chunks are separate. Mapping a chunk moves its pages,
-// with their page table entries, to the range: nothing is copied, and no page is faulted in again.
+// Virtual memory of a host device: address ranges and physical chunks are separate. Mapping a chunk
+// moves its pages, with their page table entries, to the range: nothing is copied, and no page is
+// faulted in again.
 //
 //   gpushare::host::virtual_memory memory{node.memory(gpushare::device_id{0})};
 //   auto range = *memory.reserve(64 << 20);    auto chunk = *memory.create();
@@ -28,17 +29,18 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace host {
 
-/// Models gpushare::virtual_memory; see there. Chunks are charged to the device's capacity, beside
-/// its allocations, and lost with the device; they cost memory of this process only once they are
-/// touched. Any thread can touch mapped memory, `guarded` or not. Safe from any thread; ranges and
-/// chunks must not outlive it. Linux 5.7 or newer.
+/// The virtual memory of a host device. Models gpushare::virtual_memory; see there. Chunks are
+/// charged to the device's capacity, beside its allocations, and lost with the device; they cost
+/// memory of this process only once they are touched. Any thread can touch mapped memory, even with
+/// `guarded`. Safe from any thread; ranges and chunks must not outlive it. Linux 5.7 or newer.
 class virtual_memory {
 public:
     /// The pages of a new chunk come from the system, which has cleared them.
     static constexpr bool fresh_is_zero = true;
 
-    /// Throws operation_error: invalid_specification unless the granularity is a power of two of at least a page. With
-    /// that of a huge page, 2 MiB, chunks are huge pages where the system allows it.
+    /// Throws operation_error: invalid_specification unless the granularity is a power of two of at
+    /// least a page. With a granularity of 2 MiB, the size of a huge page, chunks are huge pages if
+    /// the system allows that.
     explicit virtual_memory(device_memory& device, bytes granularity = 2_MiB)
         : device_(&device), granularity_(static_cast<std::size_t>(granularity.count())) {
         const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
@@ -56,7 +58,7 @@ public:
         /// Takes over the addresses.
         range(range&& other) noexcept
             : mapping_(std::exchange(other.mapping_, nullptr)), mapped_(other.mapped_), data_(other.data_) {}
-        /// Takes over the other's, and gives back its own.
+        /// Takes over the addresses of `other`, and gives back its own.
         range& operator=(range other) noexcept {
             std::swap(mapping_, other.mapping_);
             std::swap(mapped_, other.mapped_);
@@ -66,7 +68,7 @@ public:
         ~range() {
             if (mapping_ != nullptr) ::munmap(mapping_, mapped_);
         }
-        /// Where it begins.
+        /// The first address.
         [[nodiscard]] void* data() const noexcept { return data_; }
 
     private:
@@ -74,17 +76,17 @@ public:
         range(void* mapping, std::size_t mapped, void* data) noexcept
             : mapping_(mapping), mapped_(mapped), data_(data) {}
 
-        void* mapping_;  // with the slack that aligns data_
+        void* mapping_;  // the whole mapping, with the slack that aligns data_
         std::size_t mapped_;
         void* data_;
     };
 
-    /// granularity() bytes of the device.
+    /// A chunk: granularity() bytes of the device.
     class chunk {
     public:
         /// Takes over the memory.
         chunk(chunk&& other) noexcept : memory_(std::exchange(other.memory_, nullptr)), home_(std::move(other.home_)) {}
-        /// Takes over the other's, and gives back its own.
+        /// Takes over the memory of `other`, and gives back its own.
         chunk& operator=(chunk other) noexcept {
             std::swap(memory_, other.memory_);
             std::swap(home_, other.home_);
@@ -99,14 +101,14 @@ public:
         chunk(virtual_memory& memory, range&& home) noexcept : memory_(&memory), home_(std::move(home)) {}
 
         virtual_memory* memory_;
-        range home_;  // where its pages are while they are mapped nowhere
+        range home_;  // holds the pages while the chunk isn't mapped
     };
 
     /// The size of a chunk.
     [[nodiscard]] bytes granularity() const noexcept { return bytes{granularity_}; }
 
-    /// not_whole: `size` is zero or no multiple of the granularity; size_overflow: no process has as many addresses;
-    /// out_of_memory: the system gives no more.
+    /// Reserves a range. not_whole: `size` is zero or no multiple of the granularity;
+    /// size_overflow: no process has as many addresses; out_of_memory: the system gives no more.
     [[nodiscard]] result<range> reserve(std::size_t size) noexcept {
         if (size == 0 || size % granularity_ != 0)
             return failure{
@@ -121,7 +123,7 @@ public:
         return range{mapping, whole, static_cast<std::byte*>(mapping) + before};
     }
 
-    /// out_of_memory, device_lost.
+    /// Makes a chunk. Errors: out_of_memory, device_lost.
     [[nodiscard]] result<chunk> create() noexcept {
         failure why{.code = device_->charge(granularity()), .asked = granularity_, .because = reason::size};
         if (why.code != errc::none) return why;
@@ -131,11 +133,11 @@ public:
             why.code = errc::out_of_memory;
             return why;
         }
-        ::madvise(home->data(), granularity_, MADV_HUGEPAGE);  // a wish
+        ::madvise(home->data(), granularity_, MADV_HUGEPAGE);  // only a hint
         return chunk{*this, *std::move(home)};
     }
 
-    /// out_of_memory if the system allows no more mappings.
+    /// Maps the chunk at `at`. out_of_memory if the system allows no more mappings.
     errc map(void* at, const chunk& c) noexcept {
         void* const home = c.home_.data();
         try {
@@ -150,7 +152,7 @@ public:
         return errc::out_of_memory;
     }
 
-    /// unknown_block if something of it isn't mapped; out_of_memory as for map().
+    /// Unmaps chunks. unknown_block if a part isn't mapped; out_of_memory as for map().
     errc unmap(void* at, std::size_t size) noexcept {
         const std::lock_guard lock{mutex_};
         for (std::size_t offset = 0; offset < size; offset += granularity_)
@@ -177,7 +179,8 @@ private:
         return homes_.find(advanced(at, offset))->second;
     }
 
-    /// Moves a chunk's pages in one step. Both addresses stay taken all the time: nobody else is given either.
+    /// Moves a chunk's pages in one step. Both addresses stay taken all the time: no other mapping
+    /// gets either of them.
     [[nodiscard]] bool move(void* from, void* to) const noexcept {
         constexpr int how = MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP;
         return ::mremap(from, granularity_, granularity_, how, to) != MAP_FAILED;
@@ -186,7 +189,8 @@ private:
     device_memory* device_;
     std::size_t granularity_;
     std::mutex mutex_;
-    std::unordered_map<void*, void*> homes_;  // by the addresses where chunks are mapped
+    // The homes of mapped chunks, by the address of the mapping.
+    std::unordered_map<void*, void*> homes_;
 };
 static_assert(gpushare::virtual_memory<virtual_memory>);
 

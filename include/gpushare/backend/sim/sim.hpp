@@ -1,29 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
-// The simulated backend, a world: virtual time, devices, and events. Nothing is computed and no thread waits, so a day of a thousand
-// devices takes only as long as processing its events, and is the same on every run.
+// The simulated backend: a world with virtual time, devices and events. The world computes nothing,
+// and no thread waits. So simulating a day of a thousand devices takes only as long as processing
+// the events, and gives the same result on every run.
 //
 //   gpushare::sim::world world{{.devices = 8}};
 //   world.at(gpushare::instant{} + 1s, [&] { ... });    // something happens at a time
 //   gpushare::sim::stream s{world, {0}};  s.enqueue(200us);  s.call([&] { ... });   // or once this work is done
 //   world.run_until(gpushare::instant{} + 10s);
 //
-// A device runs one kernel at a time, as if each filled the device: the first kernel of the stream with the highest
-// priority, and among equals of the stream that became ready first. A kernel that has started runs to its end.
+// A device runs one kernel at a time, as if each kernel filled the device. Next is the first kernel
+// of the stream with the highest priority; among equal priorities, the stream that became ready
+// first. A started kernel runs to its end.
 //
-// A wait for a point runs the world's events until the point is reached, so that code written for real devices runs
-// unchanged in virtual time:
+// A wait for a point runs the world's events until the point is reached, so that code written for
+// real devices runs unchanged in virtual time:
 //
 //   gpushare::sim::stream urgent{world, {0}, gpushare::priority{1}};
 //   urgent.enqueue(200us);    auto done = urgent.record();
 //   done.wait(gpushare::never);      // returns at once, and it is 200 us later in virtual time
 //
-// Events go in the order of their times, and in order of arrival at equal times, which makes a simulation the same on
-// every run. For a simulation of one's own, without a world:
+// Events happen in the order of their times and, at equal times, in the order of arrival. So a
+// simulation is the same on every run. The queue also works without a world, for your own
+// simulation:
 //
 //   gpushare::sim::event_queue<int> events;    events.push(t, 7);
 //   while (!events.empty()) { const auto now = events.first_time();  handle(now, events.pop()); }
 //
-// Random numbers for simulations are the same sequence for the same seed, with every compiler and library.
+// Random numbers for simulations: the same seed gives the same sequence with every compiler and
+// library.
 //
 //   gpushare::sim::random any{42};    gpushare::ns gap = any.exponential(1ms);    gpushare::ns length = any.between(100us, 1ms);
 #pragma once
@@ -48,31 +52,34 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace sim {
 
-/// A generator of 64-bit numbers: SplitMix64 (Steele, Lea, Flood, OOPSLA 2014). A value; not thread-safe.
+/// A generator of 64-bit numbers: SplitMix64 (Steele, Lea, Flood, OOPSLA 2014). A value; not
+/// thread-safe.
 class random {
 public:
     /// The same seed gives the same sequence.
     explicit random(std::uint64_t seed = 0) noexcept : state_(seed) {}
 
-    /// Any number of 64 bits.
+    /// A random number of 64 bits.
     [[nodiscard]] std::uint64_t next() noexcept {
         std::uint64_t z = state_ += 0x9e3779b97f4a7c15U;
         z = (z ^ (z >> 30U)) * 0xbf58476d1ce4e5b9U;
         z = (z ^ (z >> 27U)) * 0x94d049bb133111ebU;
         return z ^ (z >> 31U);
     }
-    /// 0 to n-1; n > 0. The bias of the remainder is far below anything that a simulation shows.
+    /// A number from 0 to n-1; n > 0. The bias of the remainder is far too small to show in a
+    /// simulation.
     [[nodiscard]] std::uint64_t below(std::uint64_t n) noexcept { return next() % n; }
-    /// In [0, 1).
+    /// A number in [0, 1).
     [[nodiscard]] double fraction() noexcept { return static_cast<double>(next() >> 11U) * 0x1.0p-53; }
-    /// Uniform, both ends included. `to` is not less than `from`.
+    /// A uniform duration, both ends included. `to` must not be less than `from`.
     [[nodiscard]] ns between(ns from, ns to) noexcept {
         // Unsigned: the distance may not fit into ns.
         const auto first = static_cast<std::uint64_t>(from.count());
         const auto distance = static_cast<std::uint64_t>(to.count()) - first;
         return ns{static_cast<std::int64_t>(first + (distance + 1 == 0 ? next() : below(distance + 1)))};
     }
-    /// Time between two arrivals of a Poisson process whose arrivals are `mean` apart on average; ns::max() at the most.
+    /// The time between two arrivals of a Poisson process whose arrivals are `mean` apart on
+    /// average; at most ns::max().
     [[nodiscard]] ns exponential(ns mean) noexcept {
         const double drawn = -std::log1p(-fraction()) * static_cast<double>(mean.count());
         return drawn < 0x1p63 ? ns{std::llround(drawn)} : ns::max();
@@ -85,16 +92,17 @@ private:
 }  // namespace sim
 namespace sim {
 
-/// Events, first the earliest, and of equal times the one pushed first. Allocates while more events wait than ever did. A heap
-/// with four children a node, which is half as deep as a binary one. A value; not thread-safe.
+/// A queue of events: the earliest first and, at equal times, the one pushed first. Allocates only
+/// if more events wait than ever before. A heap with four children per node, which is half as deep
+/// as a binary heap. A value; not thread-safe.
 template <class Event>
 class event_queue {
 public:
     /// Whether no event waits.
     [[nodiscard]] bool empty() const noexcept { return heap_.empty(); }
-    /// Events that wait.
+    /// The number of waiting events.
     [[nodiscard]] std::size_t size() const noexcept { return heap_.size(); }
-    /// When the first event happens. There must be one.
+    /// When the first event happens. The queue must not be empty.
     [[nodiscard]] instant first_time() const noexcept { return heap_.front().time; }
 
     /// Adds an event. Throws std::bad_alloc.
@@ -106,7 +114,7 @@ public:
         heap_[at] = std::move(e);
     }
 
-    /// Takes the first event out. There must be one.
+    /// Takes out the first event. The queue must not be empty.
     Event pop() {
         Event first = std::move(heap_.front().event);
         entry last = std::move(heap_.back());
@@ -149,20 +157,20 @@ namespace sim {
 class stream;
 class point;
 
-/// An action at some time. Up to 48 bytes of captures.
+/// An action that happens at a time. A callable of up to 48 bytes.
 using task = gpushare::detail::inplace_function<void(), 48>;
 
 /// A kernel that a device has run.
 struct kernel_span {
-    device_id device{};     ///< which
-    std::uint32_t tag = 0;  ///< of its stream
+    device_id device{};     ///< the device
+    std::uint32_t tag = 0;  ///< the tag of its stream
     instant begin{};        ///< when it started
-    instant end{};          ///< when it was over
+    instant end{};          ///< when it ended
 };
 
-/// The make-up of a world.
+/// Options of a world.
 struct world_options {
-    std::uint32_t devices = 1;  ///< how many
+    std::uint32_t devices = 1;  ///< the number of devices
 };
 
 /// Virtual time, devices and the events on them. Time begins at instant{} and passes only within
@@ -171,17 +179,18 @@ struct world_options {
 /// world.
 class world {
 public:
-    /// Throws std::bad_alloc.
+    /// A world at time instant{}. Throws std::bad_alloc.
     explicit world(world_options o = {}) : devices_(o.devices) {}
     world(const world&) = delete;             ///< Not copied.
     world& operator=(const world&) = delete;  ///< Not copied.
 
     /// The virtual time.
     [[nodiscard]] instant now() const noexcept { return now_; }
-    /// Devices, counted from 0.
+    /// The number of devices; ids count from 0.
     [[nodiscard]] std::uint32_t num_devices() const noexcept { return static_cast<std::uint32_t>(devices_.size()); }
 
-    /// Has `f()` called at `t`, or next if that is past. Throws std::bad_alloc.
+    /// Schedules a call of `f()` at `t`, or at the present time if `t` is past. Throws
+    /// std::bad_alloc.
     void at(instant t, task f) {
         std::uint32_t slot = 0;
         if (free_tasks_.empty()) {
@@ -195,7 +204,7 @@ public:
         events_.push(std::max(t, now_), {slot, true});
     }
 
-    /// Lets the next event happen. False if none is left.
+    /// Runs the next event. False if none is left.
     bool step() {
         if (events_.empty()) return false;
         now_ = events_.first_time();
@@ -211,24 +220,24 @@ public:
         return true;
     }
 
-    /// Lets all happen that happens until `t`, that time included; then it is `t`.
+    /// Runs all events until `t`, including those at `t`. Afterwards the time is `t`.
     void run_until(instant t) {
         while (!events_.empty() && events_.first_time() <= t) step();
         now_ = std::max(now_, t);
     }
 
-    /// Lets all happen, until nothing is left.
+    /// Runs all events until none is left.
     void run() {
         while (step()) {
         }
     }
 
-    /// Has `f` called with every kernel when it is over: what meters are checked against.
+    /// Calls `f` with every kernel at its end. Tests check meters against these spans.
     void on_kernel(gpushare::detail::inplace_function<void(const kernel_span&), 48> f) { on_kernel_ = std::move(f); }
 
-    /// Events that have happened.
+    /// The number of events so far.
     [[nodiscard]] std::uint64_t happened() const noexcept { return happened_; }
-    /// How long the device has run those kernels that are over.
+    /// The total time of the device's completed kernels.
     [[nodiscard]] ns device_time(device_id d) const noexcept { return devices_[d.index].busy; }
 
 private:
@@ -242,7 +251,7 @@ private:
     /// A kernel, a point, or a call.
     struct item {
         item* next = nullptr;
-        ns length{-1};  // of a kernel
+        ns length{-1};  // the length, if this is a kernel
         std::shared_ptr<mark> reach{};
         task call{};
     };
@@ -252,25 +261,26 @@ private:
         priority level{};
         std::uint32_t tag = 0;
         bool held = false;
-        bool offered = false;  // a kernel of it is ready or runs
+        bool offered = false;  // one of its kernels is ready or runs
     };
     struct ready_kernel {
         std::int32_t level = 0;
         std::uint64_t number = 0;
         std::uint32_t stream = 0;
-        friend bool operator<(const ready_kernel& a, const ready_kernel& b) noexcept {  // the greatest goes first
+        // The greatest runs first.
+        friend bool operator<(const ready_kernel& a, const ready_kernel& b) noexcept {
             return a.level != b.level ? a.level < b.level : a.number > b.number;
         }
     };
     struct device_state {
         std::vector<ready_kernel> ready{};  // a heap
-        std::uint32_t running = 0;          // the stream
+        std::uint32_t running = 0;          // the stream of the running kernel
         bool runs = false;
         instant began{};
         ns busy{};
     };
     struct event {
-        std::uint32_t index = 0;  // of a task, or of the device whose kernel ends
+        std::uint32_t index = 0;  // the index of a task, or of the device whose kernel ends
         bool is_task = false;
     };
 
@@ -296,7 +306,8 @@ private:
         go_on(index);
     }
 
-    // Points and calls at the head of the stream happen now; a kernel is offered to the device.
+    // Handles the head of a stream: points and calls happen now, and a kernel is offered to the
+    // device.
     void go_on(std::uint32_t index) {
         for (;;) {
             stream_state& s = streams_[index];  // a call may open another stream
@@ -318,7 +329,7 @@ private:
             }
             task call = std::move(i.call);
             items_.release(i);
-            if (call) call();  // may enqueue, here too
+            if (call) call();  // may enqueue, even on this stream
         }
     }
 
@@ -333,7 +344,8 @@ private:
         events_.push(saturating_add(now_, streams_[d.running].items.front()->length), {index, false});
     }
 
-    // The kernel of the device is over: what comes behind it in its stream happens, and the best of all starts.
+    // Ends the device's kernel: handles the items behind it in its stream, and starts the best
+    // ready kernel.
     void finish(std::uint32_t index) {
         device_state& d = devices_[index];
         const auto stream = d.running;
@@ -353,13 +365,14 @@ private:
     std::vector<task> tasks_;
     std::vector<std::uint32_t> free_tasks_;
     std::vector<device_state> devices_;
-    std::vector<stream_state> streams_;  // a closed one is kept
+    std::vector<stream_state> streams_;  // closed streams are kept
     gpushare::detail::pool<item> items_;
     std::uint64_t offered_ = 0, happened_ = 0;
     gpushare::detail::inplace_function<void(const kernel_span&), 48> on_kernel_;
 };
 
-/// A clock that tells a world's time. Copies tell the same; the world must outlive them. For the world's thread.
+/// A clock with a world's time. Copies show the same time; the world must outlive them. For the
+/// world's thread.
 class clock_of {
 public:
     static constexpr bool stepped = true;  ///< See stepped_clock.
@@ -377,18 +390,18 @@ static_assert(stepped_clock<clock_of>);
 }  // namespace sim
 namespace sim {
 
-/// A point on a simulated stream. Copies are the same point; a default-constructed one is reached.
-/// For the world's thread. A wait makes the world's events happen; if no event is left, it returns
-/// false.
+/// A point on a simulated stream. Copies are the same point; a default-constructed point is
+/// reached. For the world's thread. A wait makes the world's events happen; if no event is left, it
+/// returns false.
 class point {
 public:
-    point() = default;  ///< Reached.
+    point() = default;  ///< A point that is reached.
 
-    /// Whether all before it is done.
+    /// Whether all work before the point is done.
     [[nodiscard]] bool reached() const noexcept { return !mark_ || mark_->reached; }
-    /// True once it is reached; false at the deadline, which it is then.
+    /// Runs events until the point is reached (true) or the time is the deadline (false).
     bool wait(instant deadline) const { return wait_any(std::span(this, 1), deadline); }
-    /// The same for the first of several.
+    /// The same for several points: until one of them is reached.
     static bool wait_any(std::span<const point> points, instant deadline) {
         const auto any = [&] { return std::any_of(points.begin(), points.end(), [](auto& p) { return p.reached(); }); };
         if (points.empty() || any()) return !points.empty();
@@ -400,7 +413,7 @@ public:
         if (deadline != never) w.now_ = std::max(w.now_, deadline);
         return false;
     }
-    /// errc::none: kernels don't fail here.
+    /// errc::none: simulated kernels don't fail.
     [[nodiscard]] static errc status() noexcept { return errc::none; }
     /// Virtual time from `a` to `b`; both are reached.
     friend ns elapsed(const point& a, const point& b) noexcept { return b.at() - a.at(); }
@@ -421,7 +434,7 @@ class stream {
 public:
     using point = sim::point;  ///< The type that record() returns.
 
-    /// A stream of device `d`; `tag` says in a kernel_span whose it is. Throws std::bad_alloc.
+    /// A stream of device `d`, whose kernel_spans have this `tag`. Throws std::bad_alloc.
     stream(world& w, device_id d, priority level = {}, std::uint32_t tag = 0)
         : world_(&w), index_(w.open_stream(d, level, tag)), level_(level) {}
     stream(stream&&) noexcept = default;             ///< Moved.
@@ -429,20 +442,20 @@ public:
 
     /// Enqueues a kernel that takes the whole device for `length`; a negative one counts as 0.
     void enqueue(ns length) { world_->push(index_, std::max(length, ns{0}), nullptr, {}); }
-    /// A point behind what was enqueued so far.
+    /// A point behind all work enqueued so far.
     [[nodiscard]] point record() {
         auto m = std::make_shared<world::mark>();
         world_->push(index_, ns{-1}, m, {});
         return {*world_, std::move(m)};
     }
-    /// `f()` is called when all before it is done.
+    /// Calls `f()` when all work enqueued before is done.
     void call(task f) { world_->push(index_, ns{-1}, nullptr, std::move(f)); }
 
-    /// Nothing more of this stream begins until let_go().
+    /// Keeps further work of this stream from beginning until let_go().
     void hold() { world_->hold(index_, true); }
     /// Ends a hold().
     void let_go() { world_->hold(index_, false); }
-    /// Its priority.
+    /// The stream's priority.
     [[nodiscard]] priority level() const noexcept { return level_; }
 
 private:

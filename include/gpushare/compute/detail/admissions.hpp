@@ -32,7 +32,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// How long code of a client's takes the thread that runs it. A value.
+/// How long a client's callables or callbacks take the thread that runs them. A value.
 class time_in_code {
 public:
     static constexpr ns short_time{100'000};
@@ -42,12 +42,13 @@ public:
         usual_ += usual_ == ns{0} ? took : (took - usual_) / 8;
         longest_ = std::max(took, longest_ - longest_ / 16);
     }
-    /// None of the last dozens was longer: taking one for short costs others a wait, and for long a wake-up.
+    /// Whether none of the last dozens was longer than `short_time`. A long callable that is taken
+    /// for short makes other threads wait; a short one that is taken for long costs only a wake-up.
     [[nodiscard]] bool are_short() const noexcept { return longest_ > ns{0} && longest_ <= short_time; }
     [[nodiscard]] bool are_long() const noexcept { return usual_ > short_time; }
 
 private:
-    ns usual_{}, longest_{};  // smoothed, and the longest, which fades; 0: none was seen
+    ns usual_{}, longest_{};  // the smoothed mean, and the longest, which fades; 0: none was seen
 };
 
 /// One client's waiting submissions in order of arrival, and the state of this queue that the
@@ -55,22 +56,27 @@ private:
 template <timeline Stream>
 struct client_queue {
     fifo<submission<Stream>> waiting;
-    fifo<submission<Stream>> held;  // while it sleeps: all that wait, and the core knows of none
+    // While the client sleeps: all its waiting submissions, of which the core knows none.
+    fifo<submission<Stream>> held;
     std::uint32_t num_held = 0;
-    bool asleep = false, refuses = false;  // while asleep: what waits, and what comes
-    std::uint64_t dropped = 0;             // too late
+    bool asleep = false, refuses = false;  // `refuses`: while asleep, new submissions are refused
+    std::uint64_t dropped = 0;             // submissions that were too late
     usual_enqueue_time enqueue_time;
     time_in_code callables, callbacks;
-    std::thread::id attendant{};       // the thread that waited for the latest to end and looked at it, if one did
+    // The thread that waited for the client's latest completed submission and watched its end, if
+    // one did.
+    std::thread::id attendant{};
     std::uint32_t waits_for_room = 0;  // threads
-    std::uint32_t waits_for_end = 0;   // threads, of all its work: it closes, or is to sleep
-    std::uint32_t requests = 0;        // under way
-    std::uint32_t untold = 0;          // callbacks that are to be called, or under way
+    // Threads that wait until all work of the client has ended, to close it or to put it to sleep.
+    std::uint32_t waits_for_end = 0;
+    std::uint32_t requests = 0;  // under way
+    std::uint32_t untold = 0;    // callbacks that are due or running
     priority own_level{};
-    plain_list<priority> raised{};  // levels of its requests under way that have one
+    // The levels of its open requests, as far as they have their own.
+    plain_list<priority> raised{};
     bool told_of_loss = false;
 
-    /// Another client has this index from now on.
+    /// Resets the queue for a new client with this index.
     void begin(priority level) noexcept {
         enqueue_time = {};
         callables = callbacks = {};
@@ -92,13 +98,14 @@ struct client_queue {
 };
 
 /// Waiting submissions that are dropped when they are late, the most urgent first. So the limiter
-/// reports each at its deadline, and not when its turn comes. A binary heap by `drop_at`. Each
-/// submission knows its place, from 1 on, in `in_deadlines`; 0: it
-/// isn't here. Allocates while more wait than ever before.
+/// reports each of them at its deadline, not at its turn. A binary heap by `drop_at`. Each
+/// submission knows its place, from 1 on, in `in_deadlines`; 0: the submission isn't in the heap.
+/// Allocates only if more submissions wait than ever before.
 template <class Submission>
 class waiting_deadlines {
 public:
-    /// Does nothing if it is here. Where memory runs out it is told at its turn.
+    /// Does nothing if the submission is in the heap already. If memory runs out, the submission
+    /// learns only at its turn that it is late.
     void add(Submission& s) noexcept {
         if (s.in_deadlines != 0) return;
         try {
@@ -108,7 +115,7 @@ public:
         }
         settle(heap_.size() - 1, s);
     }
-    /// Does nothing if it isn't here.
+    /// Does nothing if the submission isn't in the heap.
     void drop(Submission& s) noexcept {
         if (s.in_deadlines == 0) return;
         const auto at = std::exchange(s.in_deadlines, 0) - 1;
@@ -116,9 +123,9 @@ public:
         heap_.pop_back();
         if (&last != &s) settle(at, last);
     }
-    /// When the first is late; `never` where there is none.
+    /// The earliest `drop_at`; `never` if the heap is empty.
     [[nodiscard]] instant next() const noexcept { return heap_.empty() ? never : heap_.front()->drop_at; }
-    /// One that is late by now; null where none is.
+    /// A submission that is late by now; null if there is none.
     [[nodiscard]] Submission* first_at(instant now) const noexcept { return next() <= now ? heap_.front() : nullptr; }
 
 private:
@@ -126,7 +133,7 @@ private:
         heap_[at] = &s;
         s.in_deadlines = at + 1;
     }
-    // Puts `s` where it belongs, from the hole at `at`.
+    // Fills the hole at `at`: moves it to the place of `s`, and puts `s` there.
     void settle(std::size_t at, Submission& s) noexcept {
         while (at > 0 && s.drop_at < heap_[(at - 1) / 2]->drop_at) {
             set(at, *heap_[(at - 1) / 2]);
@@ -149,12 +156,14 @@ class admissions {
 public:
     using submission = detail::submission<Stream>;
 
-    /// `core` decides, and outlives this. Who owns the two calls it directly where no queue changes.
+    /// `core` makes the decisions and must outlive this object. The owner of both calls `core`
+    /// directly for anything that changes no queue.
     explicit admissions(limiter_core<Policy>& core) noexcept : core_(core) {}
 
     [[nodiscard]] client_queue<Stream>& queue(client_id c) noexcept { return queues_[c.index]; }
     [[nodiscard]] const client_queue<Stream>& queue(client_id c) const noexcept { return queues_[c.index]; }
-    /// By index. Each stays where it is, while a callable is destroyed under no lock; there may be more of them then.
+    /// All queues, by the client's index. References stay valid while the mutex is released,
+    /// although queues may be added then.
     [[nodiscard]] stable_list<client_queue<Stream>>& queues() noexcept { return queues_; }
 
     // ---- clients and their levels
@@ -190,7 +199,8 @@ public:
 
     // ---- sleep
 
-    /// Nothing of `c` is admitted until wake(): what waits stays, and what comes waits behind it or is refused.
+    /// Admits nothing of `c` until wake(). Waiting submissions stay; new ones queue behind them or
+    /// are refused, as `what_waits` says.
     void sleep(client_id c, while_asleep what_waits) noexcept {
         auto& q = queue(c);
         q.refuses = what_waits == while_asleep::refuse;
@@ -206,24 +216,24 @@ public:
 
     // ---- arrival
 
-    /// Why nothing of `c` is admitted; errc::none if it is.
+    /// The reason why nothing of `c` is admitted; errc::none if there is none.
     [[nodiscard]] errc refusal(client_id c) const noexcept {
         const auto why = core_.refusal(c);
         if (why == errc::closed) return why;
         if (lost_) return errc::device_lost;
         return queue(c).refuses ? errc::asleep : why;
     }
-    /// Why one more of `c` can't wait.
+    /// The reason why `c` can't queue one more submission; errc::none if there is none.
     [[nodiscard]] errc no_entry(client_id c) const noexcept {
         if (const auto why = refusal(c); why != errc::none) return why;
         return core_.is_full(c, queue(c).num_held) ? errc::queue_full : errc::none;
     }
-    /// Writes down whose `s` is, and what is known of it.
+    /// Sets the client of `s` and the facts about it.
     void describe(submission& s, client_id c, const submit_options& o, instant now) noexcept {
         s.client = c;
         s.queue = &queue(c);
         const priority at = level_of(c, o);
-        s.level = at == no_priority ? at : o.priority;  // among its client's own
+        s.level = at == no_priority ? at : o.priority;  // the order within its client's queue
         s.drop_at = o.drop_if_late ? o.deadline : never;
         s.facts = {.head = {.cost = o.cost,
                             .remaining = o.remaining,
@@ -237,7 +247,8 @@ public:
                    .timeline = s.queued ? timeline_of(*s.stream) : 0,
                    .of_request = o.of_request};
     }
-    /// `s`, which is described, waits among the others of its client, as its level says. There is entry.
+    /// Queues `s` by its level among its client's submissions. Call after describe(), and only if
+    /// no_entry() returns errc::none.
     void arrive(submission& s, instant now) noexcept {
         auto& q = *s.queue;
         if (s.drop_at != never) late_.add(s);
@@ -245,8 +256,9 @@ public:
         core_.arrive(s.client, now, &s.facts);
         if (q.insert(s)) core_.set_first(s.client, now, &s.facts);
     }
-    /// describe() and arrive() for a thread at the gate. Call if there is entry. Returns true if no
-    /// other submission waits and there is room: then the submission is admitted.
+    /// describe() and arrive() for a thread at the gate. Call only if no_entry() returns
+    /// errc::none. Returns true if no other submission waits and there is room: then the submission
+    /// is admitted.
     [[nodiscard]] bool arrive_and_pass(submission& s, client_id c, const submit_options& o, instant now) noexcept {
         const bool plain = &o == &no_options;
         if (!plain) describe(s, c, o, now);
@@ -263,7 +275,7 @@ public:
         if (s.queue->insert(s)) core_.set_first(c, now, &s.facts);
         return false;
     }
-    /// It waits no longer, and wasn't admitted.
+    /// Takes `s` out of its queue: it was not admitted.
     void withdraw(submission& s, instant now) noexcept {
         auto& q = *s.queue;
         late_.drop(s);
@@ -287,7 +299,7 @@ public:
     [[nodiscard]] const submission* any_waiting(const client_queue<Stream>& q) const noexcept {
         return q.asleep ? q.held.front() : q.waiting.front();
     }
-    /// Its account.
+    /// The account of `c`.
     [[nodiscard]] client_usage usage(client_id c) const noexcept {
         auto all = core_.usage(c);
         all.waiting += queue(c).num_held;
@@ -295,9 +307,10 @@ public:
         return all;
     }
 
-    /// When the first of those is late that are dropped then; `never` if there are none.
+    /// The earliest time at which a waiting submission is dropped as late; `never` if there is
+    /// none.
     [[nodiscard]] instant next_late() const noexcept { return late_.next(); }
-    /// One of them that is late by now; null if none is.
+    /// A waiting submission that is to be dropped as late by now; null if there is none.
     [[nodiscard]] submission* late_at(instant now) const noexcept { return late_.first_at(now); }
 
     // ---- admission
@@ -320,7 +333,7 @@ public:
         }
         return false;
     }
-    /// `s`, the first that waits of its client, is admitted as the core has described it.
+    /// Admits `s`, the first waiting submission of its client. `a`: the core's description of it.
     void admit(submission& s, const admission& a, instant now) noexcept {
         (void)s.queue->waiting.pop();
         late_.drop(s);
@@ -330,7 +343,7 @@ public:
 
     // ---- faults
 
-    /// Nothing is admitted any more.
+    /// From now on nothing is admitted.
     void lose_device() noexcept { lost_ = true; }
     /// Reports each client that had work in flight when the device was lost, once. It doesn't
     /// report a client that has left this work behind, since another client may have its index.

@@ -57,9 +57,9 @@ struct timeline_handle<Stream> {
     using type = typename Stream::handle;
 };
 
-/// Submissions that share one point at their end: of one client on one stream, one after the other.
-/// `phase` says how far the batch has come, with the data of that phase. The members below it are
-/// valid from begin_with() on.
+/// Consecutive submissions of one client on one stream, which share one point at their end. `phase`
+/// says how far the batch has come, and has the data of that phase. The data members below `phase`
+/// are valid from begin_with() on.
 template <timeline Stream>
 struct batch {
     static constexpr bool shares = shared_timeline<Stream>;
@@ -68,19 +68,23 @@ struct batch {
     using handle_type = typename timeline_handle<Stream>::type;
     using point = typename Stream::point;
 
-    /// Members are enqueued, and the end isn't recorded.
+    /// Members are enqueued, and no thread has recorded the end yet.
     struct open_phase {
-        /// What comes next.
+        /// The next event of an open batch.
         enum class until : std::uint8_t {
-            another_joins,      // others may join
-            somebody_asks,      // nobody joins, since a member failed to be enqueued
-            end_wanted,         // nobody joins: the next thread that can records the end
-            latest_ends,        // nobody joins: the latest to enter records the end
-            latest_ends_wanted  // the same, and if that fails, the end is wanted
+            another_joins,  // more submissions may join
+            // Nothing joins, since a member failed to be enqueued; the end is recorded once a
+            // thread wants it.
+            somebody_asks,
+            end_wanted,  // nothing joins; the next thread that can do so records the end
+            // Nothing joins; the thread that enqueues the latest submission records the end.
+            latest_ends,
+            latest_ends_wanted  // as latest_ends; if that thread fails, `end_wanted`
         };
         until next = until::latest_ends;
         std::uint32_t entering = 1;  // submissions that are being enqueued
-        handle_type handle{};        // none where only the latest can record the end
+        // Empty if only the thread that enqueues the latest submission can record the end.
+        handle_type handle{};
 
         [[nodiscard]] bool is_left_to_latest() const noexcept { return next >= until::latest_ends; }
         [[nodiscard]] bool is_end_wanted() const noexcept {
@@ -90,51 +94,60 @@ struct batch {
         void member_failed() noexcept {
             if (next == until::another_joins) next = until::somebody_asks;
         }
-        /// The latest to enter went without it.
+        /// The thread that was to record the end left without doing so.
         void latest_left() noexcept {
             if (next == until::latest_ends) next = until::another_joins;
             if (next == until::latest_ends_wanted) next = until::end_wanted;
         }
     };
-    /// A thread records the end, under no lock. If it can't, the batch is open again.
+    /// A thread is recording the end, under no lock. If recording fails, the batch is open again.
     struct ending_phase {
         open_phase before;
     };
     /// The end is recorded.
     struct ended_phase {
         point end;
-        bool watched = false;        // the thread that watches for all has the end among its points
-        bool written_off = false;    // it isn't reached: the members have been told
-        instant head_since = never;  // when the batch was first seen to be first on its stream, for write_off()
-        instant pending_at{};        // when the end was last asked for, and not reached
+        bool watched = false;  // the watching thread has the end among its points
+        // The end wasn't reached in time: the members were reported as stuck.
+        bool written_off = false;
+        // When the batch was first seen to be first on its stream, for write_off().
+        instant head_since = never;
+        instant pending_at{};  // when the end was last seen not reached
     };
-    /// What is known of the time of its work, each with the ones before it.
+    /// How much is known about the time of the batch's work. Each state includes the states before
+    /// it.
     enum class timing : std::uint8_t {
         unknown,
-        begun,   // `begin`
-        placed,  // when that was: `when.begin`
-        found    // when it ended: `when.end`
+        begun,   // the point `begin`
+        placed,  // the time of that point: `when.begin`
+        found    // the time of the end: `when.end`
     };
 
-    std::variant<std::monostate, open_phase, ending_phase, ended_phase> phase{};  // the first: free
-    bool known = false;          // how long it takes, as far as predictions go
+    // The first alternative: this record is free.
+    std::variant<std::monostate, open_phase, ending_phase, ended_phase> phase{};
+    bool known = false;          // the batch's duration can be predicted
     bool doubtful = false;       // its span may have gaps
     bool contended = false;      // something was in flight on another stream meanwhile
-    bool beside_others = false;  // from the begin on, and of another client
-    bool overtaken = false;      // another began behind it before it could end: its span holds that, too
+    bool beside_others = false;  // work of another client was in flight from the begin on
+    // Another batch began behind this one before its end was recorded, so the span includes that
+    // one's work.
+    bool overtaken = false;
     timing timed = timing::unknown;
     client_id client{};
     priority level{};
     sm_width width{};
     std::uint64_t timeline = 0;
-    const Stream* followed_on = nullptr;  // this one waits for the end, on behalf of `follower`
+    // This stream waits for the batch's end, on behalf of `follower`.
+    const Stream* followed_on = nullptr;
     client_id follower{};
     std::uint64_t order = 0;
-    std::uint32_t num_members = 0;                 // enqueued
+    std::uint32_t num_members = 0;                 // members that are enqueued
     submission *first = nullptr, *last = nullptr;  // members
-    ns predicted{};                                // of all of them
-    instant busy_until{};                          // as predicted of its own work
-    ns more{};                                     // and so much later it ends, as others' runs beside it
+    ns predicted{};                                // the sum over the members
+    // The predicted end, by the batch's own work alone.
+    instant busy_until{};
+    // How much later the batch ends because others' work runs beside it.
+    ns more{};
     point begin{};
     interval when{};
 
@@ -143,7 +156,7 @@ struct batch {
     [[nodiscard]] const open_phase* open() const noexcept { return std::get_if<open_phase>(&phase); }
     [[nodiscard]] ended_phase* ended() noexcept { return std::get_if<ended_phase>(&phase); }
     [[nodiscard]] const ended_phase* ended() const noexcept { return std::get_if<ended_phase>(&phase); }
-    /// The open one, also while a thread records the end.
+    /// The data of the open phase, also while a thread is recording the end.
     [[nodiscard]] open_phase* not_ended() noexcept {
         if (auto* const now = std::get_if<ending_phase>(&phase)) return &now->before;
         return open();
@@ -165,7 +178,8 @@ struct batch {
         predicted = a.predicted;
     }
 
-    /// Others may join, and any thread may record the end. False where the stream can't be marked once it is gone.
+    /// Lets other submissions join, and any thread record the end. Returns false if the stream
+    /// can't give a handle for that.
     [[nodiscard]] bool stay_open(const Stream& s) noexcept {
         if constexpr (shares) {
             open()->handle = s.share();
@@ -173,13 +187,14 @@ struct batch {
         }
         return static_cast<bool>(open()->handle);
     }
-    /// A thread is about to record the end of this open batch. It may have idled since its predicted end.
+    /// A thread is about to record the end of this open batch. After the predicted end the device
+    /// may have idled, so the span is doubtful then.
     void begin_ending(instant now) noexcept {
         doubtful |= now > busy_until;
         open_phase before = std::move(*open());
         phase.template emplace<ending_phase>(std::move(before));
     }
-    /// It couldn't.
+    /// The thread couldn't record the end: the batch is open again.
     void reopen() noexcept {
         open_phase before = std::move(*not_ended());
         phase.template emplace<open_phase>(std::move(before));
@@ -194,7 +209,8 @@ struct batch {
                width == a.width && num_members + o->entering < most_members && predicted + a.predicted <= quantum;
     }
 
-    /// `a` joins. Whether it is to record the end: no room for another one like it, and nobody else is entering.
+    /// Lets `a` join. Returns whether the thread of `a` has to record the end: the batch has no
+    /// room for another such submission, and no other thread is enqueuing into it.
     [[nodiscard]] bool enter(const admission& a, instant now, ns quantum) noexcept {
         auto& o = *open();
         ++o.entering;
@@ -207,7 +223,7 @@ struct batch {
         return true;
     }
 
-    /// Whether it may be done, as far as is known.
+    /// Whether the batch may be done by now, by its prediction.
     [[nodiscard]] bool is_due(instant now) const noexcept { return !known || now >= saturating_add(busy_until, more); }
 
     /// Whether the device hasn't reached the recorded end yet. On a backend where a query costs as
@@ -219,13 +235,13 @@ struct batch {
             return !ended()->end.reached();
     }
 
-    /// Whether a thread that isn't enqueuing there can record the end.
+    /// Whether a thread that isn't enqueuing into the batch can record the end.
     [[nodiscard]] bool can_end() const noexcept {
         const auto* const o = open();
         return o != nullptr && static_cast<bool>(o->handle) && o->entering == 0 && num_members > 0;
     }
 
-    /// The part of the SMs that its widest member can fill.
+    /// The part of the SMs that the widest member can fill.
     [[nodiscard]] double filled() const noexcept {
         double most = 0;
         for (const auto* m = first; m != nullptr; m = m->next_member) most = std::max(most, m->filled());
@@ -236,7 +252,7 @@ struct batch {
             if (m == s) return true;
         return false;
     }
-    /// By a thread that waits for one of its members.
+    /// Whether a thread that waits for one of the members looks at the end.
     [[nodiscard]] bool is_looked_at() const noexcept {
         for (const auto* m = first; m != nullptr; m = m->next_member)
             if (m->looked_at > 0) return true;
@@ -253,15 +269,16 @@ struct batch {
     }
 };
 
-/// Submissions that permits' holders have enqueued. Any thread adds, under no lock; the thread that
-/// holds the limiter's mutex takes all at once (Treiber, IBM RJ 5118, 1986). No thread takes from
-/// the middle, so records can be used again.
+/// The submissions that holders of permits have enqueued. Any thread may add one, under no lock.
+/// The thread that holds the limiter's mutex takes all at once (Treiber, IBM RJ 5118, 1986). No
+/// thread takes from the middle, so records can be used again.
 template <timeline Stream>
 class enqueued_list {
 public:
     using submission = detail::submission<Stream>;
 
-    /// True if somebody waits for that and is to be told under the mutex.
+    /// Returns true if a thread waits for enqueued work: the caller then takes the mutex and
+    /// reports it.
     [[nodiscard]] bool push(submission& s) noexcept {
         s.next = latest_.load(std::memory_order_relaxed);
         // release: publishes what the holder wrote. seq_cst: either the thread that enqueued sees
@@ -272,31 +289,32 @@ public:
         return is_awaited();
     }
 
-    /// Calls `f(submission)` for each since the last call, in the order in which they were enqueued.
+    /// Calls `f(submission)` for each submission added since the last call, in the order of
+    /// enqueuing.
     template <std::invocable<submission&> F>
     void take_all(F f) noexcept {
         if (latest_.load(std::memory_order_seq_cst) == nullptr) return;
         submission* latest = latest_.exchange(nullptr, std::memory_order_acquire);
         submission* first = nullptr;
-        while (latest != nullptr) {  // turned round
+        while (latest != nullptr) {  // reverses the list
             submission* const before = std::exchange(latest->next, first);
             first = std::exchange(latest, before);
         }
         while (first != nullptr) f(*std::exchange(first, first->next));
     }
 
-    /// Whether threads that add from now on are asked to report it. Submissions added before can be
-    /// taken at once.
+    /// Says whether threads that add submissions from now on must report them. Submissions added
+    /// earlier can be taken at once.
     void await(bool on) noexcept { awaited_.store(on, std::memory_order_seq_cst); }
     [[nodiscard]] bool is_awaited() const noexcept { return awaited_.load(std::memory_order_seq_cst); }
 
 private:
-    std::atomic<submission*> latest_{nullptr};  // then the ones before it
+    std::atomic<submission*> latest_{nullptr};  // the head of a list, latest first
     std::atomic<bool> awaited_{false};
 };
 
-/// The submissions in flight, in batches. Under the limiter's mutex, but for announce_enqueued().
-/// Allocates while more are in flight than ever before.
+/// The submissions in flight, in batches. All functions but announce_enqueued() are called under
+/// the limiter's mutex. Allocates only if more submissions are in flight than ever before.
 template <timeline Stream>
 class batches {
 public:
@@ -306,20 +324,20 @@ public:
     static constexpr std::size_t none = submission::no_batch;
 
     /// Whether streams of different clients wait for each other if their work doesn't fit side by
-    /// side. Otherwise their points would say nothing. Not needed on a device that tells how much
-    /// of it each client used.
+    /// side. Without such waits, spans would overlap and say nothing about each client's use. A
+    /// device that reports the use of each client needs no such waits.
     static constexpr bool turns = joining_timeline<Stream> && !sm_timeline<Stream>;
 
     /// `quantum`: how long a batch may be predicted to take.
     explicit batches(ns quantum) : quantum_(quantum) {
-        // With room for one batch, running out of memory delays waiting work but never strands it.
-        // With room for this many, nothing is allocated later unless there are many levels.
+        // With room for at least one batch, lack of memory delays waiting work but never strands
+        // it. With room for this many, nothing is allocated later unless there are many levels.
         batches_.reserve(most_in_flight);
     }
 
     // ---- slots: each submission in flight has one, for a batch of its own
 
-    /// False when memory runs out, and then others are in flight.
+    /// Returns false only if memory runs out while other submissions are in flight.
     [[nodiscard]] bool has_slot() noexcept {
         if (slots_taken_ == batches_.capacity()) try {
                 batches_.reserve(slots_taken_ * 2);
@@ -333,12 +351,12 @@ public:
     [[nodiscard]] submission& record_for_gate() {
         auto& s = at_gate_.acquire();
         s.reset(false);
-        s.owners.store(1, std::memory_order_relaxed);  // under the mutex
+        s.owners.store(1, std::memory_order_relaxed);  // relaxed: under the mutex
         return s;
     }
-    /// The permit on `s` has a holder, who may ask how the work went. Under the mutex.
+    /// The permit on `s` has a holder, which may ask how the work went. Call under the mutex.
     void keep_for_holder(submission& s) noexcept { s.owners.store(2, std::memory_order_relaxed); }
-    /// That one wasn't admitted, or its last owner is done with it.
+    /// Returns the record: its submission wasn't admitted, or its last owner has dropped it.
     void give_back(submission& s) noexcept {
         s.set_enqueuer({});
         at_gate_.release(s);
@@ -347,7 +365,7 @@ public:
     [[nodiscard]] bool is_in_permit(client_id c) const noexcept {
         return at_gate_.any_of([=](const auto& s) { return s.is_enqueued_here() && s.admitted.client == c; });
     }
-    /// This submission is no longer in flight. Its record at the gate is free, unless a permit's
+    /// Ends the time of `s` in flight. A record of the gate is free afterwards, unless a permit's
     /// holder may ask how the work went, or an exception is left to be destroyed under no lock.
     void release(submission& s) noexcept {
         --slots_taken_;
@@ -358,7 +376,8 @@ public:
 
     // ---- batch: which one
 
-    /// `s` is about to be enqueued on `stream`, with the points around it that it says then. After collect().
+    /// Chooses the batch of `s`, which is about to be enqueued on `stream`. Afterwards `s` says
+    /// which points to record around the work. Call after collect().
     void place(submission& s, Stream& stream, instant now) noexcept {
         const admission& a = s.admitted;
         // The usual case: another member for the batch that was joined last. A batch takes no more
@@ -394,7 +413,8 @@ public:
         collect();
         (void)look_around(a, s, instant::min());
     }
-    /// Whether `a` on this stream fits side by side with all that is in flight of its level on others.
+    /// Whether `a` on this stream fits side by side with all work of its level in flight on other
+    /// streams.
     [[nodiscard]] bool fits_beside(const admission& a, const Stream& s) const noexcept {
         double beside = a.width.part();
         for (std::size_t i = 0; i < in_use_; ++i) {
@@ -433,7 +453,7 @@ public:
         if (s.end) {
             ended(s.batch, *std::move(s.end));
             s.end.reset();
-        } else if (s.needs_end) {  // it couldn't: somebody has to, whatever began behind it
+        } else if (s.needs_end) {  // its thread recorded none: another must, whatever came behind
             open.next = batch::open_phase::until::end_wanted;
             want_ends();
         }
@@ -455,8 +475,9 @@ public:
             enqueued(s);
         });
     }
-    /// The same for a permit, by the thread that holds it, under no lock. Returns true if a thread
-    /// waits for it: then lock. keep_awaiting() says when no thread waits any longer.
+    /// The same for a permit, called by its holder's thread under no lock. Returns true if a thread
+    /// waits for it: then take the mutex and report it. keep_awaiting() says when no thread waits
+    /// any longer.
     [[nodiscard]] bool announce_enqueued(submission& s) noexcept { return enqueued_.push(s); }
     /// Threads that enqueue from now on are asked to announce it; the next query sees work enqueued
     /// before.
@@ -464,7 +485,7 @@ public:
     /// Unless `wanted`, no thread waits any more for announcements of enqueued work.
     void keep_awaiting(bool wanted) noexcept { enqueued_.await(wanted || ends_wanted_); }
 
-    /// The work of this one won't come; it still has its slot.
+    /// The work of `s` won't be enqueued. `s` keeps its slot.
     void take_back(submission& s) noexcept {
         batch& b = batches_[s.batch];
         if (s.ends != none) s.begin ? ended(s.ends, *std::move(s.begin)) : not_ended(s.ends);
@@ -494,7 +515,7 @@ public:
                 if (open == nullptr) continue;
                 if (quiet || (wanted != nullptr && b.holds(wanted))) open->want_end();
                 if (!open->is_end_wanted()) continue;
-                want_ends();  // also of those behind this one
+                want_ends();  // also the ends of batches behind this one
                 if (!b.can_end()) continue;
                 b.begin_ending(now());
                 return i;
@@ -505,10 +526,12 @@ public:
     [[nodiscard]] const typename batch::handle_type& handle(std::size_t i) noexcept {
         return batches_[i].not_ended()->handle;
     }
-    /// A point was recorded behind the members of this open batch; or it couldn't be.
+    /// A point was recorded behind the members of this batch; not_ended(): it couldn't be recorded.
     void ended(std::size_t i, point end) noexcept {
         batches_[i].end_at(std::move(end));
-        batches_[i].followed_on = nullptr;  // who waits for what was enqueued when it came waits for this, too
+        // The stream waits only for members that were enqueued when it came, so it isn't counted as
+        // waiting for this end.
+        batches_[i].followed_on = nullptr;
         ++num_ended_;
     }
     void not_ended(std::size_t i) noexcept {
@@ -516,9 +539,9 @@ public:
         if (batches_[i].open()->is_end_wanted()) want_ends();
     }
 
-    // ---- for who observes and waits
+    // ---- for threads that observe and wait
 
-    /// All that are in flight, and perhaps some that are free.
+    /// All batches in flight, and perhaps some free records.
     [[nodiscard]] std::span<batch> all() noexcept {
         collect();
         return in_use();
@@ -530,26 +553,26 @@ public:
         collect();
         return num_ended_ > 0;
     }
-    /// Whether it may be reached by now.
+    /// Whether any recorded end may be reached by now.
     [[nodiscard]] bool any_due(instant now) noexcept {
         if (!any_ended()) return false;
         const auto due = [now](const batch& b) { return b.ended() != nullptr && b.is_due(now); };
         return any_where(in_use(), due);
     }
-    /// Whether anything is enqueued and waits for its batch to end.
+    /// Whether any open batch has enqueued members.
     [[nodiscard]] bool any_open() noexcept {
         const auto open = [](const batch& b) { return b.open() != nullptr && b.num_members > 0; };
         return any_where(all(), open);
     }
-    /// Whether this batch was enqueued first of those on its stream. `but_written_off`: ignores
-    /// written-off batches.
+    /// Whether `b` is the oldest batch on its stream. `but_written_off`: ignores written-off
+    /// batches.
     [[nodiscard]] bool is_oldest(const batch& b, bool but_written_off = false) noexcept {
         return in_use_ == 1 || !any_where(in_use(), [&](const batch& other) {
                    return other.num_members > 0 && other.timeline == b.timeline && other.order < b.order &&
                           !(but_written_off && other.is_written_off());
                });
     }
-    /// The first that began behind `b` on its stream; null if none did.
+    /// The first batch that began behind `b` on its stream; null if there is none.
     [[nodiscard]] const batch* next_on_stream(const batch& b) noexcept {
         const batch* next = nullptr;
         for (const auto& other : in_use())
@@ -572,12 +595,13 @@ public:
             if (!b.is_free() && !b.is_written_off()) oldest = std::min(oldest, b.order);
         return oldest;
     }
-    /// Batches so far: the order of the latest.
+    /// The number of batches so far, which is the order of the latest batch.
     [[nodiscard]] std::uint64_t latest_order() const noexcept { return order_; }
 
     // ---- completion
 
-    /// Its end was observed: it is free, and its members are the caller's, each to be given to release().
+    /// Frees `b`, whose end was observed, and returns its members. The caller passes each of them
+    /// to release().
     [[nodiscard]] submission* take_members(batch& b) noexcept {
         submission* const first = b.first;
         b.clear();
@@ -595,9 +619,9 @@ public:
             shift_ends(b, now - b.busy_until + lasting(b.predicted, b.width) / too_early_part);
     }
     void end_was_seen(const batch& b, instant now) noexcept {
-        if constexpr (batch::shares) {  // nobody else predicts ends
+        if constexpr (batch::shares) {  // other backends don't predict ends
             if (turns && now < b.busy_until)
-                shift_ends(b, now - b.busy_until);  // nobody is busy with it until then
+                shift_ends(b, now - b.busy_until);  // the device is free earlier than predicted
             else if (b.known)
                 shift_ends(b, -lasting(b.predicted, b.width) / in_time_part);
         }
@@ -614,10 +638,11 @@ private:
     // that came too early, earlier after one in time. With these, about one query in thirty comes
     // too early.
     static constexpr ns::rep too_early_part = 2, in_time_part = 64;
-    static constexpr double most_stretch =
-        16;  // of what is learnt of work beside others': one slow batch isn't believed
+    // The most that one batch beside others' work can show: one slow batch isn't believed.
+    static constexpr double most_stretch = 16;
 
-    // An open batch is to end, and may have to wait for threads that enter it.
+    // Marks that the end of an open batch is wanted. The end may have to wait for threads that
+    // enqueue into the batch.
     void want_ends() noexcept {
         if constexpr (batch::shares)
             if (!std::exchange(ends_wanted_, true)) enqueued_.await(true);
@@ -639,9 +664,10 @@ private:
     struct surroundings {
         std::size_t last = none;
         bool elsewhere = false;
-        bool beside = false;                  // others', not in turn
-        ns in_front{};                        // what all of these take that don't run beside it, as predicted
-        instant busy_until = instant::min();  // with others', in turn, as far as that can be relied on
+        bool beside = false;  // work of other clients runs beside it, not in turn
+        ns in_front{};        // the predicted time of all work that runs before it
+        // When others' work in turn is predicted to end, at most a quantum from now.
+        instant busy_until = instant::min();
     };
     surroundings look_around(const admission& a, const Stream& s, instant now) noexcept {
         surroundings n;
@@ -683,7 +709,7 @@ private:
             before.begin_ending(now);
             s.ends = index;
         } else if (auto* const open = before.open(); open != nullptr && !open->is_left_to_latest()) {
-            // Somebody enters it, and its end can only be recorded later.
+            // A thread is enqueuing into that batch, so its end can only be recorded later.
             open->want_end();
             before.overtaken = true;
             want_ends();
@@ -699,9 +725,11 @@ private:
         s.may_stay_open = true;
     }
 
-    // Submissions of permits on the same terms that went well, and whose end no thread asks for.
+    // Whether two submissions at the gate can be one record: equal facts, no error, and no holder
+    // that may ask how the work went.
     [[nodiscard]] static bool are_alike(const submission& a, const submission& b) noexcept {
-        if (telling_timeline<Stream>) return false;  // each has failed or not
+        // Such a device reports failures for each submission.
+        if (telling_timeline<Stream>) return false;
         const auto is_plain = [](const submission& s) {
             return !s.queued && s.status == errc::none && !s.has_holder();
         };
@@ -715,19 +743,20 @@ private:
     [[nodiscard]] std::size_t free_batch() noexcept {
         for (std::size_t i = 0; i < in_use_; ++i)
             if (batches_[i].is_free()) return i;
-        if (in_use_ == batches_.size()) batches_.emplace_back();  // within what has_slot() reserved
+        // Within the memory that has_slot() reserved.
+        if (in_use_ == batches_.size()) batches_.emplace_back();
         return in_use_++;
     }
 
     std::vector<batch> batches_;
-    std::size_t in_use_ = 0;     // of these, the first ones
-    std::size_t num_ended_ = 0;  // batches that are ended
+    std::size_t in_use_ = 0;     // the first records of `batches_`
+    std::size_t num_ended_ = 0;  // batches whose end is recorded
     std::size_t slots_taken_ = 0;
-    std::size_t latest_ = none;  // that was joined
-    bool ends_wanted_ = false;   // an open one may be marked
+    std::size_t latest_ = none;  // the batch that was joined last
+    bool ends_wanted_ = false;   // an open batch may be marked
     bool apart_ = false;
     std::uint64_t order_ = 0;
-    double stretch_ = 1;  // of a batch beside others' work: its length against what it costs
+    double stretch_ = 1;  // length against cost of a batch beside others' work
     ns quantum_;
     enqueued_list<Stream> enqueued_;
     pool<submission> at_gate_;
@@ -747,7 +776,8 @@ template <timeline Stream>
         const auto* const open = b.not_ended();
         if (open != nullptr && (b.num_members == 0 || !static_cast<bool>(open->handle) || b.is_on(s))) continue;
         if (b.order <= after || b.client == a.client || b.level != a.level || b.is_written_off()) continue;
-        // This stream waits for it already; or that of another client does, which is waited for here.
+        // This stream waits for that batch already; or another client's stream does, for which this
+        // stream waits.
         if (b.followed_on != nullptr && (b.followed_on == &s || b.follower != a.client)) continue;
         if (first == nullptr || b.order < first->order) first = &b;
     }

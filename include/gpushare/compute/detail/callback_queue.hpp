@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The submissions that are done and have a callback, in the order of their ends, and the work that
-// their callbacks hold up. Used under the limiter's mutex; the callbacks run under no lock.
+// Completed submissions whose callbacks are due, in the order of their ends; and the work that
+// these callbacks hold up. Used under the limiter's mutex; the callbacks run under no lock.
 //
 //   detail::callback_queue<stream> told;
 //   told.add(submission);                                         // it is done
@@ -33,15 +33,15 @@ public:
     // ---- what is to be called
 
     [[nodiscard]] bool empty() const noexcept { return done_.empty(); }
-    /// `s` is done; its level is that of its client, or of its request.
+    /// Queues `s`, which is done. Its level is its client's or its request's.
     void add(submission& s) noexcept {
         highest_ = std::max(highest_, s.level);
         ++num_added_;
         done_.push(s);
     }
-    /// The first of all. It counts for any_above() until was_called().
+    /// Takes the first submission. any_above() still counts it until was_called().
     [[nodiscard]] submission& next() noexcept { return *done_.pop(); }
-    /// The callback of one of this level has returned.
+    /// A callback of this level has returned.
     void was_called(priority level) noexcept {
         ++num_called_;
         if (level < highest_) return;
@@ -50,9 +50,10 @@ public:
             highest_ = std::max(highest_, s->level);
     }
 
-    // ---- who calls: one thread at a time, so that no callback is called from within itself
+    // ---- the calling thread: one at a time, so that no callback is called from within itself
 
-    /// Converts to true for the thread that calls from now on, until it is destroyed.
+    /// The right to call callbacks, until it is destroyed. Converts to true if this thread got the
+    /// right.
     class turn {
     public:
         explicit turn(callback_queue& of) noexcept : of_(of.caller_ == std::thread::id{} ? &of : nullptr) {
@@ -70,15 +71,15 @@ public:
     };
     [[nodiscard]] bool is_called_here() const noexcept { return caller_ == std::this_thread::get_id(); }
 
-    // ---- whom that holds up
+    // ---- work that callbacks hold up
 
-    /// Whether somebody above this level is to be called back yet, or is just being called.
+    /// Whether a callback above this level is due or running.
     [[nodiscard]] bool any_above(priority level) const noexcept { return highest_ > level; }
-    /// Whether the next submission, of this level, waits until callbacks of higher levels have run,
-    /// since these may bring work that goes first. The submission waits only for callbacks that
-    /// were due when its wait began, since new callbacks might come without end. The wait is over
-    /// when a submission of its level or below goes, or when none is ready to go. The next wait
-    /// begins anew, with the callbacks that are due by then.
+    /// Whether the next submission, which has this level, must wait for callbacks of higher levels,
+    /// since these callbacks may submit work that goes first. The submission waits only for
+    /// callbacks that were due when its wait began, since new callbacks might come without end. The
+    /// wait is over when a submission of its level or below goes, or when none is ready to go. The
+    /// next wait begins anew, with the callbacks that are due by then.
     [[nodiscard]] bool holds(priority level) noexcept {
         if (!any_above(level)) return false;
         if (held_level_ == no_priority) {
@@ -88,24 +89,27 @@ public:
         held_up_ |= num_called_ < held_until_;
         return num_called_ < held_until_;
     }
-    /// One of this level goes.
+    /// A submission of this level goes.
     void let_go(priority level) noexcept {
         if (level <= held_level_) held_level_ = no_priority;
     }
-    /// Nothing is ready to go.
+    /// No submission is ready to go.
     void hold_nobody() noexcept { held_level_ = no_priority; }
-    /// Whether holds() kept something back since the last call. If a thread calls now, the answer
-    /// is left to that thread, which lets it in.
+    /// Whether holds() held a submission back since the last call. While a thread calls callbacks,
+    /// the answer is false and is kept for that thread, which then admits the submission.
     [[nodiscard]] bool take_held_up() noexcept {
         return caller_ == std::thread::id{} && std::exchange(held_up_, false);
     }
 
 private:
     fifo<submission> done_;
-    priority highest_ = no_priority;  // of theirs, and of the one that is just being called
+    // The highest level among the queued callbacks and the running one.
+    priority highest_ = no_priority;
     std::uint64_t num_added_ = 0, num_called_ = 0;
     std::thread::id caller_{};
-    priority held_level_ = no_priority;  // of what waits until so many have been called, if something does
+    // The level of the held submission, if there is one; `held_until_`: how many callbacks must
+    // have returned.
+    priority held_level_ = no_priority;
     std::uint64_t held_until_ = 0;
     bool held_up_ = false;
 };

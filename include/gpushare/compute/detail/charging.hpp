@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Computes what submissions are charged: one function from an observation of a batch to the charges of its members. It
-// asks no device and no clock; its memory of earlier batches is an argument.
+// Computes what submissions are charged: one function from an observation of a batch to the charges
+// of its members. It asks no device and no clock; its memory of earlier batches is an argument.
 //
 //   detail::span_meter meter;   detail::usual_enqueue_time usual;
 //   auto all = detail::charge_for({.client = c, .span = {{begin, end}}, .predicted = 80us}, meter, usual, give_back);
@@ -35,7 +35,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// On the device's time, in ns from some moment on.
+/// An interval of device time, in ns from an arbitrary origin.
 struct interval {
     ns::rep begin = 0, end = 0;
     [[nodiscard]] constexpr ns length() const noexcept { return ns{end - begin}; }
@@ -56,14 +56,14 @@ struct interval {
 /// Time before them no longer changes.
 class span_meter {
 public:
-    /// Charges work of `who` for the span between these moments. The work takes at least `at_least`
-    /// on the device and fills the part `width` of it. Returns the time that no earlier charge
-    /// covers, plus its part of the time proven to be shared. Calls `give_back(client, time)` for
-    /// time that others were charged alone and share with it.
+    /// Charges `who` for work with the span between these moments. The work takes at least
+    /// `at_least` on the device and fills the part `width` of it. Returns the time that no earlier
+    /// charge covers, plus its part of the time proven to be shared. Calls `give_back(client,
+    /// time)` for time that others were charged alone and share with it.
     template <std::invocable<client_id, ns> F>
     [[nodiscard]] ns charge(interval span, client_id who, ns at_least, F give_back, double width = 1) {
         if (num_ == 0) {
-            remember({.when = {long_ago, 0}});  // idle since ever
+            remember({.when = {long_ago, 0}});  // idle until the first span
             charged_to_ = 0;
         }
         if (span.end <= span.begin) return ns{0};
@@ -94,7 +94,7 @@ private:
     };
     struct stretch {
         interval when{};
-        std::uint32_t num_owners = 0;  // none: idle
+        std::uint32_t num_owners = 0;  // 0: idle
         std::array<owner, most_owners> owners{};
 
         [[nodiscard]] double width() const noexcept {
@@ -102,7 +102,7 @@ private:
             for (std::uint32_t i = 0; i < num_owners; ++i) sum += static_cast<double>(owners[i].width);
             return sum;
         }
-        // Both ran at once, whatever the lengths.
+        // Whether both fit side by side, so that both ran at once whatever their lengths.
         [[nodiscard]] bool fits(const owner& o) const noexcept {
             return width() + static_cast<double>(o.width) <= 1.001;
         }
@@ -161,8 +161,9 @@ private:
 
     void remember(const stretch& s) noexcept;
 
-    ns::rep charged_to_ = long_ago;                    // the latest end so far
-    std::array<stretch, most_stretches> stretches_{};  // in order of time, without holes, up to charged_to_
+    ns::rep charged_to_ = long_ago;  // the latest end so far
+    // In order of time, without holes, up to charged_to_.
+    std::array<stretch, most_stretches> stretches_{};
     std::size_t num_ = 0;
 };
 
@@ -202,7 +203,8 @@ GPUSHARE_INLINE void span_meter::remember(const stretch& s) noexcept {
 
 #endif  // GPUSHARE_BODIES
 
-/// How long it took to enqueue a submission, and how much of that the device may have waited for it. 0: not known.
+/// The time that enqueuing a submission took, and how long the device may have waited for it. 0:
+/// unknown.
 struct enqueue_time {
     ns took{}, idle{};
 
@@ -216,9 +218,9 @@ struct enqueue_time {
 
 /// How long one client usually takes to enqueue. A host thread may lose its core for milliseconds
 /// between the point in front of the work and the work itself. The device then idles, and the
-/// points don't show it. If a call always takes long, as an engine's call of hundreds of launches
-/// does, only the span is known, and the device was kept for the client meanwhile. A value; not
-/// thread-safe.
+/// points don't show it. An engine's call of hundreds of launches always takes long to enqueue.
+/// Then only the span is known, and the client pays for all of it, since the device was kept for
+/// the client meanwhile. A value; not thread-safe.
 class usual_enqueue_time {
 public:
     /// Whether a thread was held up: `t.took` is far longer than usual, and the device may have
@@ -227,7 +229,8 @@ public:
         if (t.took <= ns{0}) return false;
         if (usual_ <= ns{0}) usual_ = t.took;
         const ns most = 4 * usual_ + allowance;
-        usual_ += (std::min(t.took, most) - usual_) / 8;  // what is always long becomes usual
+        // A time that is always long becomes usual.
+        usual_ += (std::min(t.took, most) - usual_) / 8;
         return t.took > most && t.idle > ns{0};
     }
     /// The time of work whose thread was held up while enqueuing: at least the span less the time
@@ -235,7 +238,7 @@ public:
     [[nodiscard]] static constexpr ns without_gap(ns span, ns predicted, const enqueue_time& t) noexcept {
         return std::max(std::min(span, predicted), span - t.idle);
     }
-    /// Smoothed; 0: none was seen.
+    /// The smoothed time; 0: none was seen.
     [[nodiscard]] ns get() const noexcept { return usual_; }
 
 private:
@@ -247,15 +250,17 @@ private:
 /// An observation of a batch at its end.
 struct observation {
     client_id client{};
-    std::optional<interval> span{};  // on the device: of an overtaken one, up to where the next began, if that is known
-    ns length{};                     // between its points, whatever lies there
-    ns predicted{};                  // of all its members
-    ns at_least{};                   // of one alone: how long it takes even with the device to itself
-    double width = 1;                // the part of the device that it can fill
-    std::optional<sm_use> used{};    // of a device that tells
-    enqueue_time enqueued{};         // of one alone, with points of its own
+    // On the device; for an overtaken batch only up to the begin of the next one, if known.
+    std::optional<interval> span{};
+    ns length{};     // the whole time between the batch's points
+    ns predicted{};  // the sum over the members
+    // Of a single member: the least time that it takes with the device to itself.
+    ns at_least{};
+    double width = 1;              // the part of the device that it can fill
+    std::optional<sm_use> used{};  // the use that the device reported, if it does
+    enqueue_time enqueued{};       // of a single member with points of its own
     std::uint32_t members = 1;
-    bool overtaken = false;  // another began behind it before its end was recorded
+    bool overtaken = false;  // another batch began behind it before its end was recorded
     bool doubtful = false;   // the device may have been idle in between
     bool contended = false;  // something was in flight on another stream meanwhile
 };
@@ -264,8 +269,8 @@ struct observation {
 class charges {
 public:
     struct part {
-        ns took{}, span{};  // charged, and of the length of the batch
-        ns after{};         // so long before the end of the batch it ended
+        ns took{}, span{};  // the charge, and the member's part of the batch's length
+        ns after{};         // how long before the batch's end the member ended
     };
 
     charges(const observation& seen, ns took, charge::source from) noexcept

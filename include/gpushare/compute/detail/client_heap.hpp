@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The waiting clients in the order in which a policy serves them: the highest level first, and within it the smallest
-// key. A part of the policies.
+// The waiting clients in the order in which a policy serves them: the highest level first, and
+// within it the smallest key. A part of the policies.
 //
 //   detail::client_heap waiting;      waiting.reserve(10'000);           // the only call that allocates
 //   waiting.put(index, priority{1}, key);    if (!waiting.empty()) serve(waiting.first());    waiting.drop(index);
@@ -22,10 +22,12 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// A value; not thread-safe. Indices are below what was reserved. Equal keys go by index.
+/// A value; not thread-safe. Indices are below the reserved number. Equal keys are ordered by
+/// index.
 class client_heap {
 public:
-    /// For clients with indices below `clients`. Throws std::bad_alloc, and then nothing has changed.
+    /// Makes room for clients with indices below `clients`. Throws std::bad_alloc; then nothing has
+    /// changed.
     void reserve(std::size_t clients) {
         if (clients <= places_.size()) return;
         heap_.resize(clients);
@@ -35,19 +37,20 @@ public:
     [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
     [[nodiscard]] std::size_t size() const noexcept { return size_; }
     [[nodiscard]] bool contains(std::uint32_t index) const noexcept { return places_[index] != nowhere; }
-    /// There must be one.
+    /// The index of the first client; the heap must not be empty.
     [[nodiscard]] std::uint32_t first() const noexcept { return heap_.front().index; }
     [[nodiscard]] std::int64_t first_key() const noexcept { return heap_.front().key; }
 
-    /// Adds the client, or moves it to where it belongs now.
+    /// Adds the client, or moves it to the place of its new level and key.
     void put(std::uint32_t index, priority level, std::int64_t key) noexcept {
         auto at = places_[index];
         if (at == nowhere) at = size_++;
-        if (size_ == 1) return set(0, {key, level.level, index});  // the usual case of a gate that isn't contended
+        // The usual case of a gate that isn't contended.
+        if (size_ == 1) return set(0, {key, level.level, index});
         settle(at, {key, level.level, index});
     }
 
-    /// Nothing happens if it isn't there.
+    /// Removes the client; does nothing if it isn't in the heap.
     void drop(std::uint32_t index) noexcept {
         const auto at = places_[index];
         if (at == nowhere) return;
@@ -57,7 +60,8 @@ public:
 
 private:
     static constexpr std::uint32_t nowhere = std::numeric_limits<std::uint32_t>::max();
-    // Passed by value in two registers: if it were written to memory in parts and read back as a whole, the read would stall.
+    // Passed by value in two registers: if it were written to memory in parts and read back as a
+    // whole, the read would stall.
     struct entry {
         std::int64_t key = 0;
         std::int32_t level = 0;
@@ -74,7 +78,7 @@ private:
         places_[e.index] = static_cast<std::uint32_t>(at);
     }
 
-    // Puts `e` where it belongs, from the hole at `at`.
+    // Moves the hole at `at` to the place of `e`, and fills it with `e`.
     void settle(std::size_t at, entry e) noexcept {
         while (at > 0 && before(e, heap_[(at - 1) / 4])) {
             set(at, heap_[(at - 1) / 4]);
@@ -94,7 +98,7 @@ private:
         set(at, e);
     }
 
-    plain_list<entry> heap_;  // the first `size_` of these
+    plain_list<entry> heap_;  // only the first `size_` entries are in use
     plain_list<std::uint32_t> places_;
     std::uint32_t size_ = 0;
 };

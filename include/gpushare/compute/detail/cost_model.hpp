@@ -24,12 +24,12 @@ inline namespace GPUSHARE_ABI {
 namespace detail {
 
 /// The longest of the latest 512 to 1023 measurements, and the value that at most one in a hundred
-/// of them exceeds. Older measurements are forgotten. A measurement that may be cold (memory, code
-/// that is compiled) counts as the longest for the next 16 only, and never among the hundred. A
-/// value.
+/// of them exceeds. Older measurements are forgotten. A measurement that may be cold (memory not
+/// yet touched, code not yet compiled) counts as the longest for the next 16 only, and never for
+/// p99. A value.
 class recent_longest {
 public:
-    /// One more measurement. `cold`: the first of a kind.
+    /// Learns one more measurement. `cold`: the first of a kind.
     void learn(ns took, bool cold = false) noexcept {
         if (cold) {
             cold_ = std::max(cold_, took);
@@ -49,7 +49,8 @@ public:
     }
     /// The longest; 0 before the first.
     [[nodiscard]] ns get() const noexcept { return std::max(longest_, cold_); }
-    /// At most one in a hundred took longer; of fewer than a hundred, none. 0 before the first that isn't cold.
+    /// The value that at most one in a hundred exceeds; with fewer than a hundred, the longest. 0
+    /// before the first that isn't cold.
     [[nodiscard]] ns p99() const noexcept {
         auto *now = now_.longest.data(), *before = before_.longest.data();
         for (auto n = std::min<std::uint32_t>(seen() / 100, few - 1); n > 0; --n) ++(*now > *before ? now : before);
@@ -59,12 +60,15 @@ public:
     /// remembered: all of the latest 16 to 31 did, and at most one in a hundred of the latest 512
     /// to 1023 took longer (p99). 0 before the first.
     [[nodiscard]] ns usual() const noexcept { return std::max(usual_, cold_); }
-    /// How many measurements these are.
+    /// How many measurements count.
     [[nodiscard]] std::uint32_t seen() const noexcept { return now_.seen + before_.seen; }
 
-    static constexpr std::uint32_t window = 512;     ///< So many are remembered at least.
-    static constexpr std::uint32_t lately = 16;      ///< So many at least were all no longer than what is usual.
-    static constexpr std::uint32_t while_cold = 16;  ///< So many others, and the first of a kind is forgotten.
+    /// At least this many measurements are remembered.
+    static constexpr std::uint32_t window = 512;
+    /// usual() covers at least this many of the latest measurements.
+    static constexpr std::uint32_t lately = 16;
+    /// After this many others the first of a kind is forgotten.
+    static constexpr std::uint32_t while_cold = 16;
 
 private:
     // Of 512 measurements, five exceed the sixth longest. Of more measurements the tenth longest
@@ -90,19 +94,21 @@ private:
 
     measurements now_, before_;
     ns lately_{}, before_lately_{};  // the longest of up to 16, and of the 16 before these
-    ns longest_{}, usual_{};         // of those above, which each admission asks for
+    // Derived from the members above, since each admission asks for them.
+    ns longest_{}, usual_{};
     ns cold_{};
     std::uint32_t cold_for_ = 0;
 };
 
 /// The measured device time of one kind of submissions. A value; not thread-safe.
 struct cost_estimate {
-    ns typical{};                  ///< smoothed mean of the times taken; 0: none was seen
-    recent_longest longest{};      ///< how long the longest of them lasted
-    ns shortest_alone{};           ///< how long the shortest lasted with the device to itself; 0: not known
-    sm_width width{};              ///< the part of the SMs that they were seen to fill, the most of late
-    std::uint32_t seen = 0;        ///< how many were seen, up to 8, over which the mean is smoothed
-    std::uint32_t seen_alone = 0;  ///< how many of them had the device to themselves, up to 64
+    ns typical{};              ///< the smoothed mean of the device times; 0: none was seen
+    recent_longest longest{};  ///< the longest duration
+    ns shortest_alone{};       ///< the shortest duration with the device to itself; 0: unknown
+    sm_width width{};          ///< the largest part of the SMs that they filled lately
+    /// How many were seen, up to 8: the mean is smoothed over that many.
+    std::uint32_t seen = 0;
+    std::uint32_t seen_alone = 0;  ///< how many had the device to themselves, up to 64
 
     /// Learns one more measurement: its device time and its duration. `alone`: the device had no
     /// other work; `cold`: the first of a kind.
@@ -126,14 +132,15 @@ struct cost_estimate {
     [[nodiscard]] ns at_least(bool mixture) const noexcept {
         return seen_alone >= (mixture ? enough_of_a_mixture : 1) ? shortest_alone : ns{0};
     }
-    /// `times` more took this long together: enters the mean alone.
+    /// Learns that `times` more took this long together. Changes only the mean.
     void learn_mean(ns took, std::uint32_t times) noexcept {
         if (times > 1) took /= static_cast<ns::rep>(times);
         while (times-- > 0) learn_mean(took);
     }
-    /// One more took this long: enters the mean alone.
+    /// Learns that one more took this long. Changes only the mean.
     void learn_mean(ns took) noexcept {
-        // The mean of all up to the eighth, then of the latest eight or so: mixed kernels predict their mean.
+        // The mean of all up to the eighth, then of the latest eight or so: mixed kernels predict
+        // their mean.
         if (seen == 1 && took < typical / 4) typical = took;  // the first was cold
         if (seen < 8)
             typical += (took - typical) / static_cast<ns::rep>(++seen);
@@ -141,7 +148,8 @@ struct cost_estimate {
             typical += (took - typical) / 8;
     }
 
-    static constexpr std::uint32_t enough_of_a_mixture = 64;  ///< So many tell what the next takes at least.
+    /// This many are enough to tell the least time of the next one.
+    static constexpr std::uint32_t enough_of_a_mixture = 64;
 };
 
 /// Remembers the last used kinds, up to `capacity`, in sets of four by a hash. In a set, a client's
@@ -150,7 +158,7 @@ struct cost_estimate {
 /// thread-safe.
 class cost_model {
 public:
-    static constexpr std::size_t capacity = 256;  ///< Kinds that are remembered.
+    static constexpr std::size_t capacity = 256;  ///< How many kinds are remembered.
 
     /// The estimate for this kind of a client. `seen` is 0 for key 0 and for a kind that is new or
     /// forgotten. Valid until the next call of a non-const function.
@@ -163,20 +171,21 @@ public:
 
     /// Bounds and predictions for the next submission.
     struct outlook {
-        ns at_least{};       ///< 0: unknown
-        ns longest{};        ///< 0: as long as any of its client
-        ns usual{};          ///< the same, but for one that is longer now and then (recent_longest::usual)
-        bool known = false;  ///< whether enough were seen to say anything
-        sm_width width{};    ///< that it can fill
+        ns at_least{};  ///< 0: unknown
+        /// The longest that the kind lately took; 0: count with the longest of its client.
+        ns longest{};
+        ns usual{};          ///< `longest` without rare outliers (recent_longest::usual)
+        bool known = false;  ///< whether enough were seen for a prediction
+        sm_width width{};    ///< the part of the SMs that it can fill
     };
     /// The outlook for the next submission of this kind of a client; `all` is the estimate over all
     /// of the client's submissions.
     [[nodiscard]] outlook next(client_id c, std::uint64_t key, const cost_estimate& all) const noexcept {
-        if (key == 0)  // whatever the client submits
+        if (key == 0)  // any work of the client, whatever its kind
             return {.at_least = all.at_least(true), .known = all.seen >= seen_enough, .width = all.width};
         const auto& kind = find(c, key);
         if (kind.seen < seen_enough) return {.width = kind.width};
-        // A kind that was seen a few times only may be as long as anything of its client.
+        // A kind with few measurements may take as long as any work of its client.
         const bool tells = kind.seen >= 8;
         return {.at_least = kind.at_least(false),
                 .longest = tells ? kind.longest.get() : ns{0},
@@ -201,13 +210,13 @@ public:
         return &set[0].estimate;
     }
 
-    /// One of this kind took this long; `alone`: with the device to itself.
+    /// Learns that one submission of this kind took this long. `alone`: with the device to itself.
     void learn(client_id c, std::uint64_t key, ns took, bool alone = false) noexcept {
         if (auto* const e = find_or_add(c, key)) e->learn(took, took, alone, e->seen == 0);
     }
 
 private:
-    static constexpr std::uint32_t seen_enough = 3;  // of a kind, to rely on it
+    static constexpr std::uint32_t seen_enough = 3;  // predictions rely on a kind from this many on
     static constexpr std::size_t ways = 4;
     struct entry {
         std::uint64_t key = 0;  // 0: free

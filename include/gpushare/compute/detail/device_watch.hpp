@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which of the threads that wait in a limiter watches the device. Used under the limiter's mutex;
-// a look at the device releases that.
+// Chooses which of the threads that wait in a limiter watches the device. Used under the limiter's
+// mutex, which a look at the device releases.
 //
 //   detail::device_watch<stream, clock> watch(batches, observer, sleepers);
 //   if (!watch.is_watched() && watch.any_unwatched(attendants, false)) {
@@ -9,12 +9,12 @@
 //       watch.hand_over(mine);
 //   }
 //
-// Waits but for slices rest on this, whenever the mutex is released: each batch whose end is
-// recorded and hasn't been seen is
-//   among the points of a thread that waits for it (is_looked_at),
-//   or among those of the thread that watches for all (watched),
-//   or some thread looks up by a timer and drives: in a slice, or asleep in its patience,
-//   or some thread was called, or drives, and does one of these, or leaves, next.
+// Waits without time slices rest on an invariant. Whenever the mutex is released, each batch whose
+// end is recorded and not yet observed is in one of these states:
+//   a thread that waits for it looks at its end (is_looked_at),
+//   or the thread that watches for all has its end among its points (watched),
+//   or some thread wakes up by a timer and drives: in a slice, or asleep in its patience,
+//   or some thread that was called, or that drives, brings about one of these next, or leaves.
 // Code that could break this invariant calls limiter_engine::keep_watch(): after recording a batch
 // (drive, enqueued_by_holder), in a thread that leaves for whatever reason (wait), and in one that
 // is about to run a long callable (enqueue). keep_watch() calls the watcher for points that it
@@ -47,27 +47,31 @@ namespace detail {
 /// code, it gives this duty up, so that another thread takes it.
 template <class Submission>
 struct duty {
-    Submission* looks_at = nullptr;  // its own, which it alone looks at
-    bool watches = false;            // for all: what nobody else looks at
-    bool came = false;               // something came during its look
+    Submission* looks_at = nullptr;  // its own submission, if it looks at the end of that one
+    bool watches = false;            // it looks at all ends at which no other thread looks
+    bool came = false;               // new work came while it looked
 };
 
 /// When a thread looks up from the device.
 struct look_end {
     instant at;
-    bool by_call;  // or before, when something comes; else it looks up soon
+    // Another thread calls it earlier if new work comes; false: `at` is soon, and no call is
+    // needed.
+    bool by_call;
 };
 
 /// A thread that waits in a limiter, for work of its own or for something else.
 template <class Submission>
 struct waiter {
-    Submission* own;  // null: for something else
+    Submission* own;  // its submission; null: it waits for something else
     instant deadline;
-    duty<Submission> duties{};      // until it has driven
-    instant patient_until = never;  // then it watches what others were expected to
+    duty<Submission> duties{};  // kept until it has driven
+    // From then on it also watches the ends that other threads were expected to watch.
+    instant patient_until = never;
     std::thread::id thread = std::this_thread::get_id();
 
-    /// It goes to sleep, beside ends that others are expected to watch, if there are any such.
+    /// The thread goes to sleep. If there are ends that other threads are expected to watch, its
+    /// patience with them begins.
     void grow_patient(instant now, bool any_ends_left) noexcept {
         if (!any_ends_left)
             patient_until = never;
@@ -76,7 +80,8 @@ struct waiter {
     }
 };
 
-/// Until its deadline or a call, one thread looks at all ends that no thread looks at which waits for them.
+/// Lets one thread at a time watch the device for all: it looks, until its deadline or a call, at
+/// every end at which no waiting thread looks.
 template <timeline Stream, clock Clock>
 class device_watch {
 public:
@@ -84,17 +89,16 @@ public:
     using submission = detail::submission<Stream>;
     using sleeping_threads = sleepers<submission, typename interrupt_of<point>::type>;
 
-    /// All outlive this.
+    /// The arguments must outlive this object.
     device_watch(batches<Stream>& all, observer<Stream>& device, sleeping_threads& asleep) noexcept
         : batches_(all), observer_(device), sleepers_(asleep) {}
 
     [[nodiscard]] bool is_watched() const noexcept { return watched_; }
     [[nodiscard]] ns slice() const noexcept { return slice_.length(); }
 
-    /// Whether there is a point that no thread watches. If the latest wait for a client's work was
-    /// by a thread that isn't in here now (`attendant(client)`), the limiter expects that thread to
-    /// come and wait again, unless it is `me`. `all`: counts that client's work, too. `mine`
-    /// doesn't count.
+    /// Whether there is a point that no thread watches. `attendant(client)` is the thread that
+    /// lately waited for the client's work. If it isn't in the limiter now, and isn't `me`, it is
+    /// expected to come and wait again, and this work counts only with `all`. `mine` doesn't count.
     template <std::invocable<client_id> F>
     [[nodiscard]] bool any_unwatched(F attendant, bool all, const submission* mine = nullptr,
                                      std::thread::id me = {}) noexcept {
@@ -103,11 +107,12 @@ public:
             return !all && whose != std::thread::id{} && whose != me && !sleepers_.contains(whose);
         });
     }
-    /// Whether a thread that looks at the device has to look up now and then by itself. Otherwise
-    /// other threads call it as they call a sleeping one.
+    /// Whether a thread that looks at the device has to look up now and then by itself. If not,
+    /// other threads call it, as they call a sleeping thread.
     [[nodiscard]] bool needs_slices() const noexcept { return !interruptible_point<point> || !slice_.is_quiet(); }
 
-    /// The calling thread watches for all from now on, until hand_over(): the points to look at.
+    /// Makes the calling thread the watching thread until hand_over(). Returns the points to look
+    /// at.
     [[nodiscard]] std::span<const point> begin() noexcept {
         watched_ = true;
         return observer_.begin_watch(batches_);
@@ -128,7 +133,7 @@ public:
             lock.unlock();
             try {
                 reached = wait();
-            } catch (...) {  // a device that can't be asked: again in a slice, its points may be reached then
+            } catch (...) {  // the device can't be asked now: try again after a slice
                 std::this_thread::sleep_for(watch_slice::shortest);
             }
             lock.lock();
@@ -160,13 +165,13 @@ public:
         if (d.watches) watched_ = false;
         d = {};
     }
-    /// A wait in virtual time that came to nothing: there is nothing left to happen.
+    /// Whether a wait in virtual time ended without an event, and no event can follow.
     [[nodiscard]] static bool stands_still(bool reached, look_end until) noexcept {
         return stepped_clock<Clock> && !reached && until.at == never;
     }
 
-    /// Calls the thread that watches for all, if there is an end that it doesn't know, or if the
-    /// limiter has something to do (`next_look`) before that thread looks up by itself.
+    /// Calls the watching thread if there is an end that it doesn't know, or if the limiter has
+    /// something to do (at `next_look`) before that thread looks up by itself.
     void call_watcher(instant next_look) noexcept {
         const auto looks_up = sleepers_.watcher_until();
         if (looks_up == instant::min()) return;

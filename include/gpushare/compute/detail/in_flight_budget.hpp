@@ -1,28 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-// How much may be in flight, level by level, and how long that can take: the bound on a wait. A part of limiter_core.
+// Decides how much work may be in flight at each level, and computes how long that work can take:
+// the bound on a wait. A part of limiter_core.
 //
 //   detail::in_flight_budget budget{depth, horizon};
 //   const auto level = budget.open(priority{1});                        // levels have indices, and stay
 //   if (budget.room_for(admission, alone) == budget.room::yes) budget.enter(admission);    // ... budget.leave(admission, 1);
 //
 // A few long submissions keep a device full; short submissions take many. So there is always room
-// for `depth` submissions, and for more of them while all together take no longer than the horizon.
-// If it is known how long a hand-over lately took (to notice an end, and to enqueue the next
-// submission), nothing goes behind work that lasts more than fifty times as long. The next
-// submission is then chosen when the long work ends, and the device idles for about 2 % of the
-// time. Each submission counts in all this with the longest time that its kind lately took, since
-// this time bounds a wait. Three cases get less:
-//   several clients   the policy no longer orders what is in flight. Beyond `depth`, a quarter of the horizon as predicted
-//                     is enough to hide how late an end is noticed.
-//   a level above     its work would wait for all of this. The horizon is a quarter, and the depth at most two.
-//   narrow work       what doesn't fill the device is let in as it fits side by side, and a little ahead.
+// for `depth` submissions, and for more while all together take no longer than the horizon. A
+// hand-over is to notice an end and to enqueue the next submission. If its recent length is known,
+// nothing is queued behind work that lasts more than fifty times as long. The next submission is
+// then chosen only when the long work ends, and the device idles for about 2 % of the time. Each
+// submission counts with the longest time that its kind lately took, since that time bounds a wait.
+// Three cases get less:
+//   several clients   The policy can't reorder work in flight. Beyond `depth`, a quarter of the
+//                     horizon, as predicted, is enough to hide how late an end is noticed.
+//   a level above     Its work would wait for all of this work. The horizon is a quarter, and the
+//                     depth at most two.
+//   narrow work       Work that doesn't fill the device is admitted as it fits side by side, and a
+//                     little ahead.
 //
 // A level may keep a part of the SMs (client_settings::keeps). Long work of lower levels is
 // admitted beside that part. The part is lent to short work, which ends within the horizon, and to
 // work that usually ends or yields within the level's stated time (`back_within`). Work too wide
 // for the rest can't be kept off the part, and is admitted as if nothing were kept.
 //
-// The numbers in all of that are in namespace `ratios`; a fraction's constant is its denominator:
+// Namespace `ratios` has the numbers of these rules. A fraction is stored as its denominator:
 //
 //   name            value  what the number says, and where it comes from
 //   idle_part       1/50   The device may wait this part of the time of the work that ended, for a
@@ -35,13 +38,14 @@
 //                          `depth`: enough to hide how late an end is noticed.
 //   soon_part       1/2    Work that ends within this part of the horizon is short: as long as a
 //                          batch may be (limiter_core::quantum).
-//   queued_ahead    2      Short narrow work fills the free SMs so many times: what runs, and what
-//                          is behind it, since an SM would idle until an end is noticed.
+//   queued_ahead    2      Short narrow work may fill the free SMs this many times: the running
+//                          work, and the work behind it. Otherwise an SM would idle until an end
+//                          is noticed.
 //   older_lead      2      Work may be in flight that an older lead let in. That lead was less than
-//                          so many times as long as the one of today.
+//                          this many times as long as the present one.
 //   smoothing       1/8    Part of a new value that goes into a mean. Chosen.
 //   width_error     0.01   Widths that differ by less count as equal: they are learnt to a percent.
-//   rounding_error  1e-9   A sum of widths that is smaller counts as none: what doubles round.
+//   rounding_error  1e-9   A smaller sum of widths counts as 0: the rounding error of doubles.
 #pragma once
 
 #include <algorithm>
@@ -58,8 +62,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// The most submissions that one client alone has in flight: enough to hide any latency, and for
-/// two batches.
+/// The most submissions that one client has in flight when it is alone: enough to hide any latency,
+/// and for two batches.
 inline constexpr std::uint32_t most_in_flight = 128;
 
 /// The numbers of the table above.
@@ -76,22 +80,22 @@ inline constexpr double width_error = 0.01;
 inline constexpr double rounding_error = 1e-9;
 }  // namespace ratios
 
-/// No client's index.
+/// The index of no client.
 inline constexpr std::uint32_t no_client = ~std::uint32_t{0};
 
 /// Room reserved for clients that are expected back soon and would go first.
 struct kept_for_return {
-    bool any = false;       // work that fills the device isn't let in ahead of them
-    double width = 0;       // nor any work on this part of the SMs, which is free
-    instant until = never;  // of what is free
+    bool any = false;       // whether work that fills the device must wait for them
+    double width = 0;       // the free part of the SMs that is reserved for them
+    instant until = never;  // until when that part is reserved
 };
 
 /// How long the work of some clients may last, as declared or lately seen; 0: unknown.
 struct work_lengths {
-    ns longest{};          // of all
+    ns longest{};          // of all work
     ns opaque{};           // of work that doesn't yield
-    ns stretch{};          // between two yields, of work that does
-    bool unknown = false;  // one that doesn't yield had neither declared nor shown any
+    ns stretch{};          // between two yields, of work that yields
+    bool unknown = false;  // a client that doesn't yield has neither declared nor shown a length
 
     void raise_to(const work_lengths& o) noexcept {
         longest = std::max(longest, o.longest);
@@ -99,35 +103,43 @@ struct work_lengths {
         stretch = std::max(stretch, o.stretch);
         unknown = unknown || o.unknown;
     }
-    /// Whether all yield, as far as they are present.
+    /// Whether there are such clients and all of them yield.
     [[nodiscard]] bool all_yield() const noexcept { return stretch > ns{0} && opaque <= ns{0} && !unknown; }
 };
 
-/// A value. Allocates in `open` alone.
+/// A value. Only `open` allocates.
 class in_flight_budget {
 public:
     struct level_state {
         priority level{};
         std::uint32_t in_flight = 0, clients = 0;
-        std::uint32_t of_requests = 0;       // of these in flight
-        ns counted{};                        // how long what is in flight may take; unknown ones count nothing
-        ns predicted{};                      // how long it probably takes
-        ns in_the_way{};                     // how long what of it doesn't yield may take
-        ns overdue{};                        // so much longer it has taken already
-        work_lengths lasts{};                // of its clients
-        ns served{};                         // what all that ended has taken
-        std::uint32_t unknown = 0;           // of these
-        instant hold_until{};                // until then a request of this level is expected to go on
-        std::uint32_t hold_for = no_client;  // whose
-        bool enqueuing = false;              // a callable of its clients is being run
-        double keeps = 0;                    // the part of the SMs that its clients keep free of long work below
-        ns back_within{};                    // but for what gives it back within this; 0: for what is short
-        ns not_kept_off{};  // the longest lately let in below levels that keep a part, though too wide for that
+        std::uint32_t of_requests = 0;  // how many of those in flight belong to requests
+        // The longest possible time of the work in flight; work of unknown length isn't counted.
+        ns counted{};
+        ns predicted{};  // the probable time of the work in flight
+        // The longest possible time of the work in flight that doesn't yield.
+        ns in_the_way{};
+        // By how much the work in flight has exceeded its longest time already.
+        ns overdue{};
+        work_lengths lasts{};       // how long work of its clients may last
+        ns served{};                // the total time of completed work
+        std::uint32_t unknown = 0;  // how many of those in flight have an unknown length
+        // Until then a request of this level is expected to go on.
+        instant hold_until{};
+        std::uint32_t hold_for = no_client;  // the client of that request
+        bool enqueuing = false;              // a callable of one of its clients is running
+        // The part of the SMs that its clients keep free of long work below.
+        double keeps = 0;
+        // Work that gives the part back within this time may borrow it; 0: only short work may.
+        ns back_within{};
+        // The longest recent work that was too wide to be kept off the part that a higher level
+        // keeps.
+        ns not_kept_off{};
         // Derived values, which every submission reads.
-        std::uint32_t depth = 0;  // how many are in flight however long they take
+        std::uint32_t depth = 0;  // how many may be in flight, however long they take
         ns horizon{}, bound{};
-        ns bound_on_kept{};  // for what fits on what is kept
-        double kept = 0;     // by the levels above
+        ns bound_on_kept{};  // the bound for work that fits on the part that this level keeps
+        double kept = 0;     // the part that higher levels keep
     };
 
     in_flight_budget(std::uint32_t depth, ns horizon) noexcept : depth_(depth), horizon_(horizon) {}
@@ -136,7 +148,7 @@ public:
     [[nodiscard]] std::uint32_t open(priority p);
     void add_client(std::uint32_t level, sm_width keeps = {}) noexcept;
     void remove_client(std::uint32_t level, sm_width keeps = {}) noexcept;
-    /// A client of this level declared or showed these lengths.
+    /// Notes that a client of this level declared or showed these lengths.
     void raise_longest(std::uint32_t level, const work_lengths& lasts) noexcept;
     /// Computes a level's values from all of its clients anew, since old maxima are forgotten. The
     /// shortest `back_within` of the clients that keep a part counts. Linear.
@@ -164,37 +176,39 @@ public:
     /// `others`: the room reserved for clients that are about to come back.
     [[nodiscard]] room room_for(const admission& a, bool alone, const kept_for_return& others = {}) const noexcept;
 
-    /// Whether something of this level is in flight on a stream.
+    /// Whether work of this level is in flight on this stream.
     [[nodiscard]] bool is_busy(std::uint64_t name, std::uint32_t level) const noexcept;
 
-    /// The same for work that fills the device. `longest`: its longest possible time; 0: unknown.
-    /// `predicted`: its probable time. `alone`: no other client has anything waiting or in flight.
+    /// Whether there is room for work that fills the device. `longest`: its longest possible time;
+    /// 0: unknown. `predicted`: its probable time. `alone`: no other client has anything waiting or
+    /// in flight.
     [[nodiscard]] bool has_room(std::uint32_t level, ns longest, ns predicted, bool alone) const noexcept;
 
     /// Learns from the end of long work how long it took to notice the end (0: not known) and to
     /// enqueue the work: for that long the device may idle before the next submission.
     void learn_hand_over(const charge& o, ns lasted) noexcept;
 
-    /// Whether nothing else is on its stream.
+    /// Counts `a` as in flight. Returns whether nothing else is on its stream.
     bool enter(const admission& a) noexcept;
-    /// `times` equal submissions are no longer in flight; `a` has the sum of their predictions. If
-    /// nothing else is on their stream, returns the index of the client that was the first there;
-    /// otherwise no_client.
+    /// Counts `times` equal submissions as no longer in flight; `a` has the sum of their
+    /// predictions. If nothing else is on their stream, returns the index of the client that was
+    /// the first there; otherwise no_client.
     std::uint32_t leave(const admission& a, std::uint32_t times) noexcept;
 
-    /// `n`: so many, all like this. `predicted`: of all of them.
+    /// Counts `n` equal submissions as in flight. `predicted`: the sum over all of them.
     void enter(std::uint32_t level, ns longest, ns predicted, bool of_request, std::uint32_t n = 1) noexcept;
     void leave(std::uint32_t level, ns longest, ns predicted, bool of_request, std::uint32_t n = 1) noexcept;
 
-    /// Whether work of this level is held back for a request above it, and if only a time ends that, until when.
+    /// Whether work of this level is held back for a request of a higher level, and until when, if
+    /// only time ends the hold.
     struct hold {
         bool held = false;
         instant until = never;
     };
     [[nodiscard]] hold held(std::uint32_t level, instant now) const noexcept;
-    /// A request of this client, at this level, is expected to go on until then.
+    /// Notes that a request of this client at this level is expected to go on until then.
     void hold_for(std::uint32_t level, std::uint32_t client, instant until) noexcept;
-    /// It isn't any more; `at`: only at this level.
+    /// Ends the holds for requests of this client; `at`: only those at this level.
     void end_holds(std::uint32_t client, priority at = no_priority) noexcept;
     [[nodiscard]] bool is_held_until(instant t) const noexcept;
     [[nodiscard]] bool any_hold() const noexcept;
@@ -215,10 +229,10 @@ public:
     [[nodiscard]] bool ends_within(const admission& a, ns time) const noexcept;
     /// Whether more than one level is in use.
     [[nodiscard]] bool several_levels() const noexcept { return only_ == none; }
-    /// The same of the highest level in use.
+    /// The bound of the highest level in use.
     [[nodiscard]] ns bound() const noexcept;
 
-    /// The bound of a level, as without `width`, if the work in flight of level `i` lasts as
+    /// The bound of a level, ignoring widths, if the work in flight of level `i` lasts as
     /// lengths_of(i) says. A level of unknown length counts with the longest of all. The stretches
     /// between yields say nothing of work that doesn't yield.
     template <std::invocable<std::uint32_t> F>
@@ -260,9 +274,9 @@ private:
     struct stream_load {
         std::uint64_t name = 0;
         std::uint32_t level = 0, in_flight = 0;
-        std::uint32_t first = 0;  // the client that was
-        double width = 0;         // of the widest; a guessed width counts as 0
-        ns length{};              // of all, as predicted
+        std::uint32_t first = 0;  // the client that was first there
+        double width = 0;         // the largest width on it; a guessed width counts as 0
+        ns length{};              // the predicted time of all its work
         ns in_the_way{};          // the longest time of its work that doesn't yield
         ns back_after{};          // until its slowest work gives back the SMs
     };
@@ -277,10 +291,10 @@ private:
     // How long higher levels wait for work that may take `longest`: until the work ends or yields.
     [[nodiscard]] static ns waited_for(const admission& a, ns longest) noexcept;
     // The same for work that borrows SMs; for ever if the work may take any time, or may fill more
-    // SMs. One unusually long call, whose thread had no core, is no reason to lend nothing for the
-    // hundreds of calls during which it is remembered.
+    // SMs. Rare outliers don't count: one long call whose thread had no core would otherwise stop
+    // the lending for hundreds of calls.
     [[nodiscard]] static ns back_after(const admission& a) noexcept;
-    // In so much time what `above` keeps is given back by work of this level that is lent it.
+    // The time within which borrowing work of this level gives back the part that `above` keeps.
     [[nodiscard]] ns lent_for(const level_state& above, std::uint32_t level) const noexcept;
     [[nodiscard]] bool is_lent(const stream_load& l, const level_state& above) const noexcept;
     // The part that higher levels keep, don't lend to this level, and haven't used up. Long work of
@@ -293,11 +307,12 @@ private:
     // How long the work in flight below this level, or of it, may take if all of that runs side by
     // side; otherwise for ever.
     [[nodiscard]] ns side_by_side(const level_state& own, bool below) const noexcept;
-    // Work that ends within this time isn't long: so much goes onto a stream ahead of its end.
+    // Work that ends within this time is short. A stream gets this much work ahead.
     [[nodiscard]] ns soon(std::uint32_t level) const noexcept { return levels_[level].horizon / ratios::soon_part; }
     // Work of unknown length counts as long.
     [[nodiscard]] ns counted(const admission& a) const noexcept;
-    // Nothing of it was seen nor promised: what its submitter says that it takes is no more than that.
+    // Whether the length of `a` is unproven: no such work was measured, and its client's settings
+    // declare no length. A declared cost alone proves nothing.
     [[nodiscard]] static bool is_unproven(const admission& a) noexcept { return a.longest <= ns{0} || a.unproven; }
     [[nodiscard]] static bool is_of(const stream_load& l, const admission& a) noexcept;
 
@@ -472,7 +487,7 @@ GPUSHARE_INLINE void in_flight_budget::leave(std::uint32_t level, ns longest, ns
     auto& l = of(level);
     if (of_request) l.of_requests -= n;
     l.in_flight -= n;
-    // At the end of time the sum has lost its parts: then only none is certain.
+    // A saturated sum has lost its parts: only 0 in flight makes it exact again.
     l.counted = l.in_flight == 0 ? ns{0} : less(l.counted, times(longest, n));
     l.predicted = l.in_flight == 0 ? ns{0} : less(l.predicted, predicted);
     if (longest <= ns{0}) l.unknown -= n;
@@ -571,7 +586,8 @@ GPUSHARE_INLINE ns in_flight_budget::until_room() const noexcept {
 
 GPUSHARE_INLINE ns in_flight_budget::served_from(std::uint32_t level) const noexcept {
     ns sum = levels_[level].served;
-    if (levels_.size() == 1) return sum;  // not one in use: what is known must go on to add up
+    // Counts all levels, not only those in use: the sum must never fall.
+    if (levels_.size() == 1) return sum;
     for (const auto& l : levels_)
         if (l.level > levels_[level].level) sum = saturating_add(sum, l.served);
     return sum;
@@ -593,8 +609,8 @@ GPUSHARE_INLINE auto in_flight_budget::width_beside_kept(const admission& a) con
 }
 
 GPUSHARE_INLINE bool in_flight_budget::is_kept_off(const admission& a) const noexcept {
-    const double rest =
-        1 - levels_[a.level_index].kept;  // nothing: all of it is kept, and who isn't let in would never be
+    // At 0, all SMs are kept, and work that is kept off would never run.
+    const double rest = 1 - levels_[a.level_index].kept;
     return rest > uncertain && width_beside_kept(a) <= rest + uncertain;
 }
 

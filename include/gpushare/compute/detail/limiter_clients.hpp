@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The clients of a limiter's core. For each client: its settings, the head of its queue, its
-// account, and whether it comes back soon after an end. For all: the clients for which the device
-// is kept, when a submission that comes now would probably begin, and whether an objective can be
-// met at all. A part of limiter_core.hpp.
+// The clients of a limiter's core. Each client has its settings, the head of its queue, its
+// account, and its habit of coming back soon after an end. Functions over all clients say for which
+// clients the device is kept, when a submission that arrives now would probably begin, and whether
+// a latency objective can be met at all. A part of limiter_core.hpp.
 //
 //   client.learn_next(nullptr, now, id, kinds, first_guess);    // what waits first, as predicted
 //   if (client.ended(failed, 1, 32)) ...                        // quarantined after 32 failures in a row
@@ -29,24 +29,25 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// The default where nobody tells which submission follows a client's first.
+/// The default if the caller can't say which submission follows a client's first.
 struct nothing_known {
     instant now{};
     [[nodiscard]] submission_facts operator()(client_id) const noexcept { return {.head = {.arrival = now}}; }
 };
 
-/// For a client whose submissions don't go by one another, whatever streams they are for.
+/// The default if a client's submissions must keep their order, whatever their streams.
 struct strict_order {
     [[nodiscard]] bool operator()(client_id) const noexcept { return false; }
 };
 
-/// How long work lasts that takes so much device time.
+/// The duration of work that takes this much device time at this width.
 [[nodiscard]] inline ns lasting(ns took, sm_width width) noexcept {
     if (width.part() >= 1) return took;
     return ns{static_cast<ns::rep>(std::min(static_cast<double>(took.count()) / width.part(), 9e18))};
 }
 
-/// The timeline of a submission: its stream's, or if that isn't known, one for all such of its client.
+/// The timeline of a submission: its stream's or, if that is unknown, one for all such submissions
+/// of its client.
 [[nodiscard]] constexpr std::uint64_t timeline_or_own(std::uint64_t told, client_id c) noexcept {
     return told != 0 ? told : ~std::uint64_t{c.index};
 }
@@ -59,9 +60,10 @@ struct strict_order {
 /// for at most 1/50 of the time that the ended work took. A value.
 class return_habit {
 public:
-    /// The device is idle for at most this part of the time that such a client uses: 2 %.
+    /// The device idles for such a client for at most this part of the time that its work took:
+    /// 2 %.
     static constexpr ns::rep part = ratios::idle_part;
-    /// After shorter work no client is back in time.
+    /// After shorter work no client can be back in time.
     static constexpr ns shortest{1'000'000};
 
     /// Whether the end of work that lasted this long must be reported, with the time.
@@ -72,58 +74,67 @@ public:
     void ended(ns lasted, instant now) noexcept {
         if (is_concerned(lasted) && now > instant{}) until_ = saturating_add(now, lasted / part);
     }
-    /// Something waits again.
+    /// A submission of the client waits again.
     void came(instant now) noexcept {
         if (until_ == never) return;
         if (now > instant{}) in_time_ = now <= until_ ? std::min(in_time_ + 1, most) : in_time_ / 2;
         until_ = never;
     }
     /// Whether the client usually comes back, and is due back now that its work in flight has ended
-    /// or is about to end. No work of it waits.
+    /// or is about to end. The client has no waiting work.
     [[nodiscard]] bool is_expected(instant now, bool in_flight) const noexcept {
         return in_time_ >= enough && is_watched(now, in_flight);
     }
-    /// Whether its next submission will tell whether it comes back, or whether it is expected may change.
+    /// Whether the client may still come back in time: until() hasn't passed or, if nothing has
+    /// ended since the client last came, its work is in flight.
     [[nodiscard]] bool is_watched(instant now, bool in_flight) const noexcept {
         return until_ == never ? in_flight : now <= until_;
     }
-    /// Until when it is expected; `never`: until something has ended.
+    /// Until when the client is expected; `never`: its work in flight hasn't ended yet.
     [[nodiscard]] instant until() const noexcept { return until_; }
 
 private:
     static constexpr int enough = 2, most = 8;
 
     instant until_ = never;
-    int in_time_ = 0;  // lately
+    int in_time_ = 0;  // how often the client lately came back in time
 };
 
 struct limiter_client {
     client_settings settings{};
     std::uint32_t generation = 0, level = 0;  // the level's index in the budget
-    std::uint32_t at = 0;                     // the same of what waits first, which may have a higher one
+    // The level index of its first waiting submission, which may be a higher one.
+    std::uint32_t at = 0;
     bool present = false, quarantined = false;
-    bool closing = false;    // takes no more
-    bool enqueuing = false;  // its callable is being run
-    bool blocked = false;    // what waits first goes to a stream that has enough: the policy isn't to pick it
-    bool kept_off = false;   // blocked, and it was for SMs that are kept for a level above
-    instant turn_until{};    // its turn has come while its hard cap lets no more in: others wait behind it until then
-    bool overran = false;    // something took longer than these settings declare, or filled more than was believed
+    bool closing = false;    // takes no more submissions
+    bool enqueuing = false;  // a callable of the client is running
+    // Its first waiting submission is for a stream that has enough work: the policy must not pick
+    // the client.
+    bool blocked = false;
+    // Blocked because a higher level keeps SMs, or by a hard cap: any end may unblock the client.
+    bool kept_off = false;
+    // Its turn has come, but its hard cap admits no more: other clients wait behind it until then.
+    instant turn_until{};
+    // A submission took longer than its settings declare, or filled more SMs than believed.
+    bool overran = false;
     std::uint32_t failures_in_row = 0, admitted = 0;
-    double width_in_flight = 0;  // what those in flight can fill, together
-    instant since{};             // what is first of these has been there at least so long, where there is a hard cap
-    std::uint32_t streams = 0, abreast = 1;  // of its own with something in flight; and the most that there ever were
+    double width_in_flight = 0;  // the sum of the widths of its work in flight
+    // Its first work in flight has been there at least since then; kept only with hard caps.
+    instant since{};
+    // Its streams with work in flight; `abreast`: the most that it ever used at once.
+    std::uint32_t streams = 0, abreast = 1;
     return_habit habit{};
-    double latest_width = 1;     // of what ended
-    cost_estimate costs{};       // of all its submissions
-    submission_facts next{};     // while something waits: of what waits first
-    bool cost_declared = false;  // of what waits first
+    double latest_width = 1;     // the width of its latest completed work
+    cost_estimate costs{};       // the estimate over all its submissions
+    submission_facts next{};     // the facts of its first waiting submission, if there is one
+    bool cost_declared = false;  // whether that submission's cost was declared
     client_usage usage{};
     // Time charged but not yet in `usage`, since other work in flight may have shared it: the
     // latest charges, and those before. And time in `usage` that was given back, which comes off
     // later charges.
     ns unsettled{}, nearly_settled{}, given_back{};
 
-    /// It is charged so much. Whether there is something of it to settle later.
+    /// Charges the client `took`. Returns whether a part has to be settled later.
     bool add_charge(ns took, bool may_shrink) noexcept {
         const ns owed = std::min(given_back, std::max(took, ns{0}));
         given_back -= owed;
@@ -151,15 +162,15 @@ struct limiter_client {
         return true;
     }
 
-    /// The timeline of what waits first: `index` is the client's.
+    /// The timeline of the first waiting submission. `index`: the client's.
     [[nodiscard]] std::uint64_t timeline(std::uint32_t index) const noexcept {
         return timeline_or_own(next.timeline, {index});
     }
-    /// The longest that it declared or lately showed; 0: unknown.
+    /// The longest time that the client declared or lately showed; 0: unknown.
     [[nodiscard]] ns longest() const noexcept { return std::max(settings.longest, costs.longest.get()); }
-    /// The same, but for one that is longer now and then (recent_longest::usual).
+    /// The same without rare outliers (recent_longest::usual).
     [[nodiscard]] ns usual_longest() const noexcept { return std::max(settings.longest, costs.longest.usual()); }
-    /// How long the bounds of others count its work.
+    /// The lengths with which other clients' bounds count its work.
     [[nodiscard]] work_lengths lasts() const noexcept { return lengths(longest()); }
     /// The same without the longest one in a hundred, if a hundred were seen. Forever if nothing is
     /// known of the client.
@@ -211,19 +222,21 @@ struct limiter_client {
         a.yields_within = settings.yields_within;
         a.may_share = a.known && a.length <= quantum / 2 && next_may_share();
     }
-    /// The part of the SMs that one of this kind can fill, as declared or seen.
+    /// The part of the SMs that a submission of this kind can fill, as declared or seen.
     [[nodiscard]] sm_width width_of(client_id c, std::uint64_t key, sm_width told,
                                     const cost_model& kinds) const noexcept {
         return told.known() ? told : usual_width(kinds.next(c, key, costs));
     }
-    /// One ended that lasted so long: it may come back soon. Whether that is to be watched.
+    /// A submission that lasted this long has ended. Returns whether to watch for the client's
+    /// return.
     [[nodiscard]] bool may_return(const admission& g, ns lasted, instant now) noexcept {
         if (usage.waiting > 0 || !return_habit::is_concerned(lasted)) return false;
         latest_width = g.width.part();
         habit.ended(lasted, now);
         return habit.is_watched(now, usage.in_flight > 0);
     }
-    /// Adds what is to be kept for it. Whether it is watched any longer.
+    /// Adds to `k` the room to reserve for this client. Returns whether to go on watching for its
+    /// return.
     [[nodiscard]] bool keep_for_return(kept_for_return& k, instant now, bool goes_first) const noexcept {
         const bool in_flight = usage.in_flight > 0;
         if (!present || closing || quarantined || usage.waiting > 0 || !habit.is_watched(now, in_flight)) return false;
@@ -244,14 +257,16 @@ struct limiter_client {
         learn_time(o, time, kind);
         return time;
     }
-    /// Counts it, and charges it. Whether there is something of it to settle later.
+    /// Counts and charges completed submissions. Returns whether a part of the charge has to be
+    /// settled later.
     bool account(const charge& o, ns lasted) noexcept {
         usage.ran = saturating_add(usage.ran, o.took);
         usage.completed += o.times;
         usage.running.add(o.times > 1 ? lasted / ns::rep{o.times} : lasted, o.times);
         return add_charge(o.amount(), o.may_shrink);
     }
-    /// So many more ended alike. Whether it is quarantined from now on, after so many failures in a row.
+    /// `times` submissions have ended alike. Returns whether that quarantines the client: with
+    /// them, `quarantine_after` in a row have failed.
     [[nodiscard]] bool ended(bool failed, std::uint32_t times, std::uint32_t quarantine_after) noexcept {
         if (!failed) {
             failures_in_row = 0;
@@ -263,8 +278,8 @@ struct limiter_client {
         return quarantined = true;
     }
 
-    /// How long the client's work in flight and `more` submissions last at most. Without a bound if
-    /// its settings declare no length, or if its work has exceeded that length or exceeds it now.
+    /// How long the client's work in flight and `more` submissions last at most. Unbounded if its
+    /// settings declare no length, or if its work has exceeded that length or exceeds it now.
     [[nodiscard]] ns surely_within(std::uint32_t more, instant now) const noexcept {
         const auto n = static_cast<ns::rep>(usage.in_flight) + more;
         if (n == 0) return ns{0};
@@ -278,7 +293,7 @@ struct limiter_client {
         failures_in_row = 0;
     }
 
-    /// Whether its next one may share points: the last of each sixty-four is timed by itself.
+    /// Whether the client's next submission may share points: one in sixty-four is timed by itself.
     [[nodiscard]] bool next_may_share() const noexcept { return admitted % cycle != cycle - 1; }
 
     /// The predicted time of a submission of this kind.
@@ -290,7 +305,8 @@ struct limiter_client {
     }
 
 private:
-    // How long it lasted that took this: no longer than it was in flight. `declared`: its width, if that is.
+    // The duration of work with this charge, at most its time in flight. `declared`: its width, if
+    // declared.
     [[nodiscard]] ns lasted(const charge& o, sm_width declared, const cost_estimate* kind) const noexcept {
         const sm_width width = declared.known() ? declared : kind != nullptr ? kind->width : costs.width;
         const ns length = lasting(o.took, width);
@@ -346,12 +362,14 @@ private:
         return {.longest = longest, .stretch = longest > ns{0} ? std::min(longest, stretch) : stretch};
     }
 
-    // Batches don't tell how long the longest is, nor whether there were gaps.
+    // One submission in so many is timed by itself, because a batch shows neither the longest
+    // member nor gaps.
     static constexpr std::uint32_t cycle = 64;
 
-    // The whole where no device tells, and not known of the first ones of a kind.
+    // All SMs if no device reports widths; unknown for the first submissions of a kind.
     [[nodiscard]] static sm_width usual_width(const cost_model::outlook& kind) noexcept {
-        constexpr double almost_all = 0.9;  // of kernels that fill the device, and a copy now and then
+        // Kernels that fill the device, with an occasional copy, may show only this much.
+        constexpr double almost_all = 0.9;
         if (kind.width.part() < almost_all) return kind.width;
         return kind.width.known() || kind.known ? sm_width(1) : sm_width{};
     }
@@ -420,11 +438,12 @@ template <class Policy>
     return e;
 }
 
-/// The reason why a client can't meet its objective: the longest work that another client declared
-/// or lately showed, and may have there when this one comes, leaves too little time. Work above
-/// doesn't count, nor does work below a level that keeps SMs and doesn't lend them to it. Figures
-/// in ns: the objective, the time left of it, and the time needed. `self`: the client that gets the
-/// settings `s`. It isn't counted, and an objective that it keeps isn't checked.
+/// The reason why a client can't meet its objective: other clients may have work in flight when its
+/// submission comes, and the longest work that they declared or lately showed leaves too little
+/// time. Work above doesn't count, nor does work below a level that keeps SMs and doesn't lend them
+/// to it. Figures in ns: the objective, the time left of it, and the time needed. `self`: the
+/// client that gets the settings `s`. Its own work isn't counted, and an unchanged objective isn't
+/// checked.
 [[nodiscard]] inline failure beyond_reach(const client_settings& s, const plain_list<limiter_client>& clients,
                                           const limiter_client* self = nullptr) noexcept {
     if (s.slo <= ns{0} || (self != nullptr && s.slo == self->settings.slo)) return {};

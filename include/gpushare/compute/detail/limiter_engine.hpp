@@ -51,18 +51,20 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Whether to look at the device though nothing is predicted to be done, and to have the end of what is open.
+/// How drive() looks at the device. `now`: even if no work is predicted to be done. Then drive()
+/// also gives up stuck work and, if no end is recorded, has the ends of open batches recorded.
 enum class look : bool { if_due, now };
 
 /// The longest time for which a thread runs callables and callbacks of others beyond its own need.
-/// It finishes the one that is running at the end of that time. If a callback is due, it calls one.
+/// A callable that is running at the end of that time is finished. If a callback is due and no
+/// thread sleeps in the limiter, the thread calls at least one.
 inline constexpr ns beyond_need{100'000};
 
 /// A question that the caller answers: a callable, which outlives the question, or a constant
 /// answer. It is no template argument, so that one engine is compiled for all callers.
 class question {
 public:
-    /// For the same answer each time.
+    /// A question that always has this answer.
     explicit constexpr question(bool answer) noexcept : ask_(answer ? &yes : &no) {}
     template <std::predicate F>
     explicit constexpr question(const F& asked) noexcept
@@ -85,16 +87,19 @@ private:
 template <class Submission>
 struct need {
     question done{true};
-    const Submission* own = nullptr;  // its own submission: it runs that callable whenever it is its turn
+    // The thread's own submission, whose callable it always runs when its turn comes.
+    const Submission* own = nullptr;
     instant deadline = never;
     const std::stop_token* stop = nullptr;
     duty<Submission>* duties = nullptr;
     ns beyond = beyond_need;
-    instant since = never;  // it has been running callables of others, or is at the one in which it was met
-    bool called = false;    // a callback
+    // When the time beyond the need began: when the need was first found to be met or, if it was
+    // met during a callable of another submission, when that callable began.
+    instant since = never;
+    bool called = false;  // it has called a callback
 };
 
-/// Not thread-safe, except for functions that say that they take the mutex.
+/// Not thread-safe: call under the mutex, except for functions that say that they take it.
 template <timeline Stream, clock Clock, compute_policy Policy>
 class limiter_engine {
 public:
@@ -118,32 +123,36 @@ public:
 
     /// Takes no mutex.
     [[nodiscard]] instant now() const { return clock_.now(); }
-    /// The time for a policy, where one is needed: reading a clock costs as much as the rest of a permit.
+    /// The time for the policy, or instant{} if nothing needs the time: reading a clock costs as
+    /// much as the rest of a permit.
     [[nodiscard]] instant policy_time() const noexcept {
         return !is_timeless<Policy> || core_.holds_back() || log_.on() || clients_.next_late() != never ? clock_.now()
                                                                                                         : instant{};
     }
-    /// The time that batches are placed with.
+    /// The time for place(); instant{} if streams share no points.
     [[nodiscard]] instant batch_time() const noexcept { return shares_points ? clock_.now() : instant{}; }
 
     // ---- the queue
 
-    /// Queues `s`, which has its callable and its stream, for this client; waits for room, if that
-    /// is full and the options say so. Otherwise it is refused, and its ticket alone has it. Takes
+    /// Queues `s`, which has its callable and its stream, for this client. If the queue is full,
+    /// waits for room as the options say. A refused submission is owned by its ticket alone. Takes
     /// the mutex.
     errc submit(submission& s, client_id c, const submit_options& o, const std::stop_token& stop);
 
-    // ---- the gate: who enqueues by itself
+    // ---- the gate: the calling thread enqueues its own work
 
-    /// The record of one that was admitted, or `admitted` is false and it waits. Throws std::bad_alloc.
+    /// The result of arrive_at_gate(): the record of the submission, which is admitted or else
+    /// waits.
     struct entry {
         submission& what;
         bool admitted;
     };
-    /// There is entry.
+    /// Lets a submission arrive at the gate, and admits it if it can go at once. Call only if
+    /// no_entry() returns errc::none. Throws std::bad_alloc.
     [[nodiscard]] entry arrive_at_gate(client_id c, const submit_options& o, instant now) {
         auto& s = batches_.record_for_gate();
-        // All else that drive() would do is done when it is placed in a batch, by the one reading of the clock then.
+        // The rest of drive()'s work is done when the submission is placed in a batch, since the
+        // clock is read only there.
         if (faulty_ || !told_.empty() || told_.any_above(core_.settings(c).level) || !batches_.has_slot()) {
             clients_.describe(s, c, o, now);
             clients_.arrive(s, now);
@@ -154,55 +163,61 @@ public:
         take_slot(s);
         return {s, true};
     }
-    /// Waits at the gate until the submission is admitted. Otherwise it is gone.
+    /// Waits at the gate until the submission is admitted. After an error the record is no longer
+    /// valid.
     errc wait_at_gate(lock_type& lock, submission& s, instant deadline, const std::stop_token& stop);
-    /// When to drive, though nothing happens and no thread waits: at once, if a thread left something.
+    /// When to drive even if nothing happens and no thread waits: at once if a thread left work to
+    /// others.
     [[nodiscard]] instant resume_at() const noexcept { return ready_left_ ? instant::min() : next_look(); }
     /// Notes which work has been on the device for longer than its longest expected time, for
     /// bounds and for the work behind it. Reads the clock if anything is in flight.
     void note_overdue() noexcept;
-    /// When to look up though nothing happens: for a policy, or for what is late then.
+    /// When to look up even if nothing happens: work that is held back may go then, or a submission
+    /// is late then.
     [[nodiscard]] instant next_look() const noexcept { return std::min(core_.resume_at(), clients_.next_late()); }
-    /// Whether something that was enqueued may be done by now.
+    /// Whether any enqueued work may be done by now.
     [[nodiscard]] bool any_due(instant now) noexcept { return batches_.any_due(now); }
-    /// Whether it needn't wait for others' work.
+    /// Whether `s` can run on `stream` without waiting for others' work.
     [[nodiscard]] bool fits_beside(const submission& s, const Stream& stream) const noexcept {
         return !batches<Stream>::turns || batches_.fits_beside(s.admitted, stream);
     }
     void place(submission& s, Stream& stream, instant now) noexcept;
-    /// The same after a while. Takes the mutex.
+    /// The same, some time after the admission. Takes the mutex.
     void place(submission& s, Stream& stream) noexcept;
     /// Makes `stream` wait for others' work, if `s` isn't to run beside it. Takes the mutex.
     /// Exceptions are the stream's.
     void await_turn(const submission& s, Stream& stream);
-    /// A permit's holder has enqueued it. Takes the mutex only if somebody waits for that.
+    /// A permit's holder has enqueued `s`. Takes the mutex only if a thread waits for enqueued
+    /// work.
     void enqueued_by_holder(submission& s, errc status) noexcept;
-    /// It couldn't enqueue it, and may try again. Takes the mutex.
+    /// The holder couldn't enqueue `s`, and may try again. Takes the mutex.
     void take_back(submission& s) noexcept;
-    /// It wasn't used. Takes the mutex.
+    /// The permit wasn't used. Takes the mutex.
     void give_back(submission& s) noexcept;
 
-    /// The permit's holder may ask how it went, until drop_permit(). Under the mutex.
+    /// Keeps `s` for the permit's holder, which may ask how the work went until drop_permit(). Call
+    /// under the mutex.
     void keep_for_holder(submission& s) noexcept {
         s.client = s.admitted.client;
         s.queue = &clients_.queue(s.client);
         batches_.keep_for_holder(s);
     }
-    /// Nobody asks any more how it went. Takes the mutex only if the work is over.
+    /// The permit's holder no longer asks how the work went. Takes the mutex only if the work is
+    /// over.
     void drop_permit(submission& s) noexcept {
         if (!s.lose_owner()) return;
-        s.error = nullptr;  // the user's: not under the lock
+        s.error = nullptr;  // the user's object: destroyed under no lock
         const std::lock_guard lock(mutex_);
         batches_.give_back(s);
     }
 
-    // ---- who drives
+    // ---- driving
 
     using need = detail::need<submission>;
 
     /// Notes finished work and admits what can go, for a caller that came for nothing else.
     void drive(lock_type& lock, look how) noexcept;
-    /// The same, and stays while `stay` says so. One thread at a time enqueues the work of a level.
+    /// The same, for as long as `stay` says. One thread at a time enqueues the work of a level.
     /// That thread also takes other threads' submissions, which keeps the order of admission.
     void drive(lock_type& lock, look how, need& stay) noexcept {
         const presence here(*this);
@@ -212,13 +227,13 @@ public:
 
     /// Observes and charges the device's work. If asking the device is a driver call, the mutex is
     /// released meanwhile: the driver may be busy with a slow free, which must not delay threads at
-    /// a gate. One thread asks at a time, on behalf of the others; a thread that needs the answer
-    /// now waits for that thread.
+    /// a gate. One thread at a time asks, for all. A thread that needs the answer now waits for
+    /// that thread.
     void observe(lock_type& lock, look how) noexcept;
 
-    /// Waits for `done`, and drives meanwhile: watches the device while no other thread does. Wakes
-    /// up for `own`, if that isn't null, and for the watch. errc::stuck: on a stepped clock, if no
-    /// event will end the wait.
+    /// Waits for `done`. Meanwhile drives, and watches the device if no other thread does. The
+    /// thread wakes up for `own`, if that isn't null, and to take over the watch.
+    /// errc::stuck: on a stepped clock, if no event will end the wait.
     errc wait(lock_type& lock, question done, submission* own, instant deadline, const std::stop_token& stop) {
         const presence here(*this);
         const need stay{.done = done, .own = own, .deadline = deadline, .stop = &stop};
@@ -256,10 +271,11 @@ public:
             if (step.what == wait_step::kind::watch) me.patient_until = never;
             if (watch_.stands_still(reached, step.until) && !done()) return errc::stuck;
         }
-        keep_watch();  // somebody else's turn
+        keep_watch();  // another thread takes over the watch
         return why;
     }
-    /// The same for a client that closes or is to sleep: `done` may be true once no work of it is left.
+    /// The same for a client that closes or is put to sleep: `done` may be true once none of its
+    /// work is left.
     errc wait_for_end(lock_type& lock, client_id c, question done, instant deadline, const std::stop_token& stop) {
         auto& waiting = clients_.queue(c).waits_for_end;
         ++waiting;
@@ -267,39 +283,39 @@ public:
         --waiting;
         return why;
     }
-    /// For who waits with a stop token. Takes the mutex.
+    /// For the stop request of a waiting thread's stop token. Takes the mutex.
     void wake_all() noexcept;
-    /// The same, with the mutex.
+    /// The same, under the mutex.
     void wake_all(const lock_type&) noexcept { sleepers_.wake_all(); }
     /// For a ticket: until `s` is done. Takes the mutex.
     bool wait_for(submission& s, instant deadline, const std::stop_token& stop);
 
-    /// For a caller that waits by a callback, and leaves. From now on the callback isn't called,
-    /// unless it is running. The callable has run when this returns, or never runs; the exception
-    /// is a callable from which this is called. Takes the mutex.
+    /// For a caller that waited by a callback and leaves. Afterwards the callback is never called,
+    /// unless it is running now. The callable has returned or will never run, unless this is called
+    /// from within that callable. Takes the mutex.
     void abandon(submission& s) noexcept;
-    /// For a ticket: whether `s` waited, and was taken out. Takes the mutex.
+    /// For a ticket: cancels `s` if it still waits. Returns whether it did. Takes the mutex.
     bool cancel_waiting(submission& s);
 
     // ---- faults and records
 
-    /// Whether no work of `c` is in flight, and all its callbacks have returned, except those that
-    /// wait for the callback from which this is called.
+    /// Whether no work of `c` is in flight and all its callbacks have returned. Within a callback,
+    /// callbacks don't count, since they would wait for this one.
     [[nodiscard]] bool is_over(client_id c) noexcept {
         return core_.usage(c).in_flight == 0 && (clients_.queue(c).untold == 0 || told_.is_called_here());
     }
     /// Until when the calling thread waits for work of `c` to end: not at all in a callable or in a
-    /// permit's work of that client, which can't end meanwhile. So exit() there doesn't take as
-    /// long as a close may.
+    /// permit's work of that client, which can't end meanwhile. So exit() in such code doesn't wait
+    /// for as long as a close may take.
     [[nodiscard]] instant patience(client_id c, instant deadline) const noexcept {
         return batches_.is_in_permit(c) || pool_->is_in_callable(c) ? instant::min() : deadline;
     }
-    /// `c` takes nothing more, and what waits of it is cancelled.
+    /// Refuses further submissions of `c` and cancels the waiting ones.
     void close(lock_type& lock, client_id c) noexcept {
         core_.close(c);
         cancel_waiting(lock, clients_.queue(c), errc::closed);
     }
-    /// Nothing of `c` is admitted until it wakes.
+    /// Admits nothing of `c` until it wakes.
     void sleep(lock_type& lock, client_id c, while_asleep what_waits) noexcept {
         clients_.sleep(c, what_waits);
         if (what_waits == while_asleep::refuse) cancel_waiting(lock, clients_.queue(c), errc::asleep);
@@ -309,17 +325,17 @@ public:
         batches_.keep_apart(log_.on());
     }
 
-    /// Reports undriven work, too, to callers that ask for events.
+    /// Reports work that no thread drove, for callers that ask for events.
     void look_for_undriven() noexcept {
         if (!stepped_clock<Clock>) core_.look_for_undriven([this] { return clock_.now(); });
     }
 
 private:
-    // errc::none: one more of `c` can wait.
+    // Waits until `c` can queue one more submission; errc::none then.
     errc wait_for_room(lock_type& lock, client_id c, instant deadline, const std::stop_token& stop);
 
-    // Marks a thread that drives, or that waits in here and so drives when needed. Under the mutex.
-    // On a stepped clock time passes only when its program moves it.
+    // Marks a thread that drives, or that waits in the limiter and so drives when needed. Under the
+    // mutex. Not needed on a stepped clock, whose time passes only when the program moves it.
     class presence {
     public:
         explicit presence(limiter_engine& of) noexcept : of_(&of) {
@@ -335,52 +351,54 @@ private:
         limiter_engine* of_;
     };
 
-    // ---- what a thread that waits does next
+    // ---- the next step of a waiting thread
 
     struct wait_step {
         enum class kind : std::uint8_t {
-            drive,       // something is left to do, or it is time to
-            watch,       // looks at `points` until `until`, for all
-            look,        // looks at `end` until `until`, of its own work
-            ask_again,   // something was just enqueued
-            sleep,       // until a call, `again`, `resume`, or the end of its patience
-            stand_still  // nothing will happen: only the program steps its clock
+            drive,       // work was left, or the time to drive has come
+            watch,       // watches `points` for all, until `until`
+            look,        // looks at `end` of its own work, until `until`
+            ask_again,   // work was just enqueued: decide again
+            sleep,       // sleeps until a call, `again`, `resume`, or the end of its patience
+            stand_still  // no event will come: only the program steps its clock
         };
         kind what = kind::drive;
-        instant resume = never;           // when the limiter itself has something to do
-        instant again = never;            // an end that couldn't be recorded is tried again
-        std::optional<point> end{};       // of its own work, where it is recorded
-        std::span<const point> points{};  // the watch's
+        instant resume = never;           // when the limiter has something to do by itself
+        instant again = never;            // when to try again to record the end of an open batch
+        std::optional<point> end{};       // the end of its own work, if recorded
+        std::span<const point> points{};  // the points to watch
         look_end until{.at = never, .by_call = true};
     };
-    // The thread has its duties from then on, if it is to look.
+    // Decides the next step. If that is to watch or to look, `me` has its duties from then on.
     [[nodiscard]] wait_step next_step(waiter<submission>& me, instant now) noexcept {
         using kind = typename wait_step::kind;
         wait_step step{.resume = next_look()};
         if (ready_left_ || now >= step.resume) return step;
         if (batches_.any_open()) step.again = now + watch_.slice();
         const bool sliced = step.again != never || needs_slices();
-        if (!sliced) batches_.await_enqueued();  // what was enqueued before is seen by the questions below
+        // The questions below see work enqueued before this call.
+        if (!sliced) batches_.await_enqueued();
         step.end = observer_.end_of(batches_, me.own);
         if (is_to_watch(me, now)) {
-            // Its own are among them.
+            // The points include the end of its own work.
             step.what = kind::watch;
             step.points = watch_.begin();
             me.duties = {.looks_at = step.end ? me.own : nullptr, .watches = true};
-            // But where memory didn't suffice for all.
+            // If memory didn't suffice for all points, look up soon.
             step.until = look_until(me, step, now, sliced || observer_.any_unknown(batches_));
             return step;
         }
         if (step.end) {
             step.what = kind::look;
             me.duties = {.looks_at = me.own};
-            // The work that others are expected to wait for is noticed here, if they don't.
+            // If threads that are expected to wait for other work don't come, this thread notices
+            // the ends.
             const bool for_others = !watch_.is_watched() && watch_.any_unwatched(attendants(), true, me.own, me.thread);
             step.until = look_until(me, step, now, sliced || for_others);
             return step;
         }
         step.what = kind::stand_still;
-        if constexpr (stepped_clock<Clock>) return step;  // while the thread sleeps
+        if constexpr (stepped_clock<Clock>) return step;  // no time passes while the thread sleeps
         batches_.await_enqueued();
         step.what = is_to_watch(me, now) ? kind::ask_again : kind::sleep;
         if (step.what == kind::sleep) me.grow_patient(now, !watch_.is_watched() && batches_.any_ended());
@@ -389,7 +407,7 @@ private:
     [[nodiscard]] bool is_to_watch(const waiter<submission>& me, instant now) noexcept {
         return !watch_.is_watched() && watch_.any_unwatched(attendants(), now >= me.patient_until, me.own, me.thread);
     }
-    // `soon`: the thread looks up by itself, at the end of a slice.
+    // When the thread looks up. `soon`: at the end of a slice at the latest.
     [[nodiscard]] look_end look_until(const waiter<submission>& me, const wait_step& step, instant now,
                                       bool soon) const noexcept {
         const auto at_end = std::min(me.deadline, step.resume);
@@ -411,13 +429,14 @@ private:
         drop_late(lock);
         if (core_.num_waiting() > 0 && batches_.any_ended()) note_overdue();
         admit_ready(lock, stay);
-        // A thread that waits for room, or wants to know now, needs a point to watch.
+        // A thread that waits for room, or that must know now, needs a point to watch.
         if constexpr (shares_points) end_batches(lock, nullptr, how == look::now || core_.num_waiting() > 0);
         keep_watch();
         if (!told_.empty()) call_back(lock, stay);
     }
 
-    // Admits what can go, one after the other, and enqueues it; at the gate that is for the thread that waits.
+    // Admits all submissions that can go, one by one, and enqueues them. At the gate the waiting
+    // thread enqueues.
     void admit_ready(lock_type& lock, need& stay) noexcept {
         instant now{};
         const auto other_stream = [&](client_id c) { return clients_.bring_forward(c, now); };
@@ -456,12 +475,13 @@ private:
         if (!s.queued) sleepers_.wake(s);
     }
 
-    // It is late: it never runs.
+    // Drops a late submission: it never runs.
     void drop(lock_type& lock, submission& s) noexcept {
         ++s.queue->dropped;
         dismiss(lock, s, errc::deadline_exceeded);
     }
-    // Waiters learn that they are late at once, not when their turn comes.
+    // Drops all late submissions, so that waiting threads learn at the deadline that they are late,
+    // not at their turn.
     void drop_late(lock_type& lock) noexcept {
         while (clients_.next_late() != never) {
             submission* const s = clients_.late_at(clock_.now());
@@ -470,7 +490,7 @@ private:
         }
     }
 
-    // It was admitted.
+    // Gives the admitted submission a slot.
     void take_slot(submission& s) noexcept {
         batches_.take_slot();
         if (log_.on()) log_.admitted(s, clock_.now());
@@ -479,11 +499,11 @@ private:
     [[nodiscard]] static ns waited(const submission& s, instant until) noexcept {
         return s.waits_since < until ? until - s.waits_since : ns{0};
     }
-    // Work of this client has ended, or a callback has returned.
+    // Wakes threads that wait for the client's end: its work has ended, or a callback has returned.
     void tell_of_end(const client_queue<Stream>& client) noexcept {
         if (client.waits_for_end > 0) sleepers_.wake_all();
     }
-    // Nothing was enqueued after all.
+    // Ends an admitted submission of which nothing was enqueued.
     void cancel(submission& s) noexcept {
         core_.cancel(s.admitted);
         tell_of_end(clients_.queue(s.admitted.client));
@@ -492,12 +512,12 @@ private:
 
     // ---- enqueue
 
-    // Returns when its callable began; `never` if it didn't.
+    // Runs the callable of `s`. Returns when the callable began; `never` if it didn't begin.
     instant enqueue(lock_type& lock, submission& s, need& stay) noexcept {
         core_.set_enqueuing(s.admitted, true);
         auto& usual = s.queue->callables;
         if (!usual.are_short()) leave_watch(stay);
-        keep_watch();  // over what is in flight already: the callable may take its time
+        keep_watch();  // another thread watches the work in flight: the callable may take long
         try {
             if constexpr (batches<Stream>::turns) await_turn(lock, s.admitted, *s.stream);
         } catch (...) {
@@ -538,10 +558,11 @@ private:
         batches_.mark_others(a, stream);
         if (batches_.fits_beside(a, stream)) return;
         end_batches(lock, nullptr, false);
-        std::uint64_t after = 0;  // once round, though others do the same
+        std::uint64_t after = 0;  // considers each batch once, even if other threads mark them, too
         while (auto* const b = turn_before<Stream>(batches_.all(), after, a, stream)) {
             after = b->order;
-            // An end that was recorded; or, where somebody is just enqueuing more, one that is to be.
+            // The end of that batch, if recorded. Otherwise a thread is enqueuing into the batch,
+            // and a point is recorded now.
             std::optional<point> end;
             if (const auto* const ended = b->ended()) end = ended->end;
             typename batch<Stream>::handle_type open{};
@@ -555,14 +576,15 @@ private:
                 open = {};
                 lock.lock();
                 for (auto& other : batches_.all())
-                    if (other.followed_on == &stream) other.followed_on = nullptr;  // it doesn't wait after all
+                    // The stream doesn't wait after all.
+                    if (other.followed_on == &stream) other.followed_on = nullptr;
                 throw;
             }
-            open = {};  // perhaps the last of its stream: not under the lock
+            open = {};  // may be the stream's last handle: destroyed under no lock
             lock.lock();
         }
     }
-    // Records none if a point can't be recorded now, for example during a capture. A later thread
+    // Returns no point if none can be recorded now, for example during a capture. A later thread
     // tries again.
     template <class Handle>
     [[nodiscard]] static std::optional<point> recorded(const Handle& open) noexcept {
@@ -573,7 +595,7 @@ private:
         }
     }
 
-    // Records the ends of batches that somebody wants. Returns whether there were any.
+    // Records the ends of batches that a thread wants. Returns whether any were recorded.
     bool end_batches(lock_type& lock, const submission* wanted, bool quiet) noexcept {
         bool any = false;
         if constexpr (shares_points) {
@@ -591,7 +613,7 @@ private:
                 batches_.ended(i, *std::move(end));
                 any = true;
                 lock.unlock();
-                handle = {};  // perhaps the last of its stream
+                handle = {};  // may be the stream's last handle
                 lock.lock();
             }
         }
@@ -600,25 +622,25 @@ private:
 
     // ---- charge, tell
 
-    // What the members of one batch have in common when its end is reached.
+    // The facts that all members of a batch share when its end is reached.
     struct settling {
         const observation& seen;
         charges charged;
         point end;
         instant pending_at;  // when the end was last seen pending
-        bool may_shrink;     // others are in flight that may have shared the time
-        bool written_off;    // its members have been told already
+        bool may_shrink;     // work in flight may have shared the time
+        bool written_off;    // its members were reported as stuck already
         bool logged;
-        const client_settings& owner;  // if it is logged
+        const client_settings& owner;  // used only for the log
     };
 
-    // The end of `b` is reached: its members are charged, and threads that wait for them are told.
+    // Charges the members of `b`, whose end is reached, and wakes the threads that wait for them.
     void settle(batch<Stream>& b, const observation& seen) noexcept {
         auto& client = clients_.queue(b.client);
         // Reading the clock costs a good part of a permit. While no submission waits, nothing else
         // is in flight and one level is in use, the time of an earlier end serves. When others
         // come, work in flight looks longer by up to `some` ends and the pauses between them. So
-        // the first bounds that they are told may be too long, never too short.
+        // the first bounds that the newcomers get may be too long, never too short.
         constexpr std::uint64_t some = 16;
         if (b.order % some == 1 || batches_.in_use().size() > 1 || core_.num_waiting() > 0 || core_.several_levels())
             last_end_ = clock_.now();
@@ -626,7 +648,7 @@ private:
         const auto give_back = [this](client_id c, ns shared) { core_.give_back(c, shared); };
         auto& ended = *b.ended();
         const bool logged = log_.on();
-        // In place: a copy of the charges cost a tenth of a permit.
+        // Built in place: a copy of the charges costs a tenth of a permit.
         settling of{.seen = seen,
                     .charged = charge_for(seen, meter_, client.enqueue_time, give_back),
                     .end = std::move(ended.end),
@@ -652,7 +674,7 @@ private:
         }
         settle_charges();
     }
-    // Charges one member its part. Returns how it went.
+    // Charges one member its part. Returns the status of its work.
     errc complete(submission& s, const charges::part& part, const settling& of) noexcept {
         const auto code = s.status != errc::none ? s.status : status_of(s.own, of.end);
         const bool asked_for = s.queued || (s.has_holder() && !s.told);
@@ -683,9 +705,8 @@ private:
         return code;
     }
     // How late the end was noticed. If points don't say when they were reached, this is the longest
-    // possible delay: since the end was last seen pending, or its work was enqueued. On another
-    // clock than the device's, the delay says nothing: it is cut to the length, and changes
-    // nothing.
+    // possible delay: since the end was last seen pending, or its work was enqueued. If the clock
+    // isn't the device's, the delay is meaningless. It is cut to the length and so has no effect.
     [[nodiscard]] static ns noticed([[maybe_unused]] const submission& s, [[maybe_unused]] const settling& of,
                                     instant now) noexcept {
         if (now <= instant{}) return ns{0};
@@ -713,7 +734,7 @@ private:
         if (!s.error && !s.on_done) return pool_->drop(s);
         tell(s);
     }
-    // The same for a permit, of which there is somebody to tell only as long as it has a holder.
+    // The same for a permit, which is reported only while it has a holder.
     void finish_permit(submission& s, errc status, ns device_time) noexcept {
         if (s.error || s.has_holder()) say_done(s, status, device_time);
         if (s.error) tell(s);
@@ -730,13 +751,13 @@ private:
         s.level = s.queue->own_level;
         if (s.queued) s.level = std::max(s.level, s.facts.head.level);
         ++s.queue->untold;
-        told_.add(s);  // the user's code, or its destructor: not under the lock
+        told_.add(s);  // the callback or its destructor is user code: called under no lock
     }
 
     // Runs callbacks, in one thread at a time, so that a callback whose submission completes at
     // once isn't called from within itself. A thread that has stayed for long leaves the rest to a
     // sleeping thread or, after one callback, to the next thread that comes. Without that one
-    // callback, no callback might ever run if all threads that come have a long callable to run.
+    // callback, no callback might ever run if each thread that comes has a long callable to run.
     void call_back(lock_type& lock, need& stay) noexcept {
         const typename callback_queue<Stream>::turn turn(told_);
         if (!turn) return;
@@ -777,14 +798,15 @@ private:
         return stay.done() || (stay.stop != nullptr && stay.stop->stop_requested()) ||
                (stay.deadline != never && clock_.now() >= stay.deadline);
     }
-    // Whether the calling thread leaves this one, which is next, to another.
+    // Whether the calling thread leaves `next`, whose turn it is, to another thread.
     [[nodiscard]] bool leaves(const submission& next, need& stay) noexcept {
         if (!next.queued || &next == stay.own) return false;
         if (!is_met(stay)) {
             stay.since = never;
             return false;
         }
-        // A callable that is known to take long is for a thread that waits in here, if there is one.
+        // A callable that is known to take long is left to a thread that waits in the limiter, if
+        // there is one.
         if (!sleepers_.empty() && next.queue->callables.are_long()) return true;
         return !is_short(stay);
     }
@@ -806,8 +828,8 @@ private:
     [[nodiscard]] auto attendants() const noexcept {
         return [this](client_id c) noexcept { return clients_.queue(c).attendant; };
     }
-    // A thread that leaves, or brings work, calls a sleeping thread, unless one of them wakes up in
-    // time by itself.
+    // Makes sure that a thread watches. A thread that leaves, or brings work, calls a sleeping
+    // thread, unless one of these wakes up in time by itself.
     void keep_watch() noexcept {
         if (sleepers_.empty()) return;
         if (ready_left_) return sleepers_.call_one(instant::min());
@@ -821,11 +843,12 @@ private:
 
     // ---- faults, and other ways to end without having run
     //
-    //   dismiss          one that waits: it is late, or its holder cancels it
-    //   cancel_waiting   all that wait of a client: it closes, or its work isn't admitted any more
-    //   leave_queue      one that waits at the gate: its thread waits no longer
-    //   turn_away        what becomes of each at the gate, whose thread gives the record back; end_unrun: of a queued one
-    //   cancel           one that was admitted, of which nothing was enqueued (above)
+    //   dismiss          a waiting submission that is late, or that its holder cancels
+    //   cancel_waiting   all waiting submissions of a client that closes or is refused
+    //   leave_queue      a waiting submission at the gate whose thread stops waiting
+    //   turn_away        the end at the gate, where the thread gives the record back
+    //   end_unrun        the end in the queue
+    //   cancel           an admitted submission of which nothing was enqueued (above)
 
     void give_up_stuck() noexcept {
         if (core_.options().stuck_after <= ns{0}) return;
@@ -834,8 +857,9 @@ private:
             faulty_ = true;
             if (s.queued) {
                 s.told = true;
-                s.owners.fetch_add(
-                    1, std::memory_order_relaxed);  // its batch keeps it; it is ours, so nobody drops the last
+                // An owner for its batch; relaxed: the limiter is an owner too, so no other thread
+                // drops the last one.
+                s.owners.fetch_add(1, std::memory_order_relaxed);
                 finish(s, errc::stuck);
             } else if (s.has_holder()) {
                 s.told = true;
@@ -857,7 +881,7 @@ private:
     void cancel_faulty(lock_type& lock) noexcept {
         faulty_ = false;
         auto& queues = clients_.queues();
-        for (std::size_t i = 0; i < queues.size(); ++i)  // there may be more of them after each
+        for (std::size_t i = 0; i < queues.size(); ++i)  // others may add queues during each call
             if (const submission* const first = clients_.any_waiting(queues[i]))
                 if (const auto why = clients_.refusal(first->client); why != errc::none)
                     cancel_waiting(lock, queues[i], why);
@@ -868,8 +892,9 @@ private:
         while (submission* const s = clients_.withdraw_first(client)) {
             core_.count_cancelled(s->client, why);
             if (s->queued) {
-                s->at.store(submission_stage::admitted, std::memory_order_relaxed);  // it waits no more
-                ++client.untold;  // until it is complete: a close waits for it
+                // It waits no more.
+                s->at.store(submission_stage::admitted, std::memory_order_relaxed);
+                ++client.untold;  // until the submission has ended: a close waits for that
                 cancelled.push(*s);
             } else {
                 turn_away(*s, why);
@@ -877,39 +902,40 @@ private:
         }
         while (submission* const s = cancelled.pop()) end_unrun(lock, *s, why);
     }
-    // At the gate: its thread gives the record back.
+    // Ends a submission at the gate. Its thread gives the record back.
     void turn_away(submission& s, errc why) noexcept {
         s.status = why;
         s.at.store(submission_stage::done, std::memory_order_release);
         sleepers_.wake(s);
     }
     void end_unrun(lock_type& lock, submission& s, errc why) noexcept {
-        lock.unlock();  // the callable is the user's, its destructor too
+        lock.unlock();  // the destructor of the callable is user code
         s.work.reset();
         lock.lock();
-        auto& client = *s.queue;  // finish() may give the record back
+        auto& client = *s.queue;  // read before finish(), which may give the record back
         finish(s, why);
         --client.untold;
         tell_of_end(client);
     }
-    // The submission waits no longer, and makes room for threads that wait for room.
+    // Takes the submission out of the queue, and wakes threads that wait for room.
     void leave_queue(submission& s) noexcept {
         clients_.withdraw(s, policy_time());
         if (s.queue->waits_for_room > 0) sleepers_.wake_all();
     }
-    // One that waits is over, without having run.
+    // Ends a waiting submission, which never runs.
     void dismiss(lock_type& lock, submission& s, errc why) noexcept {
         core_.count_cancelled(s.client, why);
         leave_queue(s);
         if (!s.queued) return turn_away(s, why);
         s.at.store(submission_stage::admitted, std::memory_order_relaxed);  // it waits no more
-        ++s.queue->untold;                                                  // as in cancel_waiting()
+        // As in cancel_waiting().
+        ++s.queue->untold;
         end_unrun(lock, s, why);
     }
 
     mutable std::mutex mutex_;
     Clock clock_;
-    limiter_core<Policy> core_;  // of which the queues below tell what waits
+    limiter_core<Policy> core_;  // learns from `clients_` which submissions wait
     admissions<Stream, Policy> clients_;
     batches<Stream> batches_;
     observer<Stream> observer_;
@@ -917,20 +943,23 @@ private:
     submission_log<Stream> log_;
     typename device_watch<Stream, Clock>::sleeping_threads sleepers_;
     device_watch<Stream, Clock> watch_{batches_, observer_, sleepers_};
-    instant last_end_{};  // that was noticed, or one of the latest before that: see settle()
-    // Batches: once these have ended, what was charged before the latest of them is settled.
+    // When the latest end, or one shortly before it, was noticed; see settle().
+    instant last_end_{};
+    // The order of a batch: once all batches up to it have ended, earlier charges are settled.
     std::uint64_t settles_after_ = 0;
-    std::uint32_t num_present_ = 0;  // threads that drive, or are about to
-    bool asking_ = false;            // a thread asks the device, for all
+    std::uint32_t num_present_ = 0;  // threads that drive or wait
+    bool asking_ = false;            // a thread is asking the device, for all threads
     std::condition_variable asked_, enqueued_;
     std::uint32_t num_abandoning_ = 0;  // threads that wait for a callable to return
-    bool ready_left_ = false;           // a thread left something that can go, or be told, to another
+    // A thread left a submission or a callback to another thread.
+    bool ready_left_ = false;
     callback_queue<Stream> told_;
-    bool faulty_ = false;  // somebody's work isn't admitted any more, and may wait
+    bool faulty_ = false;  // submissions of a client whose work isn't admitted any more may wait
     std::shared_ptr<submission_pool<Stream>> pool_ = std::make_shared<submission_pool<Stream>>();
 };
 
-// Out of the class, and so without `inline`: an `extern template` stops compilers from instantiating them.
+// Defined out of the class and without `inline`, so that an `extern template` keeps other
+// translation units from instantiating them.
 
 template <timeline Stream, clock Clock, compute_policy Policy>
 limiter_engine<Stream, Clock, Policy>::limiter_engine(limiter_options options, Clock time, Policy policy)
@@ -1030,7 +1059,7 @@ void limiter_engine<Stream, Clock, Policy>::place(submission& s, Stream& stream)
     lock_type lock(mutex_);
     if (batches_.any_due(now)) {
         need stay;
-        stay.beyond = ns{0};  // its own work comes first
+        stay.beyond = ns{0};  // the caller's own work comes first
         stay.called = true;
         drive(lock, look::if_due, stay);
         now = batch_time();
@@ -1059,7 +1088,7 @@ void limiter_engine<Stream, Clock, Policy>::enqueued_by_holder(submission& s, er
     if (shares_points && s.needs_end) s.enqueue_ended = batch_time();
     if (!batches_.announce_enqueued(s) && status != errc::device_lost) return;
     lock_type lock(mutex_);
-    end_batches(lock, nullptr, !sleepers_.empty());  // who sleeps needs a point to watch
+    end_batches(lock, nullptr, !sleepers_.empty());  // a sleeping thread needs a point to watch
     if (status == errc::device_lost) drive(lock, look::now);
     keep_watch();
     batches_.keep_awaiting(!sleepers_.empty());
@@ -1075,7 +1104,7 @@ void limiter_engine<Stream, Clock, Policy>::take_back(submission& s) noexcept {
 template <timeline Stream, clock Clock, compute_policy Policy>
 void limiter_engine<Stream, Clock, Policy>::give_back(submission& s) noexcept {
     lock_type lock(mutex_);
-    s.owners.store(1, std::memory_order_relaxed);  // under the mutex
+    s.owners.store(1, std::memory_order_relaxed);  // relaxed: under the mutex
     cancel(s);
     drive(lock, look::now);
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Observes the work in flight: which batch's end is reached, when its work was on the device, and which points are to
-// be watched. It asks the device as little as it can, since a query may cost as much as a launch.
+// Observes the work in flight: which batches' ends are reached, when their work was on the device,
+// and which points to watch. It asks the device as little as it can, since a query may cost as much
+// as a launch.
 //
 //   detail::observer<stream> device;
 //   for (typename point_questions<point>::type ask; auto* const b = device.next_done(batches, now, true, &ask);)
@@ -34,12 +35,13 @@ namespace detail {
 /// it: `questions`, with the same members.
 template <timeline_point Point>
 struct one_by_one {
-    /// The device time between the two if `end` is reached. `begin` comes before it on the same device.
+    /// The device time between the two points if `end` is reached. `begin` comes before `end` on
+    /// the same device.
     [[nodiscard]] static std::optional<ns> span(const Point& begin, const Point& end) noexcept {
         if (!end.reached()) return std::nullopt;
         return elapsed(begin, end);
     }
-    /// The device time from one to the other, both reached; negative if `b` comes first.
+    /// The device time from `a` to `b`, both reached; negative if `b` comes first.
     [[nodiscard]] static ns between(const Point& a, const Point& b) noexcept { return elapsed(a, b); }
 };
 template <timeline_point Point>
@@ -57,7 +59,8 @@ struct point_questions<Point> {
 template <timeline Stream>
 inline constexpr bool asks_unlocked = shared_timeline<Stream>;
 
-/// Places the spans between points of one device on one axis, which begins with the first span. A value.
+/// Places the spans between points of one device on one axis, which begins with the first span. A
+/// value.
 template <timeline_point Point>
 class device_axis {
 public:
@@ -75,7 +78,7 @@ public:
         const auto to = at_ + between(latest_, end).count();
         return {to - length.count(), to};
     }
-    /// `span` ends with this point. Later spans are placed by the latest end of all.
+    /// Notes that `span` ends at this point. Later spans are placed by the latest end of all.
     void follow(interval span, const Point& end) {
         if (span.end <= span.begin || span.end <= at_) return;
         latest_ = end;
@@ -84,11 +87,11 @@ public:
 
 private:
     Point latest_{};
-    ns::rep at_ = 0;  // where that is
+    ns::rep at_ = 0;  // where the latest end lies on the axis
     bool known_ = false;
 };
 
-/// Under the limiter's mutex, but for ask().
+/// Every function but ask() is called under the limiter's mutex.
 template <timeline Stream>
 class observer {
 public:
@@ -103,8 +106,8 @@ public:
     }
 
     /// Among the batches whose end is reached, the one that ended first; null if there is none.
-    /// Never blocks. Asks only for the oldest batch of each stream. Unless it is to look `anyway`,
-    /// it asks for no batch that is predicted to take longer. Without `ask`, it considers only
+    /// Never blocks. Asks the device only about the oldest batch of each stream and, without
+    /// `anyway`, only if the batch is predicted to be done. Without `ask`, it considers only
     /// batches already found to be reached (note).
     [[nodiscard]] batch* next_done(batches<Stream>& all, instant now, bool anyway, questions* ask) noexcept {
         batch* first = nullptr;
@@ -129,10 +132,11 @@ public:
         return first;
     }
 
-    // ---- the same with questions under no lock, by one thread at a time, from choose() until next_done() gives no more
+    // ---- the same with questions under no lock, by one thread at a time, from choose() until
+    // next_done() returns null
 
     /// Chooses the batches to query, as next_done() does, up to the batch of order `newest`. False
-    /// if there is none. Without memory for all, it chooses some.
+    /// if there is none. If memory runs out, it chooses only some.
     [[nodiscard]] bool choose(batches<Stream>& all, instant now, bool anyway, std::uint64_t newest) noexcept {
         asked_.clear();
         try {
@@ -143,16 +147,16 @@ public:
                                                      all.is_oldest(b))
                     asked_.push_back({at, b.order, b.begin, e->end, b.timed == batch::timing::placed, b.when, false});
             }
-        } catch (const std::bad_alloc&) {  // the first fitted
+        } catch (const std::bad_alloc&) {  // keeps those for which memory sufficed
         }
         return !asked_.empty();
     }
-    /// Asks. Under no lock.
+    /// Asks the device about the chosen batches. Call under no lock.
     void ask() noexcept {
         questions ask;
         for (auto& q : asked_) q.reached = place(q.begin, q.end, q.placed, q.when, ask);
     }
-    /// Takes note of the answers. `now`: when it was chosen.
+    /// Notes the answers. `now`: the time of choose().
     void note(batches<Stream>& all, instant now) noexcept {
         for (auto& q : asked_) {
             const auto in_flight = all.in_use();
@@ -168,10 +172,11 @@ public:
         asked_.clear();
     }
 
-    /// The observation of the batch that next_done() gave last.
+    /// The observation of the batch that next_done() returned last.
     [[nodiscard]] const observation& seen() const noexcept { return seen_; }
 
-    /// Calls `f(submission)` for what has been first on its stream for longer than `limit`, once.
+    /// Calls `f(submission)`, once each, for submissions that have been first on their stream for
+    /// longer than `limit`.
     template <std::invocable<submission&> F>
     void find_stuck(batches<Stream>& all, instant now, ns limit, F f) noexcept {
         for (auto& b : all.all()) {
@@ -186,8 +191,9 @@ public:
 
     // ---- the watch: which points to look at, for one thread at a time
 
-    /// The ends of enqueued work at which no thread looks that waits for the work; they are valid
-    /// until the next call. Without memory for all, some of them; any_unknown() tells.
+    /// Begins the watch. Returns the ends at which no thread looks that waits for their work. The
+    /// points are valid until the next call. If memory runs out, only some are returned, and
+    /// any_unknown() is true.
     [[nodiscard]] std::span<const point> begin_watch(batches<Stream>& all) noexcept {
         const auto in_flight = all.all();
         watching_ = true;
@@ -201,19 +207,20 @@ public:
                 watched_.push_back(e->end);
                 e->watched = true;
             }
-        } catch (const std::bad_alloc&) {  // the first fitted
+        } catch (const std::bad_alloc&) {  // keeps those for which memory sufficed
         }
         return watched_;
     }
-    /// A thread looked at these batches, or at the end of `own`, and none was reached at `then`.
+    /// Notes that at `then` none of the points at which a thread looked was reached: the watched
+    /// ends if `watched`, and the end of `own` if given.
     static void none_reached_at(batches<Stream>& all, bool watched, const submission* own, instant then) noexcept {
         for (auto& b : all.in_use())
             if (auto* const e = b.ended();
                 e != nullptr && ((watched && e->watched) || (own != nullptr && b.holds(own))))
                 e->pending_at = std::max(e->pending_at, then);
     }
-    /// Whether there is a point that isn't among these and at which no thread looks: it is new, or
-    /// was only just recorded, or the thread that looked at it is gone.
+    /// Whether there is a point outside the watch at which no thread looks: it was recorded since,
+    /// or the thread that looked at it is gone.
     [[nodiscard]] bool any_unknown(batches<Stream>& all) const noexcept {
         return all.any_ended() && any_where(all.in_use(), [](const batch& b) {
                    const auto* const e = b.ended();
@@ -226,7 +233,7 @@ public:
         watching_ = false;
         return std::exchange(missed_, false);
     }
-    /// Whether there is a point at which no thread looks that waits for its work. Work of `mine`
+    /// Whether there is a point at which no thread that waits for its work looks. Work of `mine`
     /// doesn't count, nor that of clients for whose work a thread `is_expected` to wait soon.
     template <std::predicate<client_id> F>
     [[nodiscard]] static bool any_unwatched(batches<Stream>& all, const submission* mine, F is_expected) noexcept {
@@ -235,7 +242,7 @@ public:
                           (mine == nullptr || !b.holds(mine));
                });
     }
-    /// The end of this one's batch, if there is a point for it.
+    /// The point at the end of the batch of `s`, if it is recorded.
     [[nodiscard]] static std::optional<point> end_of(batches<Stream>& all, const submission* s) noexcept {
         if (s != nullptr)
             for (const auto& b : all.all())
@@ -246,14 +253,14 @@ public:
 private:
     struct question {
         std::size_t batch;
-        std::uint64_t order;  // tells whether it is still the same
+        std::uint64_t order;  // tells whether the record still is the same batch
         point begin, end;
         bool placed;
         interval when;
         bool reached;
     };
 
-    // Whether `end` is reached; then, when the work was on the device.
+    // Returns whether `end` is reached, and sets `when` to the work's time on the device.
     [[nodiscard]] bool place(const point& begin, const point& end, bool placed, interval& when,
                              questions& ask) noexcept {
         const auto length = ask.span(begin, end);
@@ -262,8 +269,8 @@ private:
         when = placed ? interval{when.begin, when.begin + length->count()} : axis_.place(begin, end, *length, between);
         return true;
     }
-    // Records when its work was on the device. A batch that begins where this one ends is placed
-    // with it.
+    // Records when the work of `b` was on the device. This also places a batch that begins where
+    // `b` ends.
     static void found(batches<Stream>& all, batch& b, interval when) noexcept {
         b.when = when;
         b.timed = batch::timing::found;
@@ -276,7 +283,7 @@ private:
                     }
     }
 
-    // What was seen of this one.
+    // Sets `seen_` to the observation of `b`.
     void describe(batches<Stream>& all, const batch& b) noexcept {
         const auto& end = b.ended()->end;
         auto& seen = seen_;
@@ -304,10 +311,11 @@ private:
     // known.
     [[nodiscard]] std::optional<interval> span_up_to_next(batches<Stream>& all, const batch& b) noexcept {
         const batch* const next = all.next_on_stream(b);
-        // The thread that enqueues the next batch may not have reported yet where it began, or it
-        // never came.
+        // The thread that enqueues the next batch hasn't reported where that batch began, or never
+        // will.
         if (next != nullptr && next->timed == batch::timing::unknown) return std::nullopt;
-        // Or it began behind the end all the same, on another thread.
+        // No batch overlaps: there is none behind, or another thread's began behind the end all the
+        // same.
         if (next == nullptr || !next->begin.reached() || elapsed(next->begin, b.ended()->end) < ns{0}) {
             axis_.follow(b.when, b.ended()->end);
             return b.when;
@@ -319,11 +327,12 @@ private:
     }
 
     device_axis<point> axis_;
-    observation seen_;  // here and not on the stack: to clear and copy it cost as much as all else of the charge
+    // A member, because clearing and copying it on the stack costs as much as the rest of charging.
+    observation seen_;
     std::vector<point> watched_;
     std::vector<question> asked_;
     bool watching_ = false;
-    bool missed_ = false;  // by the watch: one that isn't among its points
+    bool missed_ = false;  // an end outside the watched points was reached during the watch
 };
 
 }  // namespace detail

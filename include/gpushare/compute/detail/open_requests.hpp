@@ -21,10 +21,10 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// A value without allocations. Times never go back.
+/// A value without allocations. Arrival times must not decrease.
 class open_requests {
 public:
-    /// A request is there.
+    /// A request arrived.
     void arrived(instant now) noexcept {
         if (used_ == arrivals_.size()) {
             ++arrivals_.back().requests;
@@ -32,7 +32,7 @@ public:
             arrivals_[used_++] = {now, 1};
         }
     }
-    /// A request that arrived at `came` is over. Does nothing if none did.
+    /// A request that arrived at `came` is over. Does nothing if there is no such request.
     void left(instant came) noexcept {
         std::size_t n = used_;
         while (n != 0 && arrivals_[n - 1].at > came) --n;
@@ -40,7 +40,7 @@ public:
         for (--used_; n <= used_; ++n) arrivals_[n - 1] = arrivals_[n];
     }
     [[nodiscard]] bool any() const noexcept { return used_ != 0; }
-    /// When the first one arrived, if there is any.
+    /// When the earliest open request arrived; instant{} if there is none.
     [[nodiscard]] instant first() const noexcept { return any() ? arrivals_.front().at : instant{}; }
 
 private:

@@ -28,35 +28,36 @@ namespace detail {
 /// The generic cell rate algorithm (ITU-T I.371), which needs one point in time where a token
 /// bucket needs two numbers.
 struct pacer {
-    /// So much of the time in which it waited and wasn't served is kept for it, whatever the reason.
+    /// Up to this much of the time in which the client waited is kept for it, whatever the reason
+    /// for the wait.
     static constexpr ns catch_up{5'000'000};
-    /// The most that is kept for it of a wait for others' work: several long calls.
+    /// At most this much of a wait for others' work is kept: the time of several long calls.
     static constexpr ns most_kept{100'000'000};
 
-    std::int64_t per_million = 1'000'000;  // of the device's time; 0 counts as 1
-    instant from{};                        // entitled from then on
-    instant spent_at{};                    // when it was last served, or began to want device time
-    ns all_had{};                          // the device time that all had had by then
+    // The rate, in millionths of the device's time; 0 counts as 1.
+    std::int64_t per_million = 1'000'000;
+    instant from{};      // from then on the client may have device time
+    instant spent_at{};  // when it was last served, or began to want device time
+    ns all_had{};        // the device time of all clients until `spent_at`
 
     [[nodiscard]] bool entitled(instant now) const noexcept { return from <= now; }
-    /// The client wants device time again: the time before isn't kept for it. `all`: the device
+    /// The client wants device time again. Time before this isn't kept for it. `all`: the device
     /// time of all clients so far, including its own.
     void begin(instant now, ns all = {}) noexcept {
         from = std::max(from, now);
         spent_at = now;
         all_had = all;
     }
-    /// It is served, and this is the prediction.
+    /// The client is served work that is predicted to cost this much.
     void spend(ns cost, instant now) noexcept {
         from = std::max(from, now - catch_up);
         adjust(cost);
     }
-    /// The same, if the time for which the client waited for others is kept for it. `all`: as in
-    /// begin().
+    /// The same, and keeps the time for which the client waited for others. `all`: as in begin().
     void spend(ns cost, instant now, ns all) noexcept {
-        // Its own work is among that, and has cost it more.
+        // This includes the client's own work, which has moved `from` by at least as much.
         const ns waited = std::min(all - all_had, now - spent_at);
-        const ns kept = std::max(spent_at - from, ns{0});  // of earlier waits
+        const ns kept = std::max(spent_at - from, ns{0});  // time kept from earlier waits
         from = std::max(from, now - std::clamp(saturating_add(kept, waited), catch_up, most_kept));
         spent_at = now;
         all_had = all;
@@ -68,21 +69,21 @@ struct pacer {
         const ns whole = lasts(delta);
         from = whole < ns{0} ? std::max(from + whole, long_ago) : saturating_add(from, whole);
     }
-    /// Another rate: what it has had beyond the old one, it makes up for at the new one.
+    /// Changes the rate. The client pays back time beyond the old rate at the new rate.
     void change(std::int64_t rate, instant now) noexcept {
         const ns before = beyond(now);
         per_million = rate;
         from = std::min(from, now) + lasts(before);
     }
-    /// How long the client takes to earn this device time. An hour at once exceeds any kernel, and
-    /// still fits at a rate of a millionth.
+    /// How long the client takes to earn this device time. Cut to an hour, which exceeds any kernel
+    /// and doesn't overflow at a rate of a millionth.
     [[nodiscard]] ns lasts(ns device_time) const noexcept {
         constexpr std::int64_t most = 3'600'000'000'000;
         const auto cost = std::clamp<std::int64_t>(device_time.count(), -most, most);
         const auto rate = std::max<std::int64_t>(per_million, 1);
         return ns{cost / rate * 1'000'000 + cost % rate * 1'000'000 / rate};
     }
-    /// The device time that it has had beyond its cap.
+    /// The device time that the client has had beyond its cap.
     [[nodiscard]] ns beyond(instant now) const noexcept {
         if (from <= now) return ns{0};
         const auto ahead = static_cast<double>((from - now).count()) * static_cast<double>(per_million) / 1e6;
@@ -90,13 +91,14 @@ struct pacer {
     }
 };
 
-/// A quota: so much device time in each period. It comes back evenly, and up to one period's is
-/// saved. A value, with the same algorithm as pacer's, by the quota itself instead of a rate,
-/// because a millisecond an hour is no whole number of millionths.
+/// A quota of device time for each period. Device time comes back evenly, and at most one period's
+/// quota is saved up. A value, with the same algorithm as pacer's, by the quota itself instead of a
+/// rate, because a millisecond an hour is no whole number of millionths.
 struct refill {
-    ns time{};                      // 0: nothing comes back
-    ns each{};                      // 0: there is no quota
-    instant from = instant::min();  // entitled from then on; a new client has a whole quota
+    ns time{};  // the quota; 0: no time comes back
+    ns each{};  // the period; 0: there is no quota
+    // From then on the client may have device time; a new client has a whole quota.
+    instant from = instant::min();
 
     [[nodiscard]] bool is_set() const noexcept { return each > ns{0}; }
     [[nodiscard]] bool entitled(instant now) const noexcept { return from <= now; }
@@ -122,7 +124,7 @@ private:
     [[nodiscard]] ns beyond(instant now) const noexcept {
         return from <= now || !is_set() ? ns{0} : scaled(from - now, time, each);
     }
-    // Rounded up, and bounded by some 30 years.
+    // `what` x `by` / `over`, rounded up, and bounded by some 30 years.
     [[nodiscard]] static ns scaled(ns what, ns by, ns over) noexcept {
         const double whole =
             static_cast<double>(what.count()) * static_cast<double>(by.count()) / static_cast<double>(over.count());

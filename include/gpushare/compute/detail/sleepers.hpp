@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The threads that sleep inside a compute limiter, each until its submission is done. If no thread watches the device,
-// the one that has slept longest also wakes up when the limiter itself has something to do. A part of
-// compute_limiter.hpp.
+// The threads that sleep inside a compute limiter, each until its submission is done. If no thread
+// watches the device, the thread that has slept longest also wakes up when the limiter itself has
+// something to do. A part of compute_limiter.hpp.
 //
 //   detail::sleepers<work, interrupt> threads;
 //   threads.sleep(lock, &work, now, deadline, resume_at);      // until woken, or one of the two times
 //   threads.wake(work);      threads.wake_all();      threads.call_one(by);
 //
-// A thread that looks at points of the device for as long as that may take sleeps there, and is
-// woken by an interrupt of that wait:
+// A thread that looks at points of the device without a time limit sleeps in that wait. An
+// interrupt of the wait wakes it:
 //
 //   decltype(threads)::at_points me(threads, &work, true, deadline);
 //   lock.unlock();    point::wait_any(points, deadline, me.interrupt());
@@ -29,9 +29,10 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// How long the watching thread looks at the points that it knew when it started, before it looks
-/// for new points and for a stop request. The end of each slice costs a wake-up, and its timer
-/// nearly as much. So the slice grows while no unknown work comes and ends meanwhile.
+/// A time slice of the watching thread: how long it looks at the points that it knows, before it
+/// looks for new points and for a stop request. The end of each slice costs a wake-up, and its
+/// timer nearly as much. So the slice grows as long as no unknown work comes and ends during a
+/// slice.
 class watch_slice {
 public:
     static constexpr ns shortest = std::chrono::microseconds(250), longest = 4 * shortest;
@@ -46,8 +47,8 @@ public:
         length_ = missed ? shortest : std::min(2 * length_, longest);
         quiet_ = came ? 0 : std::min(quiet_ + 1, looks);
     }
-    /// Whether lately nothing came during a look. Then a look needs no time limit if an arrival
-    /// wakes the thread.
+    /// Whether no work came during the latest looks. Then a look needs no time limit, provided that
+    /// an arrival wakes the thread.
     [[nodiscard]] bool is_quiet() const noexcept { return quiet_ == looks; }
 
 private:
@@ -70,7 +71,7 @@ struct interrupt_of<Point> {
     using type = typename Point::interrupt;
 };
 
-/// Every call under one mutex.
+/// Every call is made under one mutex.
 template <class Work, class Interrupt>
 class sleepers {
     struct sleeper {
@@ -78,7 +79,7 @@ class sleepers {
         const Work* waits_for = nullptr;
         std::thread::id thread = std::this_thread::get_id();
         instant until = never;
-        Interrupt* points = nullptr;  // it looks at some
+        Interrupt* points = nullptr;  // interrupts its wait, if it looks at points
         std::condition_variable woken{};
 
         void wake() noexcept {
@@ -90,7 +91,8 @@ class sleepers {
     };
 
 public:
-    /// The calling thread, while it looks at points, `until` then at the latest. `watches`: for all.
+    /// Registers the calling thread while it looks at points, until `until` at the latest.
+    /// `watches`: it watches for all.
     class at_points {
     public:
         at_points(sleepers& all, const Work* waits_for, bool watches, instant until) noexcept : all_(&all) {
@@ -115,7 +117,8 @@ public:
         sleeper self_{};
     };
 
-    /// Returns once it is woken, at the deadline, or, in one of them, at `resume_at`; at times before.
+    /// Returns once the thread is woken or at the deadline, and in one of the sleeping threads at
+    /// `resume_at`. May return early.
     void sleep(std::unique_lock<std::mutex>& lock, const Work* waits_for, instant now, instant deadline,
                instant resume_at) {
         sleeper self;
@@ -146,13 +149,14 @@ public:
         return false;
     }
 
-    /// Wakes the one that has slept longest, unless one of them wakes up by then by itself.
+    /// Wakes the thread that has slept longest, unless a thread wakes up by itself at `by` or
+    /// earlier.
     void call_one(instant by) noexcept {
         auto* const first = threads_.front();
         if (first != nullptr && !any_wakes_by(by)) first->wake();
     }
 
-    /// When the thread that watches looks up by itself; the least instant if it does now and then.
+    /// When the watching thread looks up by itself; the least instant if it works in slices.
     [[nodiscard]] instant watcher_until() const noexcept {
         return watcher_ != nullptr ? watcher_->until : instant::min();
     }
@@ -166,7 +170,7 @@ private:
     }
 
     fifo<sleeper> threads_;
-    sleeper* watcher_ = nullptr;  // if it is among them
+    sleeper* watcher_ = nullptr;  // the watching thread, if it is registered
 };
 
 }  // namespace detail

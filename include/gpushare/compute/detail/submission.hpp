@@ -32,8 +32,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// The exception that work with this outcome threw on the device, or work before its end, which is
-/// reached; only if the device keeps it.
+/// The exception of failed work, if the device keeps exceptions: of the work with this outcome, or
+/// of work before the point `end`, which is reached.
 template <class Outcome, timeline_point Point>
 [[nodiscard]] std::exception_ptr thrown_by(const Outcome& own, const Point& end) noexcept {
     if constexpr (requires { std::exception_ptr(own.exception()); })
@@ -44,7 +44,8 @@ template <class Outcome, timeline_point Point>
         return nullptr;
 }
 
-/// Names the timeline of `s`: by itself where it has a name, or else by where the stream object is.
+/// The name of the stream's timeline: its own name or, if the stream has none, the address of the
+/// stream object.
 template <timeline Stream>
 [[nodiscard]] std::uint64_t timeline_of(const Stream& s) noexcept {
     if constexpr (shared_timeline<Stream>)
@@ -53,7 +54,7 @@ template <timeline Stream>
         return reinterpret_cast<std::uintptr_t>(&s);
 }
 
-/// For streams that don't note what is launched.
+/// For streams that don't note launches.
 struct no_launch_notes {
     explicit no_launch_notes(const auto&) noexcept {}
     [[nodiscard]] static sm_fill found() noexcept { return {}; }
@@ -87,7 +88,7 @@ sm_fill run_work(Stream& s, F& work) {
 
 enum class submission_stage : std::uint8_t { waiting, admitted, done };
 
-/// How far enqueuing came: nothing is on the stream; the work is, without the point at its end; all of it is.
+/// How much was enqueued: nothing; the work without the point at its end; or all.
 enum class enqueued_part : std::uint8_t { nothing, work, all };
 
 template <timeline Stream>
@@ -101,81 +102,90 @@ struct submission {
     using point = typename Stream::point;
     static constexpr std::size_t no_batch = static_cast<std::size_t>(-1);
 
-    submission* next = nullptr;         // in a queue: free, waiting, just enqueued, or to be told
-    submission* next_member = nullptr;  // in its batch
+    // In a list: of free, waiting, just enqueued or completed submissions.
+    submission* next = nullptr;
+    submission* next_member = nullptr;  // the next member of its batch
 
-    // Arrival. A queued one has a callable and a ticket; at the gate a thread enqueues by itself.
+    // Arrival. A queued submission has a callable and a ticket. At the gate a thread enqueues by
+    // itself.
     bool queued = false;
     client_id client{};
-    client_queue<Stream>* queue = nullptr;  // its client's
+    client_queue<Stream>* queue = nullptr;  // its client's queue
     submission_facts facts{};
-    priority level{no_priority};   // its own, or its client's whatever that is; to be told: its client's
-    instant drop_at = never;       // unless it was admitted before
-    std::size_t in_deadlines = 0;  // its place among the submissions that are dropped when they are late, from 1 on
-    instant waits_since = never;   // if it does
+    // Its own level, or no_priority: its client's level at any time; in the callback queue, its
+    // effective level.
+    priority level{no_priority};
+    instant drop_at = never;  // dropped then, unless it was admitted earlier
+    // Its place among the submissions that are dropped when they are late, from 1 on.
+    std::size_t in_deadlines = 0;
+    instant waits_since = never;  // since when it waits; `never`: it didn't wait
     submission_work<Stream> work;
     submission_callback on_done;
     Stream* stream = nullptr;
 
-    // Admission. One record stands for alike submissions of a batch: their number, with the sum of
-    // their predictions.
+    // Admission. One record may stand for several equal submissions of a batch: `times` is their
+    // number, and `admitted` has the sum of their predictions.
     admission admitted{};
     std::uint32_t times = 1;
-    std::uint32_t log_number = 0;  // of the log that was kept when it was admitted; 0: none
-    instant admitted_at{};         // if it was
+    std::uint32_t log_number = 0;  // the number of the log that was on at the admission; 0: none
+    instant admitted_at{};         // when it was admitted, if the log was on
 
-    // Its batch: the index, the batch that `begin` is the end of, and the points to record around
-    // the work. `may_stay_open`: if the end can't be recorded now, it may be recorded later.
+    // Its batch: the index of the batch, the index of the batch that ends at `begin`, and the
+    // points to record around the work. `may_stay_open`: if the end can't be recorded now, it may
+    // be recorded later.
     std::size_t batch = no_batch, ends = no_batch;
     bool needs_begin = false, needs_end = false, may_stay_open = false;
-    ns in_front{};  // what the device is predicted to have to do before it gets there
+    ns in_front{};  // the predicted time of the work in front of it on the device
 
-    // Enqueuing. The two times are those of work between points of its own, where somebody looks at the clock.
+    // Enqueuing. The two times are set only for work between points of its own, if the clock was
+    // read.
     std::optional<point> begin{}, end{};
     instant enqueue_began{}, enqueue_ended{};
-    std::atomic<std::thread::id>
-        enqueuer{};  // that is in its callable; relaxed: matters to that thread, or is under the mutex
+    // The thread in its callable; relaxed: read by that thread or under the mutex.
+    std::atomic<std::thread::id> enqueuer{};
     sm_fill fills{};
-    [[no_unique_address]]
-    typename own_work_of<Stream>::outcome own{};  // a failure of its own, whoever else records points
+    // Its own failure, whichever thread records points.
+    [[no_unique_address]] typename own_work_of<Stream>::outcome own{};
 
-    // Completion. Until then `status` is what is known to have failed already.
+    // Completion. Before that, `status` is a failure that is known already.
     std::atomic<submission_stage> at{submission_stage::waiting};
-    bool told = false;  // given up as stuck: what comes of it is only charged
-    bool deaf = false;  // who would be called back is gone
+    bool told = false;  // given up as stuck and reported: its end is only charged
+    bool deaf = false;  // the receiver of the callback is gone
     errc status = errc::none;
     std::exception_ptr error;
-    tenant_name failed_of;  // of one that failed, its client's
+    tenant_name failed_of;  // the client's name, if the submission failed
     instant finished_at{};
     ns device_time{};
 
-    // Interested threads: how many wait for it and look at the device, and the latest of them; and
-    // the number of owners of the record.
+    // Threads: how many wait for it and look at the device, the latest of these, and the number of
+    // owners of the record.
     std::uint32_t looked_at = 0;
     std::thread::id looker{};
-    std::atomic<int> owners{0};  // limiter and ticket or permit; acq_rel when it falls: the last one sees all
+    // The limiter, and a ticket or permit; acq_rel in a decrement: the last owner sees all writes.
+    std::atomic<int> owners{0};
 
-    /// Whether the calling thread is about to enqueue it, and in code of the user's.
+    /// Whether the calling thread is in the user's code that enqueues this submission.
     [[nodiscard]] bool is_enqueued_here() const noexcept {
         return enqueuer.load(std::memory_order_relaxed) == std::this_thread::get_id();
     }
     void set_enqueuer(std::thread::id who) noexcept { enqueuer.store(who, std::memory_order_relaxed); }
-    /// At the gate: whether the permit is still there, whose holder may ask how the work went.
+    /// At the gate: whether the permit still exists, so that its holder may ask how the work went.
     [[nodiscard]] bool has_holder() const noexcept { return owners.load(std::memory_order_acquire) > 1; }
-    /// At the gate: one of its owners is done with it. True for the last one, whose the record is now.
+    /// At the gate: gives up one ownership. Returns true for the last owner, which then owns the
+    /// record alone.
     [[nodiscard]] bool lose_owner() noexcept {
         return !has_holder() || owners.fetch_sub(1, std::memory_order_acq_rel) == 1;
     }
 
-    /// The part of the SMs that it can fill: as launched, or as expected. The declared width counts
-    /// if it is more, and if the launched width is unknown.
+    /// The part of the SMs that the work can fill: as launched, or as expected. The declared width
+    /// counts if it is more, and if the launched width is unknown.
     [[nodiscard]] double filled() const noexcept {
         if (admitted.declared)
             return std::max(admitted.width.part(), fills.width.known() && !fills.opaque ? fills.width.part() : 0.0);
         return fills.opaque || fills.width.known() ? fills.width.part() : admitted.width.part();
     }
 
-    /// As new, but for what arrival and admission write anyway.
+    /// Resets the record, except for fields that arrival and admission write anyway.
     void reset(bool is_queued) noexcept {
         queued = is_queued;
         times = 1;
@@ -184,7 +194,8 @@ struct submission {
         enqueue_began = enqueue_ended = {};
         waits_since = never;
         fills = {};
-        at.store(submission_stage::waiting, std::memory_order_relaxed);  // nobody else has it yet
+        // Relaxed: no other thread has the record yet.
+        at.store(submission_stage::waiting, std::memory_order_relaxed);
         told = deaf = false;
         status = errc::none;
     }
@@ -213,7 +224,7 @@ struct submission {
             so_far = enqueued_part::work;
             try {
                 fills = run_work(*stream, work);
-            } catch (...) {  // what it had enqueued before it threw is charged like the rest
+            } catch (...) {  // work enqueued before the exception is charged like any other work
                 failed();
             }
             if (needs_end) record_end();
@@ -227,17 +238,18 @@ struct submission {
     }
 };
 
-/// Queued submissions. They outlive their limiter where somebody still holds a ticket. Thread-safe.
+/// The records of queued submissions. A record outlives its limiter while a ticket on it exists.
+/// Thread-safe.
 template <timeline Stream>
 class submission_pool {
 public:
-    /// Throws std::bad_alloc.
+    /// Returns a free record. Throws std::bad_alloc.
     [[nodiscard]] submission<Stream>& acquire();
 
-    /// Whether the calling thread is in the callable of one of `c`.
+    /// Whether the calling thread is in a callable of `c`.
     [[nodiscard]] bool is_in_callable(client_id c) noexcept;
 
-    /// One of its owners is done with it.
+    /// Gives up one ownership of `s`.
     void drop(submission<Stream>& s) noexcept;
 
 private:
@@ -245,7 +257,8 @@ private:
     pool<submission<Stream>> pool_;
 };
 
-// Out of the class, and so without `inline`: an `extern template` stops compilers from instantiating them.
+// Defined out of the class and without `inline`, so that an `extern template` keeps other
+// translation units from instantiating them.
 
 template <timeline Stream>
 auto submission_pool<Stream>::acquire() -> submission<Stream>& {

@@ -31,8 +31,8 @@ namespace detail {
 template <timeline_point Point>
 class point_clock {
 public:
-    /// The time of `p`, which is reached, of work that was admitted at `admitted`. Consecutive
-    /// points give the best result.
+    /// The host time of `p`, which is reached, for work that was admitted at `admitted`. Passing
+    /// points in order gives the best result.
     [[nodiscard]] instant place(const Point& p, instant admitted, instant seen) {
         const auto at = known_ ? std::min(at_ + elapsed(latest_, p), seen) : seen;
         latest_ = p;
@@ -46,13 +46,14 @@ private:
     bool known_ = false;
 };
 
-/// Under its limiter's mutex. Costs a load while it is off.
+/// Used under its limiter's mutex. Costs one load while the log is off.
 template <timeline Stream>
 class submission_log {
 public:
     using submission = detail::submission<Stream>;
 
-    /// Forgets what is there. Throws std::bad_alloc, and then is as before.
+    /// Starts the log anew and drops existing records. Throws std::bad_alloc; then nothing has
+    /// changed.
     void start(std::size_t records, instant now) {
         plain_list<submission_record> ring(records);
         ring_.swap(ring);
@@ -60,7 +61,7 @@ public:
         lost_ = 0;
         since_ = now;
         clock_ = {};
-        ++number_;  // of what was admitted before it isn't known when
+        ++number_;  // admissions before this have no known time
     }
     [[nodiscard]] bool on() const noexcept { return !ring_.empty(); }
 
@@ -87,7 +88,7 @@ public:
                             .status = status};
         try {
             r.ended = std::max(clock_.place(end, r.let_in, now) - part.after, r.let_in);
-        } catch (...) {  // copying a point may need memory
+        } catch (...) {  // copying a point needed memory: the time of the observation stands in
             r.ended = now;
         }
         // An idle stream reaches the point before the work at once, so the charged time says when

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any compute policy behind one type (type erasure), so that a limiter's policy is chosen, and replaced, at run time.
+// Any compute policy behind one type (type erasure), so that a limiter's policy is chosen, and
+// replaced, at run time.
 //
 //   gpushare::any_policy policy{gpushare::weighted_fair{}};      // the third argument of a compute_limiter, by type and by value
 //   limiter.set_policy(gpushare::hard_share{});                  // work goes on meanwhile
@@ -20,46 +21,54 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Holds a policy of any type, weighted_fair by default. Movable; what was moved from can only be
-/// assigned to or destroyed. Each call is a virtual call; making one allocates. Not thread-safe.
-/// The members are those of compute_policy, and go to the policy that it holds.
+/// Holds a policy of any type, weighted_fair by default. Movable; after a move the source can only
+/// be assigned to or destroyed. Each call is a virtual call; making one allocates. Not thread-safe.
+/// The members are those of compute_policy, and call the held policy.
 class any_policy {
 public:
-    any_policy() : any_policy(weighted_fair{}) {}  ///< Holds a weighted_fair. Throws std::bad_alloc.
+    /// Holds a weighted_fair. Throws std::bad_alloc.
+    any_policy() : any_policy(weighted_fair{}) {}
 
     /// Holds `policy`. Throws std::bad_alloc.
     template <class P>
     requires(!std::same_as<P, any_policy> && compute_policy<P>) any_policy(P policy)
         : held_(std::make_unique<model<P>>(std::move(policy))) {}  // NOLINT: any policy is one
 
-    failure add(client_id c, const client_settings& s) { return held_->add(c, s); }        ///< A client begins.
-    failure change(client_id c, const client_settings& s) { return held_->change(c, s); }  ///< Other settings.
-    void remove(client_id c) noexcept { held_->remove(c); }                                ///< A client ends.
-    void wake(client_id c, const queue_head& head, instant now) noexcept { held_->wake(c, head, now); }  ///< It waits.
-    void sleep(client_id c) noexcept { held_->sleep(c); }  ///< It waits no more.
-    void hold(client_id c) noexcept { held_->hold(c); }    ///< It isn't to be picked.
-    [[nodiscard]] bool before(client_id a, client_id b) const noexcept {
-        return held_->before(a, b);
-    }                                                                             ///< Whether `a` would go first.
-    [[nodiscard]] choice pick(instant now) noexcept { return held_->pick(now); }  ///< The client to serve.
-    std::uint64_t serve(client_id c, ns cost, instant now) noexcept {
-        return held_->serve(c, cost, now);
-    }  ///< Charges a prediction.
-    void correct(client_id c, ns delta, std::uint64_t lent = 0) noexcept {
-        held_->correct(c, delta, lent);
-    }                                                     ///< Charges the difference to the truth.
-    void ended(ns took) noexcept { held_->ended(took); }  ///< So much device time was had.
-    [[nodiscard]] bool honours(const client_settings& s) const noexcept { return held_->honours(s); }  ///< A cap.
-    [[nodiscard]] bool has_classes() const noexcept { return held_->has_classes(); }  ///< Whether it looks at them.
-    [[nodiscard]] std::uint64_t hard_cap_of(client_id c) const noexcept { return held_->hard_cap_of(c); }  ///< A cap.
-    void tell_standing(client_id c, client_standing& s, instant now) const noexcept {
-        held_->tell_standing(c, s, now);
-    }  ///< For another policy.
-    void resume(client_id c, client_standing& s, instant now) noexcept {
-        held_->resume(c, s, now);
-    }                                                                                 ///< Continues from a standing.
-    [[nodiscard]] unsigned lent_bits() const noexcept { return held_->lent_bits(); }  ///< Of serve()'s result.
-    void take_turns() noexcept { held_->take_turns(); }  ///< From now on a client may go several times in a row.
+    /// A client begins.
+    failure add(client_id c, const client_settings& s) { return held_->add(c, s); }
+    /// Changes a client's settings.
+    failure change(client_id c, const client_settings& s) { return held_->change(c, s); }
+    void remove(client_id c) noexcept { held_->remove(c); }  ///< A client ends.
+    /// A client has waiting work.
+    void wake(client_id c, const queue_head& head, instant now) noexcept { held_->wake(c, head, now); }
+    /// A client has no waiting work any more.
+    void sleep(client_id c) noexcept { held_->sleep(c); }
+    /// A client must not be picked until wake().
+    void hold(client_id c) noexcept { held_->hold(c); }
+    /// Whether `a` would go first.
+    [[nodiscard]] bool before(client_id a, client_id b) const noexcept { return held_->before(a, b); }
+    /// The client to serve.
+    [[nodiscard]] choice pick(instant now) noexcept { return held_->pick(now); }
+    /// Charges a prediction.
+    std::uint64_t serve(client_id c, ns cost, instant now) noexcept { return held_->serve(c, cost, now); }
+    /// Charges the difference to the true cost.
+    void correct(client_id c, ns delta, std::uint64_t lent = 0) noexcept { held_->correct(c, delta, lent); }
+    /// Tells how much device time a completed submission took.
+    void ended(ns took) noexcept { held_->ended(took); }
+    /// Whether the policy enforces the cap.
+    [[nodiscard]] bool honours(const client_settings& s) const noexcept { return held_->honours(s); }
+    /// Whether the policy uses classes.
+    [[nodiscard]] bool has_classes() const noexcept { return held_->has_classes(); }
+    /// The name of the client's hard cap.
+    [[nodiscard]] std::uint64_t hard_cap_of(client_id c) const noexcept { return held_->hard_cap_of(c); }
+    /// Tells a client's standing to another policy.
+    void tell_standing(client_id c, client_standing& s, instant now) const noexcept { held_->tell_standing(c, s, now); }
+    /// Continues from a standing.
+    void resume(client_id c, client_standing& s, instant now) noexcept { held_->resume(c, s, now); }
+    /// How many bits of serve()'s result are used.
+    [[nodiscard]] unsigned lent_bits() const noexcept { return held_->lent_bits(); }
+    /// From now on a client may go several times in a row.
+    void take_turns() noexcept { held_->take_turns(); }
 
 private:
     struct interface {

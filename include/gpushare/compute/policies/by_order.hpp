@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// Policies that serve in an order: of arrivals, of deadlines, or of what remains of the requests.
+// Policies that serve submissions by arrival, by deadline, or by the remaining time of requests.
 // Between levels all of them have strict priority.
 //
-// fifo serves first come, first served: what the device would do by itself. It holds no client to a
+// fifo serves first come, first served, as the device would do by itself. fifo holds no client to a
 // share. Work in flight stays bounded, and all device time is metered.
 //
 //   using limiter_type = gpushare::compute_limiter<gpushare::host::stream, gpushare::host::steady_clock, gpushare::fifo>;
 //
-// earliest_deadline serves what is due first. The deadline is the submission's own, or else its
-// arrival plus its client's objective (`slo`). A client that wants more device time than its weight
-// misses its own deadlines first, not its neighbours'.
+// earliest_deadline serves the work that is due first. The deadline is the submission's own or,
+// without one, its arrival plus its client's objective (`slo`). A client that wants more device
+// time than its weight misses its own deadlines first, not its neighbours'.
 //
 //   gpushare::earliest_deadline by_deadline;
 //   by_deadline.add(chat, {.weight = 60_pct, .slo = 50ms});  by_deadline.add(batch, {.weight = 40_pct});
 //
-// Work counts as due no earlier than its client's pace of weight x device time allows, as under a constant bandwidth
-// server (Abeni, Buttazzo, RTSS 1998). Otherwise the late work of a client that floods its queue would always be the
-// most urgent. Work without a deadline is due one second after its arrival, so that it doesn't starve.
+// Work counts as due no earlier than its client's pace of weight x device time allows, as under a
+// constant bandwidth server (Abeni, Buttazzo, RTSS 1998). Otherwise the late work of a client that
+// floods its queue would always be the most urgent. Work without a deadline is due one second after
+// its arrival, so that it doesn't starve.
 //
 // shortest_remaining serves the shortest remaining request first: the next submission is that of
 // the request that needs the least device time until its end, which minimises the mean time of a
@@ -25,8 +26,9 @@
 //
 //   gpushare::shortest_remaining policy{50ms};     // the guard: a client that is 50 ms of its fair share behind goes first
 //
-// The fair share is that of an ideal processor that serves all waiting clients at once, by weight: its virtual time
-// grows by the device time served over the sum of their weights (Demers, Keshav, Shenker, SIGCOMM 1989).
+// The fair share is that of an ideal processor that serves all waiting clients at once, by weight:
+// its virtual time grows by the device time served over the sum of their weights (Demers, Keshav,
+// Shenker, SIGCOMM 1989).
 #pragma once
 
 #include <algorithm>
@@ -46,8 +48,8 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Serves in the order of arrival. Looks at `level` and at arrivals; refuses nothing. A value; not thread-safe. `pick` is
-/// O(1), the rest O(log waiting). The members are those of compute_policy.
+/// Serves in the order of arrival. Looks at `level` and at arrivals; refuses nothing. A value; not
+/// thread-safe. `pick` is O(1), the rest O(log waiting). The members are those of compute_policy.
 class fifo {
 public:
     /// A client begins.
@@ -57,27 +59,28 @@ public:
         clients_[c.index] = {.id = c, .level = s.level};
         return {};
     }
-    /// Another level.
+    /// Changes the client's level.
     failure change(client_id c, const client_settings& s) {
         auto& client = clients_[c.index];
         client.level = s.level;
         if (waiting_.contains(c.index)) place(client);
         return {};
     }
-    /// Whether it holds a client to the cap in these settings: it has none.
+    /// Whether the policy enforces the cap in these settings. It enforces none, so true only
+    /// without a cap.
     [[nodiscard]] static bool honours(const client_settings& s) noexcept { return s.cap >= share::whole(); }
     [[nodiscard]] static bool has_classes() noexcept { return false; }  ///< See compute_policy.
     /// A client ends.
     void remove(client_id c) noexcept { sleep(c); }
 
-    /// It waits, with the arrival in `head`.
+    /// The client has waiting work, which arrived as `head` says.
     void wake(client_id c, const queue_head& head, instant) noexcept {
         auto& client = clients_[c.index];
         client.arrival = head.arrival;
         client.lifted = head.level;
         place(client);
     }
-    /// It waits no more.
+    /// The client has no waiting work any more.
     void sleep(client_id c) noexcept { waiting_.drop(c.index); }
 
     /// The client of the highest level whose first submission came first.
@@ -92,7 +95,7 @@ private:
     struct client_state {
         client_id id{};
         priority level{};
-        priority lifted = no_priority;  // what waits first
+        priority lifted = no_priority;  // the level of its first waiting submission, if raised
         instant arrival{};
     };
 
@@ -101,7 +104,7 @@ private:
     }
 
     std::vector<client_state> clients_;
-    detail::client_heap waiting_;  // by arrival
+    detail::client_heap waiting_;  // ordered by arrival
 };
 static_assert(compute_policy<fifo>);
 
@@ -122,7 +125,8 @@ public:
         clients_[c.index] = {.id = c};
         return change(c, s);
     }
-    /// Other settings; what the client had beyond its weight, it makes up for at the new one.
+    /// Changes a client's settings. The client makes up at its new weight for time beyond the old
+    /// one.
     failure change(client_id c, const client_settings& s) {
         auto& client = clients_[c.index];
         client.level = s.level;
@@ -130,13 +134,14 @@ public:
         if (client.waits) place(client);
         return {};
     }
-    /// Whether it holds a client to the cap in these settings: it has none.
+    /// Whether the policy enforces the cap in these settings. It enforces none, so true only
+    /// without a cap.
     [[nodiscard]] static bool honours(const client_settings& s) noexcept { return s.cap >= share::whole(); }
     [[nodiscard]] static bool has_classes() noexcept { return false; }  ///< See compute_policy.
     /// A client ends.
     void remove(client_id c) noexcept { sleep(c); }
 
-    /// It waits, with the arrival and the deadline in `head`.
+    /// The client has waiting work, with the arrival and the deadline in `head`.
     void wake(client_id c, const queue_head& head, instant now) noexcept {
         now_ = std::max(now_, now);
         auto& client = clients_[c.index];
@@ -145,7 +150,7 @@ public:
         client.due.at = head.deadline != never ? head.deadline : saturating_add(head.arrival, patience_);
         place(client);
     }
-    /// It waits no more.
+    /// The client has no waiting work any more.
     void sleep(client_id c) noexcept {
         clients_[c.index].waits = false;
         waiting_.drop(c.index);
@@ -168,11 +173,11 @@ public:
         if (client.waits) place(client);
     }
 
-    /// Tells how far it is ahead of its weight, for another policy; see client_standing.
+    /// Tells another policy how far the client is ahead of its weight; see client_standing.
     void tell_standing(client_id c, client_standing& s, instant now) const noexcept {
         s.ahead(static_cast<double>(clients_[c.index].due.pace.beyond(now).count()));
     }
-    /// Continues from the standing with an earlier policy. Call before it waits.
+    /// Continues from the client's standing with an earlier policy. Call before its first wake().
     void resume(client_id c, client_standing& s, instant now) noexcept {
         now_ = std::max(now_, now);
         auto& pace = clients_[c.index].due.pace;
@@ -184,7 +189,7 @@ private:
         client_id id{};
         priority level{};
         detail::due_time due{};
-        priority lifted = no_priority;  // what waits first
+        priority lifted = no_priority;  // the level of its first waiting submission, if raised
         bool waits = false;
     };
 
@@ -194,20 +199,22 @@ private:
 
     ns patience_ = std::chrono::seconds(1);
     std::vector<client_state> clients_;
-    detail::client_heap waiting_;  // by when their work counts as due
+    detail::client_heap waiting_;  // ordered by when the clients' work counts as due
     instant now_{};
 };
 static_assert(compute_policy<earliest_deadline>);
 
-/// Serves the request that is nearest to its end. Looks at `level`, `weight` and what remains of the requests; refuses
-/// nothing. A value; not thread-safe. `pick` is O(1), the rest O(log waiting). The members are those of compute_policy.
+/// Serves the request that is nearest to its end. Looks at `level`, `weight` and the remaining time
+/// of requests; refuses nothing. A value; not thread-safe. `pick` is O(1), the rest O(log waiting).
+/// The members are those of compute_policy.
 class shortest_remaining {
 public:
     static constexpr bool timeless = true;  ///< See is_timeless.
 
     shortest_remaining() = default;  ///< A guard of 50 ms.
-    /// `guard`: how far behind or ahead of its fair share a client may be, as the time in which it should have had that
-    /// much; longer where the weights of the waiting clients sum to more than the whole. 0 is fair queueing.
+    /// `guard`: how far a client may be behind or ahead of its fair share, as the time in which its
+    /// share would have given it that much device time. The time is longer if the weights of the
+    /// waiting clients sum to more than the whole. 0: fair queueing.
     explicit shortest_remaining(ns guard) : guard_(guard) {}
 
     /// A client begins, neither ahead of its share nor behind it.
@@ -220,7 +227,7 @@ public:
         return {};
     }
 
-    /// Other settings; what it is ahead or behind stays the same device time.
+    /// Changes a client's settings. The device time by which it is ahead or behind stays the same.
     failure change(client_id c, const client_settings& s) {
         (void)open_level(s.level);
         auto& client = clients_[c.index];
@@ -236,13 +243,15 @@ public:
         return {};
     }
 
-    /// Whether it holds a client to the cap in these settings: it has none.
+    /// Whether the policy enforces the cap in these settings. It enforces none, so true only
+    /// without a cap.
     [[nodiscard]] static bool honours(const client_settings& s) noexcept { return s.cap >= share::whole(); }
     [[nodiscard]] static bool has_classes() noexcept { return false; }  ///< See compute_policy.
     /// A client ends.
     void remove(client_id c) noexcept { sleep(c); }
 
-    /// It waits; `head` says what remains of its request. It isn't owed the time in which it had no work.
+    /// The client has waiting work; `head` has the remaining time of its request. The client isn't
+    /// owed the time in which it had no work.
     void wake(client_id c, const queue_head& head, instant) noexcept {
         auto& client = clients_[c.index];
         client.remaining = head.remaining;
@@ -250,12 +259,13 @@ public:
         if (client.waits) {
             place(client);
         } else {
-            client.had = std::max(client.had, level_of(client).fair);  // not owed what it didn't want
+            // Isn't owed time in which it wanted nothing.
+            client.had = std::max(client.had, level_of(client).fair);
             begin(client);
         }
     }
 
-    /// It waits no more.
+    /// The client has no waiting work any more.
     void sleep(client_id c) noexcept {
         auto& client = clients_[c.index];
         if (!std::exchange(client.waits, false)) return;
@@ -279,20 +289,21 @@ public:
         correct(c, cost, lifted ? is_lifted : 0);
         return lifted ? is_lifted : 0;
     }
-    /// How many bits of what serve() returns are used.
+    /// How many bits of serve()'s result are used.
     [[nodiscard]] static constexpr unsigned lent_bits() noexcept { return 1; }
 
     /// Charges the difference to the true cost.
     void correct(client_id c, ns delta, std::uint64_t lent = 0) noexcept {
         auto& client = clients_[c.index];
         auto& level = level_of(client);
-        // Two weeks at once is beyond any kernel; without the bound a wild measurement could overflow.
+        // No kernel takes two weeks. Without this bound a wrong measurement could cause an
+        // overflow.
         const auto cost =
             std::clamp<std::int64_t>(delta.count(), -(std::int64_t{1} << 50), std::int64_t{1} << 50) * 1000;
         level.fair += cost / std::max(level.weights, client.weight);
         // Time beyond the guard took nothing from other clients, or the guard would have served
-        // them, so it isn't held against the client. The exception is time above its level, where
-        // no guard acts.
+        // them, so it isn't held against the client. Time above the client's level is an exception,
+        // since no guard acts there.
         const auto guarded = level.fair + std::clamp<std::int64_t>(guard_.count(), 0, rebase_at / 2);
         const auto most = lent == is_lifted ? 2 * rebase_at : std::max(guarded, client.had);
         client.had = std::clamp(client.had + cost / client.weight, -rebase_at, most);
@@ -309,7 +320,7 @@ public:
         s.ahead(static_cast<double>(client.had - find_level(client.level)->fair) * static_cast<double>(client.weight) /
                 1000);
     }
-    /// Continues from the standing with an earlier policy. Call before it waits.
+    /// Continues from the client's standing with an earlier policy. Call before its first wake().
     void resume(client_id c, client_standing& s, instant) noexcept {
         auto& client = clients_[c.index];
         constexpr auto most = static_cast<double>(rebase_at / 2);
@@ -327,13 +338,14 @@ private:
         std::int64_t weight = 1000;  // permille
         std::int64_t had = 0;        // ns of device time over weight
         ns remaining{};
-        priority lifted = no_priority;  // what waits first
+        priority lifted = no_priority;  // the level of its first waiting submission, if raised
         bool waits = false;
     };
     struct level_state {
         priority level{};
-        std::int64_t fair = 0;     // what each would have had under the ideal: ns over weight
-        std::int64_t weights = 0;  // of the waiting clients
+        // What each client would have had under the ideal, in ns over weight.
+        std::int64_t fair = 0;
+        std::int64_t weights = 0;  // the sum of the waiting clients' weights
     };
 
     [[nodiscard]] static std::int64_t weight_of(const client_settings& s) noexcept {
@@ -379,7 +391,8 @@ private:
     ns guard_ = std::chrono::milliseconds(50);
     std::vector<client_state> clients_;
     std::vector<level_state> levels_;
-    detail::client_heap shortest_, furthest_behind_;  // by what remains; by what they have had and the guard
+    // Ordered by the remaining time, and by the time had plus the guard.
+    detail::client_heap shortest_, furthest_behind_;
 };
 static_assert(compute_policy<shortest_remaining>);
 

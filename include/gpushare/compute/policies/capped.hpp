@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Caps on device time, over any policy. A client that has used up its cap isn't offered to the inner policy until time
-// has passed. A hard cap holds even if the device idles; a soft one holds only while other clients, within their caps,
-// have work.
+// Caps on device time, over any policy. A client that has used up its cap isn't offered to the
+// inner policy until time has passed. A hard cap holds even if the device idles; a soft one holds
+// only while other clients, within their caps, have work.
 //
 //   gpushare::capped<gpushare::weighted_fair> policy;      // include weighted_fair.hpp too
 //   policy.add(batch, {.weight = 50_pct, .cap = 30_pct});            // never more than 30 %
@@ -32,38 +32,40 @@ inline namespace GPUSHARE_ABI {
 
 /// A client's cap.
 struct cap_terms {
-    std::int64_t per_million = 1'000'000;  ///< of the device's time; 0 counts as 1
-    bool soft = false;                     ///< holds only while others, within their caps, have work
-    bool promised = false;                 ///< the caps of a level are promises: together at most the whole
+    /// The cap, in millionths of the device's time; 0 counts as 1.
+    std::int64_t per_million = 1'000'000;
+    bool soft = false;      ///< holds only while others, within their caps, have work
+    bool promised = false;  ///< the caps of a level are promises: together at most the whole
 };
 
-/// The rule of `capped` by itself: a client's cap is what its settings say, and nothing is promised.
+/// The default rule of `capped`: the cap in the client's settings, without a promise.
 struct cap_of_settings {
-    /// `cap` and `soft_cap`.
+    /// Takes `cap` and `soft_cap` from the settings.
     [[nodiscard]] cap_terms operator()(const client_settings& s) const noexcept {
         return {.per_million = s.cap.permille() * std::int64_t{1000}, .soft = s.soft_cap};
     }
 };
 
-/// `Inner` decides among the clients within their caps; `Rule` says what a client's cap is. Over a
+/// `Inner` decides among the clients within their caps; `Rule` determines a client's cap. Over a
 /// time t, a client with a hard cap gets at most its cap times (t + w), plus the submission begun
 /// last, or those in flight at once by client_settings::longest. Here w is how long the client
-/// waited for others' work before t without having made up for it, at least 5 ms and at most 100
-/// ms: so it reaches its cap beside long calls of others. A client with a soft cap isn't charged
-/// for time that it borrows; borrowers go in the order in which they will be within their caps
-/// again. A value; not thread-safe. A call costs O(log waiting) plus the call of `Inner`. The
+/// waited for others' work before t without having made up for it, at least 5 ms and at most
+/// 100 ms: so it reaches its cap beside long calls of others. A client with a soft cap isn't
+/// charged for time that it borrows; borrowers go in the order in which they will be within their
+/// caps again. A value; not thread-safe. A call costs O(log waiting) plus the call of `Inner`. The
 /// members are those of compute_policy.
 template <compute_policy Inner, std::invocable<const client_settings&> Rule = cap_of_settings>
 class capped {
 public:
-    capped() = default;  ///< Default policy and rule.
-    /// Another policy inside.
-    template <std::same_as<Inner> I>  // nothing that converts: an any_policy would take this itself
+    capped() = default;  ///< The default policy and the default rule.
+    /// Takes another inner policy.
+    template <std::same_as<Inner> I>  // no conversions: an any_policy would accept this object
     explicit capped(I inner, Rule rule = {}) : inner_(std::move(inner)), rule_(std::move(rule)) {}
-    /// Another rule.
+    /// Takes another rule.
     explicit capped(Rule rule) : rule_(std::move(rule)) {}
 
-    /// A client begins. Refused: errc::share_exceeded, in permille, or what `Inner` says.
+    /// A client begins. Refused with errc::share_exceeded (figures in permille) or the code of
+    /// `Inner`.
     failure add(client_id c, const client_settings& s) {
         const cap_terms terms = rule_(s);
         auto& level = open_level(s.level);
@@ -78,8 +80,8 @@ public:
         return {};
     }
 
-    /// Other settings; refused as in `add`. The client repays time beyond its old cap at the new
-    /// rate.
+    /// Changes a client's settings; refused as in `add`. The client repays time beyond its old cap
+    /// at the new rate.
     failure change(client_id c, const client_settings& s) {
         auto& client = clients_[c.index];
         const cap_terms terms = rule_(s);
@@ -90,7 +92,8 @@ public:
         if (const auto why = inner_.change(c, s); why.code != errc::none) return why;
         from.promised -= old;
         if (terms.promised) to.promised += terms.per_million;
-        // At the new rate: or else a client raised from 0.1 % would first sit out a thousand times its last kernel.
+        // Repaid at the new rate: otherwise a client raised from 0.1 % would first wait a thousand
+        // times its last kernel.
         if (client.pace.from > now_) {
             const auto ahead = static_cast<double>((client.pace.from - now_).count());
             const auto ratio = static_cast<double>(std::max<std::int64_t>(client.terms.per_million, 1)) /
@@ -104,14 +107,13 @@ public:
         return {};
     }
 
-    /// Whether the policy holds a client to the cap in these settings: if its rule looks at the
-    /// cap, or `Inner` does.
+    /// Whether the policy enforces the cap in these settings: its rule or `Inner` looks at the cap.
     [[nodiscard]] bool honours(const client_settings& s) const noexcept {
         return rule_(s).per_million <= s.cap.permille() * std::int64_t{1000} || detail::honours(inner_, s);
     }
     /// Whether `Inner` looks at classes.
     [[nodiscard]] bool has_classes() const noexcept { return detail::has_classes(inner_); }
-    /// The client's own, where it has one, or what `Inner` says; see compute_policy.
+    /// The client's own hard cap or, without one, the hard cap of `Inner`; see compute_policy.
     [[nodiscard]] std::uint64_t hard_cap_of(client_id c) const noexcept {
         const auto& terms = clients_[c.index].terms;
         const bool hard = !terms.soft && terms.per_million < 1'000'000;
@@ -127,7 +129,7 @@ public:
         if (clients_[c.index].terms.per_million < 1'000'000) s.beyond(clients_[c.index].pace, now);
         s.back_to(inside);
     }
-    /// Continues from the standing with an earlier policy. Call before it waits.
+    /// Continues from the client's standing with an earlier policy. Call before its first wake().
     void resume(client_id c, client_standing& s, instant now) noexcept {
         now_ = std::max(now_, now);
         auto& pace = clients_[c.index].pace;
@@ -135,10 +137,10 @@ public:
         detail::resume(inner_, c, s, now);
     }
 
-    /// Passes it on to `Inner`, if that has it.
+    /// Calls take_turns() of `Inner`, if it has that member.
     void take_turns() noexcept { (void)detail::in_turn(inner_, true); }
 
-    /// A client ends, and what it was promised is free.
+    /// A client ends. Its promised share is free again.
     void remove(client_id c) noexcept {
         sleep(c);
         auto& client = clients_[c.index];
@@ -146,7 +148,7 @@ public:
         inner_.remove(c);
     }
 
-    /// It waits.
+    /// The client has waiting work.
     void wake(client_id c, const queue_head& head, instant now) noexcept {
         now_ = std::max(now_, now);
         auto& client = clients_[c.index];
@@ -156,7 +158,7 @@ public:
         place(client);
     }
 
-    /// It waits no more.
+    /// The client has no waiting work any more.
     void sleep(client_id c) noexcept {
         clients_[c.index].waits = false;
         capped_out_.drop(c.index);
@@ -164,7 +166,7 @@ public:
         inner_.sleep(c);
     }
 
-    /// It waits, and isn't to be picked until wake().
+    /// The client's work waits, but must not be picked until wake().
     void hold(client_id c) noexcept {
         capped_out_.drop(c.index);
         borrowing_.drop(c.index);
@@ -172,7 +174,7 @@ public:
         detail::hold(inner_, c);
     }
 
-    /// As `Inner` says, of two that are within their caps.
+    /// The order of `Inner`, for two clients within their caps.
     [[nodiscard]] bool before(client_id a, client_id b) const noexcept {
         const auto within = [&](client_id c) {
             const auto& client = clients_[c.index];
@@ -198,7 +200,7 @@ public:
         return choice(std::min(inside.ask_again(), instant{ns{capped_out_.first_key()}}));
     }
 
-    /// Charges the prediction, unless it is lent. Returns which, for correct().
+    /// Charges the prediction, unless the time is lent. Returns whether it is lent, for correct().
     std::uint64_t serve(client_id c, ns cost, instant now) noexcept {
         now_ = std::max(now_, now);
         if (borrowing_.contains(c.index)) return is_lent;
@@ -209,7 +211,7 @@ public:
     /// How many bits serve() uses: one, and those of `Inner`.
     [[nodiscard]] unsigned lent_bits() const noexcept { return std::min(1 + detail::lent_bits(inner_), 64U); }
 
-    /// Charges the difference to the true cost, unless that was lent.
+    /// Charges the difference to the true cost, unless the time was lent.
     void correct(client_id c, ns delta, std::uint64_t lent = 0) noexcept {
         if ((lent & is_lent) != 0) return;
         auto& client = clients_[c.index];
@@ -218,7 +220,7 @@ public:
         if (client.waits) place(client);
     }
 
-    /// So much device time was had, by anybody; see compute_policy.
+    /// Some client's completed work took this much device time; see compute_policy.
     void ended(ns took) noexcept {
         all_had_ = saturating_add(all_had_, std::max(took, ns{0}));
         detail::ended(inner_, took);
@@ -253,7 +255,7 @@ private:
         return levels_.back();
     }
 
-    // In permille, as shares are written; what is left is rounded down.
+    // The figures are in permille, the unit of shares; the remainder is rounded down.
     [[nodiscard]] static failure admits(const level_state& level, const cap_terms& terms,
                                         std::int64_t given_up) noexcept {
         const auto left = 1'000'000 - (level.promised - given_up);
@@ -264,7 +266,7 @@ private:
                 .limit = 1000};
     }
 
-    // Within its cap it waits for the policy inside, else for time to pass.
+    // A client within its cap waits in the inner policy; otherwise it waits for time to pass.
     void place(client_state& client) noexcept {
         const auto index = client.id.index;
         if (client.held) return;
@@ -287,15 +289,16 @@ private:
     [[no_unique_address]] Rule rule_{};
     std::vector<client_state> clients_;
     std::vector<level_state> levels_;
-    detail::client_heap capped_out_, borrowing_;  // by when they are within their caps again; the soft ones in both
+    // Ordered by when the clients are within their caps again; clients with soft caps are in both.
+    detail::client_heap capped_out_, borrowing_;
     instant now_{};
-    ns all_had_{};  // the device time of all that ended
+    ns all_had_{};  // the device time of all completed work
 };
 
-/// The rule of hard_share and soft_share: the weight is the cap, and promised.
+/// The rule of hard_share and soft_share: the weight is the cap, and is promised.
 template <bool Soft>
 struct cap_by_weight {
-    /// `weight`.
+    /// Takes the cap from `weight`.
     [[nodiscard]] cap_terms operator()(const client_settings& s) const noexcept {
         return {.per_million = s.weight.permille() * std::int64_t{1000}, .soft = Soft, .promised = true};
     }
@@ -304,7 +307,7 @@ struct cap_by_weight {
 /// The rule of equal_share: the same cap for all clients of a level, promised.
 class equal_cap {
 public:
-    /// For at most so many clients of a level; 0 counts as 1.
+    /// For at most `most` clients of a level; 0 counts as 1.
     constexpr equal_cap(std::uint32_t most = 8) noexcept : most_(std::max(most, 1U)) {}  // NOLINT: equal_share{8}
 
     /// 1 / `most`, whatever the settings.
@@ -320,13 +323,13 @@ private:
 using hard_share = capped<weighted_fair, cap_by_weight<false>>;
 static_assert(compute_policy<hard_share>);
 
-/// Each client is held to `weight` of the device's time while others have work within theirs; otherwise it isn't
-/// limited.
+/// Each client is held to `weight` of the device's time while others that are within their share
+/// have work. Otherwise it isn't limited.
 using soft_share = capped<weighted_fair, cap_by_weight<true>>;
 static_assert(compute_policy<soft_share>);
 
-/// Each client of a level gets 1/N of the device's time and never more, even if it is alone; client N + 1 is refused.
-/// `equal_share{N}`; 8 by default.
+/// Each client of a level gets 1/N of the device's time and never more, even if it is alone; client
+/// N + 1 is refused. `equal_share{N}`; 8 by default.
 using equal_share = capped<fair, equal_cap>;
 static_assert(compute_policy<equal_share>);
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two policies, one above the other: the outer one divides the device between classes of clients, and in each class a
-// policy of its own divides the class's part between its clients.
+// Two policies, one above the other: the outer one divides the device between classes of clients,
+// and in each class a policy of its own divides the class's part between its clients.
 //
 //   gpushare::policy_tree<gpushare::weighted_fair, gpushare::fair> policy;
 //   policy.set_class(0, {.weight = 70_pct});  policy.set_class(1, {.weight = 30_pct});
 //   policy.add(chat, {.group = 0});  policy.add(batch, {.group = 1});      // group: the client's class
 //
-// With any_policy inside, every class has the kind of policy that it wants.
+// With any_policy as the inner type, each class can have a different kind of policy.
 #pragma once
 
 #include <algorithm>
@@ -28,16 +28,16 @@ inline namespace GPUSHARE_ABI {
 
 /// `Outer` decides between classes, an `Inner` for each class between its clients. A client's
 /// `group` names its class; a class that was never set has default settings and a default policy.
-/// `level` orders the clients within a class, and so does that of a submission; between classes the
-/// classes' settings do. A class is as urgent as the client that its policy would serve next. A
-/// value; not thread-safe. A call costs what the two policies' do. The members but set_class are
-/// those of compute_policy.
+/// The levels of clients and of submissions order work within a class. Between classes, the
+/// classes' settings decide. A class is as urgent as the client that its policy would serve next. A
+/// value; not thread-safe. A call costs as much as the calls of both policies. All members except
+/// set_class are those of compute_policy.
 template <compute_policy Outer, compute_policy Inner>
 class policy_tree {
 public:
     policy_tree() = default;  ///< A default outer policy, no class yet.
-    /// Another outer policy.
-    template <std::same_as<Outer> O>  // nothing that converts: an any_policy would take the tree itself
+    /// Takes another outer policy.
+    template <std::same_as<Outer> O>  // no conversions: an any_policy would accept the tree itself
     explicit policy_tree(O outer) : outer_(std::move(outer)) {}
 
     /// Sets a class's entitlement, at any time. The outer policy may refuse: then nothing has
@@ -46,13 +46,15 @@ public:
         if (has(group)) return outer_.change(id_of(group), s);
         return open(group, s, Inner{});
     }
-    /// The same, and which policy it has inside. Before the first client of the class.
+    /// The same, and sets the policy within the class. Call before the first client of the class
+    /// begins.
     failure set_class(std::uint32_t group, const client_settings& s, Inner inner) {
         if (const auto why = set_class(group, s); why.code != errc::none) return why;
         classes_[group].inside = std::move(detail::in_turn(inner, turns_));
         return {};
     }
-    /// Calls take_turns() of the outer policy and of every class's, present and future, that has it.
+    /// Calls take_turns() of the outer policy and of the policies of all classes, present and
+    /// future, that have this member.
     void take_turns() noexcept {
         turns_ = true;
         (void)detail::in_turn(outer_, true);
@@ -77,7 +79,7 @@ public:
         return {};
     }
 
-    /// Other settings, of another class too. Either policy may refuse.
+    /// Changes a client's settings, its class included. Either policy may refuse.
     failure change(client_id c, const client_settings& s) {
         auto& client = clients_[c.index];
         if (s.group == client.group) {
@@ -98,11 +100,11 @@ public:
 
     /// See compute_policy.
     [[nodiscard]] static bool has_classes() noexcept { return true; }
-    /// Whether the policy of its class holds a client to the cap in these settings.
+    /// Whether the policy of the client's class enforces the cap in these settings.
     [[nodiscard]] bool honours(const client_settings& s) const noexcept {
         return has(s.group) ? detail::honours(classes_[s.group].inside, s) : detail::honours(Inner{}, s);
     }
-    /// The class's, where that has one, or else the client's; see compute_policy.
+    /// The hard cap of the class or, without one, of the client; see compute_policy.
     [[nodiscard]] std::uint64_t hard_cap_of(client_id c) const noexcept {
         constexpr auto of_class = std::uint64_t{1} << 63;
         const auto [group, seat] = place_of(c);
@@ -119,7 +121,7 @@ public:
         s.outwards();
         detail::tell_standing(outer_, id_of(group), s, now);
     }
-    /// Continues from the standing with an earlier policy. Call before it waits.
+    /// Continues from the client's standing with an earlier policy. Call before its first wake().
     void resume(client_id c, client_standing& s, instant now) noexcept {
         now_ = std::max(now_, now);
         const auto [group, seat] = place_of(c);
@@ -128,7 +130,7 @@ public:
         detail::resume(outer_, id_of(group), s, now);
     }
 
-    /// It waits.
+    /// The client has waiting work.
     void wake(client_id c, const queue_head& head, instant now) noexcept {
         now_ = std::max(now_, now);
         auto& client = clients_[c.index];
@@ -140,7 +142,7 @@ public:
         tell(client.group);
     }
 
-    /// It waits no more.
+    /// The client has no waiting work any more.
     void sleep(client_id c) noexcept {
         auto& client = clients_[c.index];
         if (!std::exchange(client.waits, false)) return;
@@ -149,7 +151,7 @@ public:
         tell(client.group);
     }
 
-    /// It waits, and isn't to be picked until wake().
+    /// The client's work waits, but must not be picked until wake().
     void hold(client_id c) noexcept {
         auto& client = clients_[c.index];
         if (!std::exchange(client.waits, false)) return;
@@ -165,7 +167,7 @@ public:
         return detail::goes_before(classes_[its.group].inside, id_of(its.seat), id_of(other.seat));
     }
 
-    /// Whom the policy of the class serves that the outer policy serves.
+    /// The outer policy picks a class, and the policy of that class picks the client.
     [[nodiscard]] choice pick(instant now) noexcept {
         now_ = std::max(now_, now);
         while (!held_back_.empty() && held_back_.first_key() <= count(now_)) tell(held_back_.first());
@@ -175,7 +177,7 @@ public:
             if (!group) return choice(std::min(group.ask_again(), others));
             auto& of = classes_[group->index];
             if (const choice c = of.inside.pick(now_)) return of.members[c->index].who;
-            tell(group->index);  // time has passed since it was told, or this wouldn't have come up
+            tell(group->index);  // time has passed since the outer policy was told of this class
         }
     }
 
@@ -196,7 +198,7 @@ public:
         return std::min(detail::lent_bits(outer_) + inside, 64U);
     }
 
-    /// Charges both the difference to what it took.
+    /// Charges both the difference to the true cost.
     void correct(client_id c, ns delta, std::uint64_t lent = 0) noexcept {
         const auto [group, seat] = place_of(c);
         const unsigned bits = detail::lent_bits(outer_);
@@ -224,19 +226,21 @@ private:
         client_id who{};
         std::uint32_t next_unused = 0;
     };
-    // Its policy knows the members by their seats, which are dense: it takes memory for them and not for all clients.
+    // The class's policy knows the members by dense seat numbers, so it needs memory for the
+    // members only, not for all clients.
     struct class_state {
         Inner inside{};
         std::vector<member> members;
-        std::uint32_t unused = no_member;  // the first of the seats that nobody has
+        std::uint32_t unused = no_member;  // the first free seat
         bool open = false;
         std::size_t waiting = 0;
-        ns told{};  // of what all have had, the policy knows of so much
+        ns told{};  // the part of all_had_ that the class's policy was told
     };
     struct place {
         std::uint32_t group = 0, seat = 0;
     };
-    struct alignas(64) client_state {  // one line of the cache: among many clients, that is what a decision costs
+    // One cache line: with many clients, a decision costs one cache miss.
+    struct alignas(64) client_state {
         std::uint32_t group = 0, seat = 0;
         bool waits = false;
         queue_head head{};
@@ -261,7 +265,8 @@ private:
         return {};
     }
 
-    // How much device time was had, in this class and outside of it.
+    // Tells the class's policy how much device time all clients have had, in this class and in
+    // others.
     void tell_how_much_was_had(class_state& group) noexcept {
         if (const ns more = all_had_ - std::exchange(group.told, all_had_); more > ns{0})
             detail::ended(group.inside, more);
@@ -275,7 +280,8 @@ private:
         tell(client.group);
     }
 
-    // Whether the class has somebody to serve now, later or not at all, and who that would be.
+    // Tells the outer policy whether the class has a client to serve now, later or not at all, and
+    // the head of that client's queue.
     void tell(std::uint32_t group) noexcept {
         auto& own = classes_[group];
         const choice c = own.waiting != 0 ? own.inside.pick(now_) : choice{};
@@ -297,9 +303,9 @@ private:
     Outer outer_{};
     std::vector<class_state> classes_;
     std::vector<client_state> clients_;
-    detail::client_heap held_back_;  // classes whose policy serves nobody before a time
+    detail::client_heap held_back_;  // classes whose policy serves no client before a time
     instant now_{};
-    ns all_had_{};  // the device time of all that ended
+    ns all_had_{};  // the device time of all completed work
     bool turns_ = false;
 };
 

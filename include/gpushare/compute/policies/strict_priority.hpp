@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Strict priority with a cap on the high levels. Their clients go first until together they have used up the cap; then
-// the other levels go for a while, so that low work doesn't starve. While the others have no work, the high levels
-// aren't capped.
+// Strict priority with a cap on the high levels. Clients of high levels go first until together
+// they have used up the cap. Then the other levels go for a while, so that low work doesn't starve.
+// While the others have no work, the high levels aren't capped.
 //
 //   gpushare::strict_priority<> policy{80_pct};                           // levels above 0 have at most 80 %
 //   gpushare::strict_priority<> reserved{80_pct, gpushare::priority{3}};  // levels 3 and above
@@ -23,13 +23,14 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// High levels first, up to a cap. Looks at `level` and at what `Inner` looks at. One `Inner` decides among the high
-/// levels, another among the low ones; either may refuse. With a cap of the whole, low work may
-/// starve. A submission of a high level, of a client of a low one, goes as high work does, within
-/// the same cap. While low levels have work, the high ones get in a time t at most the cap times (t
-/// + w), plus the submission begun last. Here w is how long they waited for low work before t and
-/// hadn't made up for, at least 5 ms and at most 100 ms. A value; not thread-safe. A call costs what `Inner`'s
-/// does. The members are those of compute_policy.
+/// High levels first, up to a cap. Looks at `level` and at the settings that `Inner` uses. One
+/// `Inner` decides among the high levels, another among the low ones; either may refuse. With a cap
+/// of the whole, low work may starve. If a client of a low level has a submission of a high level,
+/// the submission goes as high work does, within the same cap. While low levels have work, the high
+/// ones get in a time t at most the cap times (t + w), plus the submission begun last. Here w is
+/// how long the high levels waited for low work before t without having made up for it, at least
+/// 5 ms and at most 100 ms. A value; not thread-safe. A call costs as much as a call of `Inner`.
+/// The members are those of compute_policy.
 template <compute_policy Inner = weighted_fair>
 class strict_priority {
 public:
@@ -41,11 +42,11 @@ public:
         pace_.per_million = cap.permille() * std::int64_t{1000};
     }
 
-    /// Whether `Inner` holds a client to the cap in these settings.
+    /// Whether `Inner` enforces the cap in these settings.
     [[nodiscard]] bool honours(const client_settings& s) const noexcept { return detail::honours(low_, s); }
     /// Whether `Inner` looks at classes.
     [[nodiscard]] bool has_classes() const noexcept { return detail::has_classes(low_); }
-    /// As `Inner` says; see compute_policy.
+    /// The hard cap of `Inner`; see compute_policy.
     [[nodiscard]] std::uint64_t hard_cap_of(client_id c) const noexcept {
         return detail::hard_cap_of(is_high(clients_[c.index].level) ? high_ : low_, c);
     }
@@ -57,7 +58,7 @@ public:
         s.outwards();
         s.beyond(pace_, now);
     }
-    /// Continues from the standing with an earlier policy. Call before it waits.
+    /// Continues from the client's standing with an earlier policy. Call before its first wake().
     void resume(client_id c, client_standing& s, instant now) noexcept {
         now_ = std::max(now_, now);
         detail::resume(of(clients_[c.index].level), c, s, now);
@@ -65,7 +66,7 @@ public:
         pace_.from = std::max(pace_.from, now_ + pace_.lasts(s.here().beyond));
     }
 
-    /// Passes it on to both inner policies, if they have it.
+    /// Calls take_turns() of both inner policies, if they have this member.
     void take_turns() noexcept {
         (void)detail::in_turn(high_, true);
         (void)detail::in_turn(low_, true);
@@ -79,7 +80,7 @@ public:
         return {};
     }
 
-    /// Other settings, or the refusal of `Inner`.
+    /// Changes a client's settings. `Inner` may refuse.
     failure change(client_id c, const client_settings& s) {
         auto& client = clients_[c.index];
         if (is_high(s.level) == is_high(client.level)) {
@@ -105,7 +106,7 @@ public:
         of(clients_[c.index].level).remove(c);
     }
 
-    /// It waits.
+    /// The client has waiting work.
     void wake(client_id c, const queue_head& head, instant now) noexcept {
         now_ = std::max(now_, now);
         auto& client = clients_[c.index];
@@ -115,23 +116,23 @@ public:
         of(client.level).wake(c, head, now_);
     }
 
-    /// It waits no more.
+    /// The client has no waiting work any more.
     void sleep(client_id c) noexcept {
         auto& client = clients_[c.index];
         if (std::exchange(client.waits, false) && is_high(client.level)) --high_waiting_;
         of(client.level).sleep(c);
     }
 
-    /// It waits, and isn't to be picked until wake().
+    /// The client's work waits, but must not be picked until wake().
     void hold(client_id c) noexcept { detail::hold(of(clients_[c.index].level), c); }
 
-    /// Within one level its inner policy decides.
+    /// Within one level the level's inner policy decides.
     [[nodiscard]] bool before(client_id a, client_id b) const noexcept {
         const auto level = clients_[a.index].level;
         return level == clients_[b.index].level && detail::goes_before(is_high(level) ? high_ : low_, a, b);
     }
 
-    /// A high client while the cap isn't used up, or while no other waits.
+    /// A high client while the cap isn't used up, or while no other client waits.
     [[nodiscard]] choice pick(instant now) noexcept {
         now_ = std::max(now_, now);
         const choice high = high_.pick(now_);
@@ -139,7 +140,7 @@ public:
         const bool lifted = low && is_high(clients_[low->index].head.level);
         if (pace_.entitled(now_)) {
             if (high && !(lifted && clients_[low->index].head.level > level_of(high))) return high;
-        } else if (lifted) {  // the high levels have had theirs: it goes at its own until the next of its submissions
+        } else if (lifted) {  // the cap is used up: the submission falls back to its client's level
             for (; low && is_high(clients_[low->index].head.level); low = low_.pick(now_)) {
                 clients_[low->index].head.level = no_priority;
                 low_.wake(*low, clients_[low->index].head, now_);
@@ -149,12 +150,13 @@ public:
         return choice(std::min(low.ask_again(), high.ask_again()));
     }
 
-    /// Charges the prediction to its inner policy and, if it is within the cap, to the cap. Returns whether it is, for
-    /// correct().
+    /// Charges the prediction to the level's inner policy and, for high work within the cap, to the
+    /// cap. Returns which it was, for correct().
     std::uint64_t serve(client_id c, ns cost, instant now) noexcept {
         now_ = std::max(now_, now);
         const auto level = clients_[c.index].level;
-        // Beyond its cap it was let in because nobody else wanted the device: that costs the cap nothing.
+        // High work beyond the cap goes only while no other client wants the device, so the cap
+        // isn't charged.
         const bool high = is_high(level), lifted = !high && is_high(clients_[c.index].head.level);
         const bool counts = (high || lifted) && pace_.entitled(now_);
         if (counts) pace_.spend(cost, now_, all_had_);
@@ -165,14 +167,14 @@ public:
     /// How many bits serve() uses: two, and those of `Inner`.
     [[nodiscard]] unsigned lent_bits() const noexcept { return std::min(2 + detail::lent_bits(high_), 64U); }
 
-    /// Charges the difference to the true cost likewise.
+    /// Charges the difference to the true cost in the same way.
     void correct(client_id c, ns delta, std::uint64_t lent = 0) noexcept {
         const bool high = is_high(clients_[c.index].level);
         if (high ? (lent & is_lent) == 0 : (lent & is_lifted) != 0) pace_.adjust(delta);
         detail::correct(of(clients_[c.index].level), c, delta, lent >> 2);
     }
 
-    /// So much device time was had, by anybody; see compute_policy.
+    /// Some client's completed work took this much device time; see compute_policy.
     void ended(ns took) noexcept {
         all_had_ = saturating_add(all_had_, std::max(took, ns{0}));
         detail::ended(high_, took);
@@ -197,8 +199,8 @@ private:
 
     priority high_from_;
     Inner high_, low_;
-    detail::pacer pace_{};  // of the high levels
-    ns all_had_{};          // the device time of all that ended
+    detail::pacer pace_{};  // the cap of the high levels
+    ns all_had_{};          // the device time of all completed work
     std::size_t high_waiting_ = 0;
     std::vector<client_state> clients_;
     instant now_{};

@@ -1,20 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weighted fair sharing of device time, under strict priority between levels: of the waiting clients of the highest
-// level, the one that is furthest behind its share goes next. The default policy.
+// Weighted fair sharing of device time, under strict priority between levels: of the waiting
+// clients of the highest level, the one that is furthest behind its share goes next. The default
+// policy.
 //
 //   gpushare::weighted_fair policy;
 //   policy.add(chat, {.weight = 70_pct});  policy.add(batch, {.weight = 30_pct});
 //
-// `fair`, below it, gives each client the same share. A client's `cap` holds with either of them.
+// `fair`, below, gives each client the same share. A client's `cap` holds with both policies.
 //
-// The method is start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996): a client's tag grows by cost / weight, the
-// smallest tag goes next, and a level's virtual time is the smallest waiting tag. A client that wakes up starts no
-// earlier than virtual time, so it isn't owed the time in which it wanted nothing.
+// The method is start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996): a client's tag grows by
+// cost / weight, the smallest tag goes next, and a level's virtual time is the smallest waiting
+// tag. A client that wakes up starts no earlier than virtual time, so it isn't owed the time in
+// which it wanted nothing.
 //
-// Where work of different clients can't run side by side, the limiter calls take_turns(): a change from one client to
-// another costs device time there. So a client keeps its turn for a while: several short
-// submissions go together, and one that is as long as a turn goes alone. A client gets ahead of its
-// share by a turn and one submission at most.
+// If work of different clients can't run side by side, a change from one client to another costs
+// device time, and the limiter calls take_turns(). So a client keeps its turn for a while: several
+// short submissions go together, and one that is as long as a turn goes alone. A client gets ahead
+// of its share by a turn and one submission at most.
 #pragma once
 
 #include <algorithm>
@@ -47,7 +49,7 @@ inline namespace GPUSHARE_ABI {
 class weighted_fair {
 public:
     static constexpr bool timeless = true;    ///< See is_timeless.
-    static constexpr ns usual_turn{100'000};  ///< The length of a turn if take_turns() sets none.
+    static constexpr ns usual_turn{100'000};  ///< The default length of a turn.
 
     /// Turns of usual_turn if take_turns() is called, none otherwise.
     weighted_fair() noexcept : weighted_fair(ns{-1}) {}
@@ -64,7 +66,7 @@ public:
         return {};
     }
 
-    /// Other settings; what it is ahead or behind stays the same device time.
+    /// Changes a client's settings. The device time by which it is ahead or behind stays the same.
     failure change(client_id c, const client_settings& s) {
         open_levels(s);
         auto& client = clients_[c.index];
@@ -98,17 +100,18 @@ public:
     }
     /// See compute_policy.
     [[nodiscard]] static bool has_classes() noexcept { return false; }
-    /// Any cap.
+    /// Any cap is enforced.
     [[nodiscard]] static bool honours(const client_settings&) noexcept { return true; }
-    /// A client's own, where it has one; see compute_policy.
+    /// The client's own hard cap, if it has one; see compute_policy.
     [[nodiscard]] std::uint64_t hard_cap_of(client_id c) const noexcept {
         const auto& client = clients_[c.index];
         return client.is_capped && !client.soft ? detail::own_hard_cap(c) : 0;
     }
-    /// Whether it has to know the time, though it is timeless otherwise: while somebody has a cap.
+    /// Whether the policy needs the time, although it is timeless otherwise: a client has a cap.
     [[nodiscard]] bool needs_time() const noexcept { return num_capped_ > 0; }
 
-    /// It waits. It isn't owed the time in which it didn't, except up to most_owed if it was held.
+    /// The client has waiting work. It isn't owed the time without waiting work, except for up to
+    /// most_owed after hold().
     void wake(client_id c, const queue_head& head, instant now) noexcept {
         now_ = std::max(now_, now);
         auto& client = clients_[c.index];
@@ -121,13 +124,13 @@ public:
         place(client);
     }
 
-    /// It waits no more.
+    /// The client has no waiting work any more.
     void sleep(client_id c) noexcept {
         clients_[c.index].held = clients_[c.index].waits = false;
         take_out(clients_[c.index]);
     }
 
-    /// It waits, and isn't to be picked until wake().
+    /// The client's work waits, but must not be picked until wake().
     void hold(client_id c) noexcept {
         clients_[c.index].held = true;
         take_out(clients_[c.index]);
@@ -137,7 +140,7 @@ public:
     [[nodiscard]] bool before(client_id a, client_id b) const noexcept {
         const auto &its = clients_[a.index], &other = clients_[b.index];
         if (its.level != other.at || (its.is_capped && !its.pace.entitled(now_))) return false;
-        std::int64_t time = 0;  // of the level; add() opened it
+        std::int64_t time = 0;  // the virtual time of the level, which add() opened
         for (const auto& l : levels_)
             if (l.level == its.level) time = l.time;
         return std::max(its.tag, time) < other.key();
@@ -177,13 +180,13 @@ public:
         if (auto* const l = find_level(client.at))
             l->time = std::max(l->time, std::min(client.key(), key_of_first(client)));
         take_turn(c, cost);
-        charge(client, cost, guest);  // wake() or sleep() follows: only then it has a place
+        charge(client, cost, guest);  // wake() or sleep() follows and gives the client its place
         return guest ? is_guest : 0;
     }
-    /// How many bits of what serve() returns are used.
+    /// How many bits of serve()'s result are used.
     [[nodiscard]] static constexpr unsigned lent_bits() noexcept { return 2; }
 
-    /// Charges the difference to the true cost, unless that was lent.
+    /// Charges the difference to the true cost, unless the time was lent.
     void correct(client_id c, ns delta, std::uint64_t lent = 0) noexcept {
         if ((lent & is_lent) != 0) return;
         auto& client = clients_[c.index];
@@ -194,10 +197,10 @@ public:
         if (client.waits && !client.held) place(client);
     }
 
-    /// So much device time was had, by anybody; see compute_policy.
+    /// Some client's completed work took this much device time; see compute_policy.
     void ended(ns took) noexcept { all_had_ = saturating_add(all_had_, std::max(took, ns{0})); }
 
-    /// Tells how far it is ahead of its share and beyond its cap, for another policy; see
+    /// Tells another policy how far the client is ahead of its share and beyond its cap; see
     /// client_standing.
     void tell_standing(client_id c, client_standing& s, instant now) const noexcept {
         const auto& client = clients_[c.index];
@@ -205,7 +208,7 @@ public:
             if (l.level == client.level) s.ahead(client.lead(l.time));
         if (client.is_capped) s.beyond(client.pace, now);
     }
-    /// Continues from the standing with an earlier policy. Call before it waits.
+    /// Continues from the client's standing with an earlier policy. Call before its first wake().
     void resume(client_id c, client_standing& s, instant now) noexcept {
         now_ = std::max(now_, now);
         auto& client = clients_[c.index];
@@ -219,7 +222,7 @@ private:
     // take no more: several long calls.
     static constexpr double most_owed = 250e6;
     static constexpr std::int64_t rebase_at = std::int64_t{1} << 61;
-    // Two weeks are beyond any kernel; without a limit a wild measurement could overflow a tag.
+    // No kernel takes two weeks. Without this limit a wrong measurement could overflow a tag.
     static constexpr ns most_at_once{std::int64_t{1} << 50};
 
     struct client_state {
@@ -235,20 +238,22 @@ private:
               rate(1000.0 / weight),
               pace{.per_million = s.cap.permille() * std::int64_t{1000}} {}
 
-        /// By what it is ordered among those at the same level.
+        /// The key by which clients at the same level are ordered.
         [[nodiscard]] std::int64_t key() const noexcept { return at > level ? guest_tag : tag; }
-        /// The device time that it is ahead of its share, in ns, where its level's virtual time is
-        /// this.
+        /// The device time, in ns, that the client is ahead of its share. `time`: the level's
+        /// virtual time.
         [[nodiscard]] double lead(std::int64_t time) const noexcept { return static_cast<double>(tag - time) / rate; }
 
         std::int64_t tag = 0;        // ns of device time over weight
-        std::int64_t guest_tag = 0;  // the same at the level above its own at which it waits, if it does
+        std::int64_t guest_tag = 0;  // the same at a higher level, while its submission waits there
         client_id id;
-        priority level, at;  // its own; of what waits first
+        priority level, at;  // the client's level; the level of its first waiting submission
         std::int32_t weight = 1000;
         bool held = false, waits = false;
         bool is_capped = false, soft = false;
-        double rate = 1;  // what the tag grows by for a ns of device time: a division would cost more than the rest
+        // The tag's growth for one ns of device time, stored because a division would cost more
+        // than the rest.
+        double rate = 1;
         detail::pacer pace{};
     };
     struct level_state {
@@ -261,20 +266,21 @@ private:
         return std::max(static_cast<std::int32_t>(s.weight.permille()), 1);
     }
 
-    // Null for a level that no client ever had. They are few.
+    // Null for a level that no client ever had. A linear search, since levels are few.
     [[nodiscard]] level_state* find_level(priority p) noexcept {
         for (auto& l : levels_)
             if (l.level == p) return &l;
         return nullptr;
     }
 
-    // Those of its clients and of their submissions, as far as these are known.
+    // Opens the client's level and the levels that its submissions may have, as far as known.
     void open_levels(const client_settings& s) {
         for (const priority p : {s.level, std::max(s.level, s.ceiling)})
             if (find_level(p) == nullptr) levels_.push_back({p, 0});
     }
 
-    [[nodiscard]] std::int64_t& virtual_time(priority p) noexcept { return find_level(p)->time; }  // add() opened it
+    // add() opened the level.
+    [[nodiscard]] std::int64_t& virtual_time(priority p) noexcept { return find_level(p)->time; }
 
     // `ahead`: device time in ns.
     [[nodiscard]] std::int64_t tag_of(const client_state& client, double ahead) noexcept {
@@ -282,8 +288,8 @@ private:
         return virtual_time(client.level) + static_cast<std::int64_t>(std::clamp(ahead * client.rate, -most, most));
     }
 
-    // The client had no work, or was capped: it is owed no more than this of that time. `owed` is
-    // in a tag's unit.
+    // Limits how much a client is owed for time in which it had no work or was capped. `owed` is in
+    // a tag's unit.
     void catch_up(client_state& client, double owed) noexcept {
         const auto behind = static_cast<std::int64_t>(owed);
         client.tag = std::max(client.tag, virtual_time(client.level) - behind);
@@ -293,20 +299,23 @@ private:
     }
 
     void take_turn(client_id c, ns cost) noexcept {
-        constexpr ns least{1000};  // a turn is so many kernels at the most, whatever they are said to take
+        // Counts at least this much for each kernel, which bounds the kernels of a turn.
+        constexpr ns least{1000};
         if (c.index != latest_ || left_ <= ns{0}) left_ = turn_;
         latest_ = c.index;
         left_ -= std::max(cost, least);
     }
 
-    // The smallest tag that waits where the client does, or else its own.
+    // The smallest waiting tag at the client's level; the client's own if that isn't the level
+    // served next.
     [[nodiscard]] std::int64_t key_of_first(const client_state& client) const noexcept {
         if (waiting_.empty()) return client.key();
         const auto& first = clients_[waiting_.first()];
         return first.at == client.at ? first.key() : client.key();
     }
 
-    // `guest`: where it went as well as at its own level.
+    // Charges the client at its own level and, if `guest`, at the higher level at which its
+    // submission went.
     void charge(client_state& client, ns delta, bool guest) noexcept {
         const auto cost = std::clamp(delta, -most_at_once, most_at_once).count();
         const auto grows = static_cast<std::int64_t>(static_cast<double>(cost) * client.rate);
@@ -315,7 +324,8 @@ private:
         if (client.tag > rebase_at) rebase(client.level);
     }
 
-    // A tag reaches this after decades, or after months of one client alone at 0.1 %: then only differences matter.
+    // Moves a level's tags back to 0. A tag gets so large after decades, or after months of one
+    // client alone at 0.1 %, and only differences matter.
     GPUSHARE_RARE void rebase(priority p) noexcept {
         const auto base = std::exchange(virtual_time(p), 0);
         const auto moved = [&](std::int64_t tag) { return std::clamp(tag - base, -rebase_at / 2, rebase_at / 2); };
@@ -332,7 +342,7 @@ private:
         capped_out_.drop(c.id.index);
         borrowing_.drop(c.id.index);
     }
-    // Within its cap it waits for its turn, else for time to pass.
+    // A client within its cap waits for its turn; otherwise it waits for time to pass.
     void place(const client_state& c) noexcept {
         const auto index = c.id.index;
         if (num_capped_ > 0 || !capped_out_.empty()) {
@@ -350,56 +360,59 @@ private:
 
     detail::plain_list<client_state> clients_;
     detail::plain_list<level_state> levels_;
-    detail::client_heap waiting_;                 // by tag
-    detail::client_heap capped_out_, borrowing_;  // by when they are within their caps again; the soft ones in both
-    std::uint32_t num_capped_ = 0;                // clients with a cap
-    ns turn_;                                     // how long a turn is: 0 or less, none
-    ns left_{};                                   // of the present turn
-    std::uint32_t latest_ = 0;                    // whose turn it is: the client served last
-    instant now_{};                               // while somebody has a cap
-    ns all_had_{};                                // the device time of all that ended
+    detail::client_heap waiting_;  // ordered by tag
+    // Ordered by when the clients are within their caps again; clients with soft caps are in both.
+    detail::client_heap capped_out_, borrowing_;
+    std::uint32_t num_capped_ = 0;  // clients with a cap
+    ns turn_;                       // the length of a turn; 0 or less: no turns
+    ns left_{};                     // the rest of the present turn
+    std::uint32_t latest_ = 0;      // the client served last, whose turn it is
+    instant now_{};                 // up to date while a client has a cap
+    ns all_had_{};                  // the device time of all completed work
 };
 static_assert(compute_policy<weighted_fair>);
 
 /// Gives each of the N clients of a level that have work 1/N, whatever their weights. Looks at
-/// `level` and caps. Otherwise as weighted_fair, which it is made of. A value; not thread-safe.
+/// `level` and caps. Built on weighted_fair, and otherwise the same. A value; not thread-safe.
 class fair {
 public:
     static constexpr bool timeless = true;  ///< See is_timeless.
 
     /// A client begins.
     failure add(client_id c, const client_settings& s) { return inner_.add(c, equal(s)); }
-    /// Another level.
+    /// Changes the client's level.
     failure change(client_id c, const client_settings& s) { return inner_.change(c, equal(s)); }
-    void remove(client_id c) noexcept { inner_.remove(c); }                                              ///< It ends.
-    void wake(client_id c, const queue_head& head, instant now) noexcept { inner_.wake(c, head, now); }  ///< It waits.
-    void sleep(client_id c) noexcept { inner_.sleep(c); }  ///< It waits no more.
-    void hold(client_id c) noexcept { inner_.hold(c); }    ///< It isn't to be picked.
-    [[nodiscard]] bool before(client_id a, client_id b) const noexcept {
-        return inner_.before(a, b);
-    }                                                                             ///< Whether `a` has had less.
-    [[nodiscard]] choice pick(instant now) noexcept { return inner_.pick(now); }  ///< The one that had least.
-    std::uint64_t serve(client_id c, ns cost, instant now) noexcept {
-        return inner_.serve(c, cost, now);
-    }  ///< Charges a prediction.
-    [[nodiscard]] static constexpr unsigned lent_bits() noexcept { return weighted_fair::lent_bits(); }  ///< As that.
-    void correct(client_id c, ns delta, std::uint64_t lent = 0) noexcept {
-        inner_.correct(c, delta, lent);
-    }                                                     ///< Charges the difference to the truth.
+    void remove(client_id c) noexcept { inner_.remove(c); }  ///< The client ends.
+    /// The client has waiting work.
+    void wake(client_id c, const queue_head& head, instant now) noexcept { inner_.wake(c, head, now); }
+    /// The client has no waiting work any more.
+    void sleep(client_id c) noexcept { inner_.sleep(c); }
+    /// The client must not be picked until wake().
+    void hold(client_id c) noexcept { inner_.hold(c); }
+    /// Whether `a` has had less than `b`.
+    [[nodiscard]] bool before(client_id a, client_id b) const noexcept { return inner_.before(a, b); }
+    /// The client that has had least.
+    [[nodiscard]] choice pick(instant now) noexcept { return inner_.pick(now); }
+    /// Charges a prediction.
+    std::uint64_t serve(client_id c, ns cost, instant now) noexcept { return inner_.serve(c, cost, now); }
+    /// As weighted_fair.
+    [[nodiscard]] static constexpr unsigned lent_bits() noexcept { return weighted_fair::lent_bits(); }
+    /// Charges the difference to the true cost.
+    void correct(client_id c, ns delta, std::uint64_t lent = 0) noexcept { inner_.correct(c, delta, lent); }
     void ended(ns took) noexcept { inner_.ended(took); }  ///< See compute_policy.
-    [[nodiscard]] static bool honours(const client_settings&) noexcept { return true; }  ///< Any cap.
-    [[nodiscard]] static bool has_classes() noexcept { return false; }                   ///< See compute_policy.
-    [[nodiscard]] std::uint64_t hard_cap_of(client_id c) const noexcept {
-        return inner_.hard_cap_of(c);
-    }                                                                               ///< See compute_policy.
-    [[nodiscard]] bool needs_time() const noexcept { return inner_.needs_time(); }  ///< While there is a cap.
-    void tell_standing(client_id c, client_standing& s, instant now) const noexcept {
-        inner_.tell_standing(c, s, now);
-    }  ///< For another policy.
-    void resume(client_id c, client_standing& s, instant now) noexcept {
-        inner_.resume(c, s, now);
-    }                                                    ///< Continues an earlier policy's standing.
-    void take_turns() noexcept { inner_.take_turns(); }  ///< From now on a client may go several times in a row.
+    /// Any cap is enforced.
+    [[nodiscard]] static bool honours(const client_settings&) noexcept { return true; }
+    [[nodiscard]] static bool has_classes() noexcept { return false; }  ///< See compute_policy.
+    /// See compute_policy.
+    [[nodiscard]] std::uint64_t hard_cap_of(client_id c) const noexcept { return inner_.hard_cap_of(c); }
+    /// True while a client has a cap.
+    [[nodiscard]] bool needs_time() const noexcept { return inner_.needs_time(); }
+    /// Tells a client's standing to another policy.
+    void tell_standing(client_id c, client_standing& s, instant now) const noexcept { inner_.tell_standing(c, s, now); }
+    /// Continues an earlier policy's standing.
+    void resume(client_id c, client_standing& s, instant now) noexcept { inner_.resume(c, s, now); }
+    /// From now on a client may go several times in a row.
+    void take_turns() noexcept { inner_.take_turns(); }
 
 private:
     [[nodiscard]] static client_settings equal(client_settings s) noexcept {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A ring of the latest records of a trace, written by any thread, in memory that is allocated once. Writing a record
-// takes no lock, allocates nothing and waits for nobody. A part of timeline_trace.hpp.
+// A ring of the latest records of a trace, written by any thread, in memory that is allocated once.
+// Writing a record takes no lock, allocates nothing and never waits. A part of timeline_trace.hpp.
 //
 //   detail::trace_ring ring;    ring.reserve(65536);    ring.push({...});
 //   ring.for_each([](const detail::trace_record& r) { ... });                  // oldest first
@@ -25,12 +25,13 @@ enum class trace_kind : std::uint8_t { wait, permit, kernel, bound, violation };
 struct trace_record {
     trace_kind kind{};
     std::uint32_t device = 0, tenant = 0;
-    std::int64_t begin = 0, end = 0;  // ns on the trace's clock; of a bound and a violation: when, and how long
+    // Ns on the trace's clock; for a bound and a violation: the time and the length.
+    std::int64_t begin = 0, end = 0;
 };
 
 class trace_ring {
 public:
-    /// Not beside any other call. Forgets what was recorded.
+    /// Makes room for `records`, and drops existing records. Must not overlap any other call.
     void reserve(std::size_t records) {
         slots_ = std::make_unique<slot[]>(records);
         size_ = records;
@@ -38,10 +39,12 @@ public:
         dropped_.store(0, std::memory_order_relaxed);
     }
 
-    /// Dropped, and counted, if the slot is being read, or written by a thread that is a whole ring behind.
+    /// Writes a record. Drops and counts it if its slot is being read, or written by a thread that
+    /// is a whole ring behind.
     void push(const trace_record& r) noexcept {
         if (size_ == 0) return;
-        const auto number = next_.fetch_add(1, std::memory_order_relaxed);  // order alone: the slot publishes itself
+        // Relaxed: only a number; the slot itself publishes the record.
+        const auto number = next_.fetch_add(1, std::memory_order_relaxed);
         slot& s = slots_[number % size_];
         if (!s.take()) {
             dropped_.fetch_add(1, std::memory_order_relaxed);
@@ -61,7 +64,7 @@ public:
             if (!s.take()) continue;
             const auto words = s.words;
             s.give();
-            if (words[0] != number + 1) continue;  // dropped, or overwritten meanwhile
+            if (words[0] != number + 1) continue;  // dropped or overwritten
             f({static_cast<trace_kind>(words[1]), static_cast<std::uint32_t>(words[2] >> 32U),
                static_cast<std::uint32_t>(words[2]), static_cast<std::int64_t>(words[3]),
                static_cast<std::int64_t>(words[4])});
@@ -80,8 +83,8 @@ private:
         std::atomic<bool> taken{false};
         std::array<std::uint64_t, 5> words{};
 
-        // Acquire, so that the owner sees what the last one wrote; release, so that the next one
-        // sees what this one did.
+        // Acquire, so that the owner sees the writes of the owner before; release, so that the next
+        // owner sees this owner's writes.
         [[nodiscard]] bool take() noexcept { return !taken.exchange(true, std::memory_order_acquire); }
         void give() noexcept { taken.store(false, std::memory_order_release); }
     };

@@ -26,8 +26,8 @@ namespace cuda {
 namespace detail {
 
 struct block {
-    std::size_t size = 0, alignment = 0;  // as asked for
-    void* base = nullptr;                 // as CUDA knows it
+    std::size_t size = 0, alignment = 0;  // as requested
+    void* base = nullptr;                 // the address that CUDA knows
     bytes charge{};
 };
 
@@ -61,7 +61,7 @@ public:
         return true;
     }
 
-    /// Takes the block out if it was allocated with this size and alignment. Otherwise returns
+    /// Removes the block if it was allocated with this size and alignment. Otherwise returns
     /// errc::unknown_block or wrong_size, and nothing changes. The block stays charged until
     /// `release`.
     [[nodiscard]] errc remove(void* p, std::size_t size, std::size_t alignment, block& b) noexcept {
@@ -83,8 +83,8 @@ public:
     /// The bytes entered so far. Read this count before the device's free memory, and then call
     /// out_since() with the count.
     [[nodiscard]] std::uint64_t entered() const noexcept { return entered_.load(std::memory_order_acquire); }
-    /// A lower bound on the bytes that were out when the free memory was read, whatever came or
-    /// went meanwhile. `entered` is the result of entered() before that reading. A block enters
+    /// A lower bound on the bytes that were out when the free memory was read, even if blocks came
+    /// or went meanwhile. `entered` is the result of entered() before that reading. A block enters
     /// after the device gave it, and leaves before the device gets it back.
     [[nodiscard]] bytes out_since(std::uint64_t entered) const noexcept {
         return bytes{entered} - bytes{left_.load(std::memory_order_acquire)};
@@ -101,7 +101,7 @@ private:
     std::mutex mutex_;
     gpushare::detail::pointer_table<block> blocks_;
     std::atomic<std::uint64_t> charged_{0};
-    std::atomic<std::uint64_t> entered_{0}, left_{0};  // bytes, ever
+    std::atomic<std::uint64_t> entered_{0}, left_{0};  // bytes since the beginning
 };
 
 }  // namespace detail

@@ -27,34 +27,35 @@ namespace detail {
 /// Safe from any thread.
 class capture_watch {
 public:
-    /// Counts what our captures began and ended: it changes whenever one does.
+    /// A count that changes whenever one of our captures begins or ends.
     [[nodiscard]] std::uint64_t turn() const noexcept {
         // acquire: if the driver put a record into a capture, then by the driver's own lock the
         // record comes after the capture's beginning. This reading comes after the record, so it
         // sees what begin() wrote before the capture.
         return turn_.load(std::memory_order_acquire);
     }
-    /// Whether one is under way at that turn.
+    /// Whether a capture of ours is under way at that turn.
     [[nodiscard]] static constexpr bool captures(std::uint64_t turn) noexcept { return turn % 2 != 0; }
-    /// Whether one of ours is under way.
+    /// Whether a capture of ours is under way now.
     [[nodiscard]] bool ours() const noexcept { return captures(turn()); }
 
-    /// Call before the driver begins. False if a capture is already under way. Waits for callers
-    /// that hold off captures.
+    /// Call before the driver begins a capture. False if a capture is already under way. Waits for
+    /// callers that hold off captures.
     [[nodiscard]] bool begin() noexcept {
         const std::lock_guard lock(mutex_);
         std::uint64_t now = turn_.load(std::memory_order_relaxed);
         return !captures(now) && turn_.compare_exchange_strong(now, now + 1, std::memory_order_acq_rel);
     }
-    /// After the driver has ended it.
+    /// Call after the driver has ended the capture.
     void end() noexcept { turn_.fetch_add(1, std::memory_order_release); }
 
-    /// No capture of ours begins until the returned lock goes. Any number of threads may hold
+    /// No capture of ours begins while the returned lock exists. Any number of threads may hold
     /// captures off at once. None of them waits while another one is in a driver's call; only the
     /// beginning of a capture waits.
     [[nodiscard]] std::shared_lock<std::shared_mutex> hold_off() noexcept { return std::shared_lock(mutex_); }
 
-    /// Somebody else has the native stream, for good, and may begin captures: only the driver knows.
+    /// From now on other code has the native stream and may begin captures, of which only the
+    /// driver knows.
     void hand_out() noexcept {
         // relaxed: a thread that gets the handle makes sure that its own work on the stream comes
         // later.

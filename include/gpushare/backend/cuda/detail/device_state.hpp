@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The state shared by all objects of one device: its properties, its health, and the pool of its events. Nodes, streams
-// and points hold it by shared_ptr, so that any of them may be destroyed first. A part of the backend.
+// The state shared by all objects of one device: its properties, its health, and the pool of its
+// events. Nodes, streams and points hold it by shared_ptr, so that any of them may be destroyed
+// first. A part of the backend.
 #pragma once
 
 #include <cuda.h>
@@ -31,8 +32,8 @@ namespace detail {
 
 class device_state;
 
-/// The completion that a point without an event of its own waits for: that of several other points,
-/// or of a graph.
+/// The completion of a point without an event of its own: the point is reached with several other
+/// points, or with the end of a graph.
 class eventless {
 public:
     eventless() = default;
@@ -56,7 +57,7 @@ struct point_state {
     point_state() = default;
     point_state(const point_state&) = delete;
     point_state& operator=(const point_state&) = delete;
-    // Harmless after the driver is unloaded, and where the device is lost.
+    // Harmless after the driver is unloaded, and on a lost device.
     ~point_state() {
         if (event == nullptr) return;
         const context_guard any(*home);
@@ -65,45 +66,49 @@ struct point_state {
 
     point_state* next = nullptr;
     std::atomic<std::uint32_t> references{0};
-    // One word, so that threads that find out at once write the same.
+    // One word: threads that find out at the same time write the same value.
     std::atomic<std::uint8_t> outcome{pending};
     cudaEvent_t event = nullptr;
-    const primary_context* home = nullptr;  // where it was made
-    std::unique_ptr<eventless> instead;     // of the event, which isn't used then
-    std::shared_ptr<device_state> device;   // null while it lies in the pool
+    const primary_context* home = nullptr;  // the context in which the event was made
+    std::unique_ptr<eventless> instead;     // used in place of the event, if set
+    std::shared_ptr<device_state> device;   // null while the state is in the pool
 };
 
-/// A green context that nobody uses any more but what its streams have enqueued.
+/// A green context that is used only by work that its streams have enqueued.
 struct retired_partition {
     retired_partition* next = nullptr;
     CUgreenCtx native = nullptr;
-    bool owned = true;                 // ours to destroy
-    std::vector<std::uint32_t> units;  // of its device, which nobody else has; none of one that was taken over
-    std::vector<point_state*> ends;    // of its streams
+    bool owned = true;  // whether the library destroys it
+    // Its units of the device's SMs, which no other partition has; empty for a context that was
+    // taken over.
+    std::vector<std::uint32_t> units;
+    std::vector<point_state*> ends;  // the ends of its streams' work
 };
 
 /// Counts bytes that came and went. out_since() combines these counts with another reading, the
 /// device's free memory.
 class flow {
 public:
-    /// After the device gave them.
+    /// Call after the device gave the bytes.
     void enter(bytes n) noexcept { entered_.fetch_add(n.count(), std::memory_order_release); }
-    /// Before the device gets them back.
+    /// Call before the device gets the bytes back.
     void leave(bytes n) noexcept { left_.fetch_add(n.count(), std::memory_order_release); }
-    /// So far: read it before the device's free memory ...
+    /// The bytes entered so far. Read this count before the device's free memory.
     [[nodiscard]] std::uint64_t entered() const noexcept { return entered_.load(std::memory_order_acquire); }
-    /// ... and this, with what was read, after it: bytes that were out at that moment, and never more.
+    /// A lower bound on the bytes that were out when the free memory was read. `entered`: the
+    /// result of entered() before that reading.
     [[nodiscard]] bytes out_since(std::uint64_t entered) const noexcept {
         return bytes{entered} - bytes{left_.load(std::memory_order_acquire)};
     }
 
 private:
-    std::atomic<std::uint64_t> entered_{0}, left_{0};  // ever
+    std::atomic<std::uint64_t> entered_{0}, left_{0};  // since the beginning
 };
 
 class device_state {
 public:
-    /// Makes the device's primary context. Throws operation_error: no_device, no_driver; memory_error.
+    /// Makes the device's primary context. Throws operation_error: no_device, no_driver;
+    /// memory_error.
     device_state(std::shared_ptr<const driver> functions, int ordinal, bool beside_device_0)
         : api_(std::move(functions)),
           properties_(query_properties(*api_, ordinal)),
@@ -114,7 +119,8 @@ public:
     device_state(const device_state&) = delete;
     device_state& operator=(const device_state&) = delete;
     ~device_state() {
-        while (retired_partition* const p = retired_.pop()) destroy(p);  // whatever still runs there
+        // Even if work still runs there.
+        while (retired_partition* const p = retired_.pop()) destroy(p);
     }
 
     [[nodiscard]] const driver& api() const noexcept { return *api_; }
@@ -122,28 +128,29 @@ public:
     [[nodiscard]] int ordinal() const noexcept { return properties_.ordinal; }
     [[nodiscard]] cuda::health& health() noexcept { return health_; }
     [[nodiscard]] const primary_context& context() const noexcept { return context_; }
-    /// Shared by all nodes that have the device, in this context.
+    /// The registry of the device's SMs, shared by all nodes that have the device in this context.
     [[nodiscard]] sm_registry& sms() noexcept { return *sms_; }
     [[nodiscard]] occupancy_cache& occupancy() noexcept { return occupancy_; }
 
     /// The device's bytes that chunks of virtual memory take.
     [[nodiscard]] flow& chunks() noexcept { return chunks_; }
-    /// From now on the pool's blocks count as allocated here.
+    /// From now on the blocks of this pool count as allocated by the library.
     void enter_pool(cudaMemPool_t p) {
         const std::lock_guard lock(pools_mutex_);
         pools_.push_back(p);
     }
-    /// Before it is destroyed, or somebody else's.
+    /// Call before the pool is destroyed or handed out.
     void leave_pool(cudaMemPool_t p) noexcept {
         const std::lock_guard lock(pools_mutex_);
         std::erase(pools_, p);
     }
-    /// In blocks of these pools that are out.
+    /// The bytes of blocks that are out, of all these pools.
     [[nodiscard]] bytes used_of_pools() noexcept {
         const std::lock_guard lock(pools_mutex_);
         bytes all{};
         if (pools_.empty()) return all;
-        // Its own context, not any: where that of another device is current, which is lost, the answer is that one's.
+        // The device's own context, not just any: if the context of a lost device were current, the
+        // answer would be about that device.
         auto code = cudaSuccess;
         const device_guard on(context_, code);
         if (health_.note(code, "cuCtxPushCurrent") != errc::none) return all;
@@ -163,20 +170,23 @@ public:
         p.device = self;
         return p;
     }
-    /// The same without an event. Throws std::bad_alloc.
+    /// The same, with `instead` in place of an event. Throws std::bad_alloc.
     [[nodiscard]] point_state& acquire(const std::shared_ptr<device_state>& self, std::unique_ptr<eventless> instead) {
         point_state& p = take();
-        p.outcome.store(point_state::pending, std::memory_order_relaxed);  // nobody else knows it yet
+        // Relaxed: no other thread knows the state yet.
+        p.outcome.store(point_state::pending, std::memory_order_relaxed);
         p.references.store(1, std::memory_order_relaxed);
         p.instead = std::move(instead);
         p.device = self;
         return p;
     }
-    /// The same for the device's own use: it doesn't keep the device, and goes back by release().
+    /// The same for the device's own use: the state doesn't keep the device alive, and is given
+    /// back by release().
     [[nodiscard]] point_state& acquire() {
         point_state& p = take();
         if (p.event == nullptr) make_event(p);
-        p.outcome.store(point_state::pending, std::memory_order_relaxed);  // nobody else knows it yet
+        // Relaxed: no other thread knows the state yet.
+        p.outcome.store(point_state::pending, std::memory_order_relaxed);
         return p;
     }
 
@@ -186,8 +196,8 @@ public:
     }
 
     /// Destroys the partition and gives its SMs back once the work of its streams is done:
-    /// cudaStreamDestroy and cuGreenCtxDestroy don't wait for that work. The state checks this now,
-    /// and before new partitions are made.
+    /// cudaStreamDestroy and cuGreenCtxDestroy don't wait for that work. This object checks for
+    /// that end now, and again before new partitions are made.
     void retire(std::unique_ptr<retired_partition> p) noexcept {
         {
             const std::lock_guard lock(mutex_);
@@ -203,8 +213,8 @@ public:
             return true;
         });
     }
-    /// SMs are free before the driver destroys the partition that had them. So a thread that looks
-    /// at the same time never finds SMs taken whose work is done.
+    /// Marks SMs as free before the driver destroys their partition. So a concurrent thread never
+    /// finds SMs taken whose work is done.
     void collect_partitions() noexcept {
         gpushare::detail::fifo<retired_partition> gone;
         {
@@ -224,7 +234,7 @@ public:
         while (retired_partition* const p = gone.pop()) destroy(p);
     }
 
-    /// Events made so far, in use or not.
+    /// The number of events made so far, in use or not.
     [[nodiscard]] std::size_t events() const noexcept {
         const std::lock_guard lock(mutex_);
         return points_.size();
@@ -254,7 +264,8 @@ private:
         fail(code, "making an event");
     }
 
-    // The runtime's way to make it, so that the runtime keeps it for the embedder.
+    // Makes the context through the runtime, so that the runtime keeps the context for the
+    // embedder.
     static const driver& initialised(const driver& api, int ordinal) {
         check(cudaInitDevice(ordinal, 0, 0), "making a device's context");
         return api;
@@ -262,7 +273,8 @@ private:
 
     [[nodiscard]] bool ended(const point_state& end) noexcept {
         if (end.event == nullptr || health_.lost()) return true;
-        const own_calls unwatched;  // a gate that heard of it would need this lock
+        // A launch gate that saw this call would need a lock that this thread holds.
+        const own_calls unwatched;
         const CUresult code = api_->event_query(end.event);
         if (code == CUDA_ERROR_NOT_READY) return false;
         (void)health_.note(code, "cuEventQuery");
@@ -279,7 +291,7 @@ private:
         delete p;
     }
 
-    // Whether the device still does what it is asked, in the context that was made.
+    // Whether the device still works, in the context that was made.
     [[nodiscard]] bool answers() const noexcept {
         std::size_t free = 0, total = 0;
         cudaError_t code = cudaSuccess;
@@ -306,7 +318,7 @@ inline void drop(point_state& p) noexcept {
     // acq_rel: the thread that reuses the event has seen every other thread's last use.
     if (p.references.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
     const std::shared_ptr<device_state> device = std::move(p.device);
-    p.instead.reset();  // which may drop other points
+    p.instead.reset();  // may drop other points
     device->release(p);
 }
 

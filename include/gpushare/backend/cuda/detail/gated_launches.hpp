@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The state of a launch gate: drives a core, which decides, with what the driver's callbacks and
-// events tell. Threads that are inside a launch, scopes and the gate share it.
+// The state of a launch gate. It drives a core, which makes the decisions, by the driver's
+// callbacks and events. Threads inside a launch, scopes and the gate share the state.
 //
-// One mutex guards it. A launch that goes takes it twice, for some ten nanoseconds each; a thread
-// that is held gives it up while it waits. The driver is asked under it, but calls nobody back, and
-// no code of anybody else's runs.
+// One mutex guards the state. A launch that goes takes the mutex twice, for some ten nanoseconds
+// each. A held thread gives the mutex up while it waits. The driver is called under the mutex, but
+// calls nothing back, and no foreign code runs under it.
 #pragma once
 
 #include <cuda.h>
@@ -74,52 +74,56 @@ concept launch_core = std::movable<C> && requires(C& c, const C& cc, typename C:
 };
 // clang-format on
 
-/// How a launch gate keeps lower clients back. By `thread` nothing waits on the device, so nothing
-/// there can stop a request. By `stream` lower clients get more done. docs/launches.md, "How", says
-/// which to take.
+/// How a launch gate keeps lower clients back. With `thread` nothing waits on the device, so no
+/// wait there can stop a request. With `stream` lower clients get more work done. docs/launches.md,
+/// "How", helps to choose.
 enum class launch_wait : std::uint8_t {
-    thread,  ///< it holds the launching thread, whose engine loses the work that it had enqueued ahead
-    stream,  ///< the client's streams wait for a word between two batches, and its host runs ahead
+    thread,  ///< holds the launching thread, so its engine can't enqueue work ahead
+    /// The client's streams wait for a word in memory between two batches, and its host runs ahead.
+    stream,
 };
 
-/// How a launch gate follows launches.
+/// Options of a CUDA launch gate.
 struct launch_shell_options {
-    /// stream: a thread is held only for its share, where it is too far ahead, and while a thread
-    /// waits for the device, which opens the streams' waits. Where the driver has no such waits,
-    /// threads are held. A launch into the legacy default stream always holds its thread, since a
-    /// wait there would stop other streams. So do copies of pageable memory, which may wait inside
-    /// the driver, and functions of the host's in a stream, for which another thread may wait.
+    /// With `stream`, a thread is held only for its share, for running too far ahead, and while the
+    /// waits of streams are open because a thread waits for the device. If the driver has no such
+    /// waits, threads are held. A launch into the legacy default stream always holds its thread,
+    /// since a wait there would stop other streams. So do copies of pageable memory, which may wait
+    /// inside the driver, and host functions in a stream, for which another thread may wait.
     launch_wait waits = launch_wait::thread;
-    /// Waits are captured as well, so that a graph can be stopped between two pieces. Such a graph is only
-    /// for clients of the level in which it was captured and below: launched by a higher client, the graph
-    /// would wait for its own request. The words stay in memory for ever.
+    /// Captures waits as well, so that a graph can be stopped between two pieces. Only clients of
+    /// the level of the capture, or below, may launch such a graph: launched by a higher client,
+    /// the graph would wait for its own request. The memory of the words is never freed.
     bool waits_in_graphs = false;
-    ns piece{200'000};           ///< of predicted work between two waits in a stream: see launch_gate::piece
-    ns batch{150'000};           ///< of predicted work, behind which an event is recorded, where there are no waits
-    ns idle_batch{50'000};       ///< age from which a thread that is held ends a batch that its own client doesn't end
-    ns gap{1'000};               ///< from a kernel's end to the next one's beginning in its stream, which isn't charged
-    ns sample_each{40'000'000};  ///< that often a client's batch runs alone, to be timed, where others run beside it
-    bool calls_instead =
-        false;  ///< where CUPTI has another subscriber: hold whole calls at enter(), instead of an exception
+    /// Predicted work between two waits in a stream; see launch_gate::piece.
+    ns piece{200'000};
+    /// Predicted work after which an event is recorded, if streams don't wait.
+    ns batch{150'000};
+    ns idle_batch{50'000};  ///< the age from which a held thread ends another client's open batch
+    ns gap{1'000};          ///< time between two kernels of a stream, which isn't charged
+    /// How often a batch of a client with neighbours runs alone, to be timed.
+    ns sample_each{40'000'000};
+    /// If CUPTI has another subscriber, hold whole calls at enter() instead of throwing.
+    bool calls_instead = false;
 };
 
-/// A launch that went because it had been held for too long. The holder may have waited for a lock
-/// of the engine that the held thread had. Or launches in a stream that waited, since a thread waited
-/// for that stream.
+/// A launch that went because it had been held for too long. The urgent client may have waited for
+/// a lock of the engine that the held thread had. Also reported for launches in a waiting stream,
+/// if a thread waited for that stream.
 struct forced_launch {
-    std::uint32_t client = 0;   ///< whose launch it was
-    std::uint32_t held_by = 0;  ///< for whom it was held
-    ns held{};                  ///< for how long, or for how long the thread had waited
-    instant at{};               ///< when it went
+    std::uint32_t client = 0;   ///< the client that launched
+    std::uint32_t held_by = 0;  ///< the client for which the launch was held
+    ns held{};                  ///< how long the launch was held, or the thread had waited
+    instant at{};               ///< when the launch went
 };
 
 /// A client's account so far.
 struct launch_usage {
-    ns device_time{};            ///< of its launches: duration times width, as measured; what it is charged
-    ns time{};                   ///< the same without width
-    std::uint64_t launches = 0;  ///< that are over
-    std::uint64_t held = 0;      ///< of all, those that waited
-    ns longest_hold{};           ///< of one of these
+    ns device_time{};            ///< charged time: measured duration times width
+    ns time{};                   ///< measured duration
+    std::uint64_t launches = 0;  ///< completed launches
+    std::uint64_t held = 0;      ///< launches that were held
+    ns longest_hold{};           ///< the longest time for which a launch was held
 };
 
 namespace detail {
@@ -143,7 +147,7 @@ public:
         for (std::uint32_t n = 0; n < clients_.size(); ++n) retire(n, now);
     }
 
-    /// Before clients are added: launches aren't seen, so that no stream can wait in front of them.
+    /// Holds threads instead of streams, if launches can't be seen. Call before clients are added.
     void hold_threads() noexcept { in_stream_ = false; }
     [[nodiscard]] bool waits_in_streams() const noexcept override { return in_stream_; }
 
@@ -178,9 +182,10 @@ public:
         clients_[who.client] = client_state{};
         wake();
     }
-    /// False where streams wait and the client is to have another level, but something of it is
-    /// there: its streams may be in front of a wait for the old level. The other options are in
-    /// force, and the level follows when that is over. Does nothing once the gate is closed.
+    /// Returns false if streams wait and the client gets another level while it has a request or
+    /// work in flight: its streams may be in front of a wait for the old level. Then the other
+    /// options are in force, and the level follows once the client is idle. Does nothing once the
+    /// gate is closed.
     [[nodiscard]] bool change(launch_owner who, typename Core::client_options o) noexcept {
         if (launch_hub::in_child()) return true;
         const std::lock_guard lock(mutex_);
@@ -190,7 +195,8 @@ public:
         o.in_stream = in_stream_;
         c->later.reset();
         if (in_stream_ && o.level != c->level) {
-            for (const auto& s : c->streams) (void)s->end();  // nobody else may end an open batch
+            // Perhaps no other thread ends an open batch.
+            for (const auto& s : c->streams) (void)s->end();
             settle(who.client, now);
             c->later = o;
             if (change_level_if_idle(*c, who.client, now)) return true;
@@ -201,7 +207,7 @@ public:
         wake();
         return !c->later;
     }
-    /// When that was, for left().
+    /// A request has arrived. Returns when, for left().
     instant arrived(launch_owner who) noexcept {
         if (launch_hub::in_child()) return {};
         const std::lock_guard lock(mutex_);
@@ -216,7 +222,8 @@ public:
         tell_closing();
         return now;
     }
-    /// Ends its launches so far as a batch, so that others learn when the batch is over.
+    /// A request has left. Ends the client's open batches, so that the gate learns when they are
+    /// over.
     void left(launch_owner who, instant came) noexcept {
         if (launch_hub::in_child()) return;
         const std::lock_guard lock(mutex_);
@@ -244,7 +251,8 @@ public:
     [[nodiscard]] launch_verdict before(launch_owner who, const launch_call& call,
                                         std::uint64_t& note) noexcept override {
         try {
-            if (captured(call.stream)) {  // it is recorded, and passes when its graph is launched
+            // The launch is recorded, and passes the gate when its graph is launched.
+            if (captured(call.stream)) {
                 if (in_stream_ && options_.waits_in_graphs && !call.host) put_waits_in_graph(who, call);
                 return launch_verdict::passes;
             }
@@ -254,7 +262,7 @@ public:
             if (find(who)->later) settle(who.client, time_.now());
             if (call.host) return before_host(lock, who, call, note);
             return before_launch(lock, who, call, note);
-        } catch (...) {  // no memory for the client's first launch into a stream: it isn't followed
+        } catch (...) {  // no memory for a new stream: the launch isn't followed
             return launch_verdict::passes;
         }
     }
@@ -285,9 +293,9 @@ public:
         if (in->end(true) && std::exchange(c->samples, false)) c->sampled = time_.now();
         settle(who.client, time_.now());
     }
-    // The driver may wait for a stream whose waits are closed, and the thread can't look from inside
-    // the driver. So the thread looks here, until its work is over or the waits are opened for it.
-    // They stay open until synchronised().
+    // The driver may wait for a stream whose waits are closed, and the thread can't act inside the
+    // driver. So the thread waits here, until its work is over or the waits are opened for it. The
+    // waits stay open until synchronised().
     [[nodiscard]] bool synchronises(const launch_owner* who, const sync_call& call) noexcept override {
         if (!in_stream_ || launch_hub::in_child() || !concerns(call)) return false;
         std::unique_lock lock(mutex_);
@@ -303,8 +311,8 @@ public:
         const std::lock_guard lock(mutex_);
         end_opening();
     }
-    // The thread is behind the driver's call, and won't say when it stops asking. So the waits stay
-    // open for it until it gets its answer, launches, or asks no more.
+    // Called after the driver's call. A polling thread doesn't say when it stops. So the waits stay
+    // open until the thread gets its answer, launches, or stops polling.
     [[nodiscard]] bool polls(const launch_owner* who, const sync_call& call,
                              std::optional<instant>& since) noexcept override {
         if (!in_stream_ || launch_hub::in_child() || !concerns(call)) return since.reset(), false;
@@ -349,8 +357,9 @@ public:
 
     // ---- captures
 
-    /// Puts waits into the capture that is under way in the stream. errc::not_supported where streams don't wait;
-    /// invalid_specification where nothing is captured there. Does nothing for a client with nobody above it.
+    /// Puts waits into the capture that is under way in the stream. errc::not_supported if streams
+    /// don't wait; invalid_specification if the stream isn't being captured. Does nothing if no
+    /// client is above this one.
     [[nodiscard]] errc wait_in_capture(launch_owner who, CUstream s) noexcept {
         const std::lock_guard lock(mutex_);
         if (!in_stream_) return errc::not_supported;
@@ -363,9 +372,9 @@ public:
         return errc::none;
     }
 
-    // ---- whole calls, where launches can't be seen
+    // ---- whole calls, if launches can't be seen
 
-    /// One that is under way.
+    /// A call under way.
     struct call_state {
         instant begun{};
         ns predicted{};
@@ -394,7 +403,8 @@ public:
         const auto last = std::ranges::find_if(all.rbegin(), all.rend(), [](const auto& s) { return !s->gone(); });
         const instant now = time_.now();
         if (last != all.rend()) {
-            if (!(*last)->has_begun()) (*last)->begin(call.begun);  // bound since
+            // The stream was bound during the call.
+            if (!(*last)->has_begun()) (*last)->begin(call.begun);
             (*last)->add_call(call.predicted);
             if ((*last)->end()) return settle(who.client, now);
         } else {
@@ -402,19 +412,20 @@ public:
                  now - call.begun, now);
         }
     }
-    /// A stream of the client's, whose events tell when its calls are over. Throws std::bad_alloc.
+    /// Adds a stream of the client, whose events tell when calls are over. Throws std::bad_alloc.
     void adopt(launch_owner who, CUstream s) {
         const std::lock_guard lock(mutex_);
         if (client_state* const c = find(who)) c->on_or_new({.stream = s}, device_).adopt();
     }
-    /// The end of adopt(). Nobody tells when the stream is gone, so the last one is that end.
+    /// Ends one adopt(). The end of the last one counts as the end of the stream, since nothing
+    /// else tells when the stream is destroyed.
     void abandon(launch_owner who, CUstream s) noexcept {
         if (launch_hub::in_child()) return;
         const std::lock_guard lock(mutex_);
         if (client_state* const c = find(who))
             if (launch_batches* const in = c->on({.stream = s}); in != nullptr && in->abandon()) in->stream_gone();
     }
-    /// The client's binding to the stream is over.
+    /// The client's binding to the stream has ended.
     void unbound(launch_owner who, CUstream s) noexcept {
         if (launch_hub::in_child()) return;
         const std::lock_guard lock(mutex_);
@@ -423,7 +434,7 @@ public:
                 if (in->stream() == s) (void)in->end();
     }
 
-    // ---- what it tells
+    // ---- figures
 
     [[nodiscard]] launch_usage usage(launch_owner who) noexcept {
         const std::lock_guard lock(mutex_);
@@ -456,7 +467,7 @@ public:
 
 private:
     using entry = gpushare::detail::launch_times::entry;
-    // Of a launch, beside the predicted time, from before() to after().
+    // Flags of a launch, kept in `note` beside the predicted time from before() to after().
     static constexpr std::uint64_t waits_inside = std::uint64_t{1} << 53, waits_opened = std::uint64_t{1} << 54;
     static constexpr std::uint32_t nobody = std::numeric_limits<std::uint32_t>::max();
 
@@ -464,17 +475,17 @@ private:
         std::uint32_t turn = 0;
         bool used = false;
         int level = 0;
-        // Options that come when the client is idle, for their level's sake.
+        // Options that are to apply when the client is idle, because their level differs.
         std::optional<typename Core::client_options> later{};
-        std::uint32_t requests = 0;  // that are there
-        bool present = false;        // something of it is in flight, and the core knows
-        bool alone = false;          // its last launch is a batch of its own, to be timed
-        bool samples = false;        // its next batch or the open one runs alone
-        std::uint32_t inside = 0;    // calls under way that no wait may be in front of
-        std::uint32_t passing = 0;   // the same, still held
-        instant sampled{};           // when the last of these was over
+        std::uint32_t requests = 0;  // open requests
+        bool present = false;        // the client has work in flight, and the core knows
+        bool alone = false;          // its last launch is a batch by itself, to be timed
+        bool samples = false;        // its next or open batch runs alone
+        std::uint32_t inside = 0;    // calls under way in front of which there may be no wait
+        std::uint32_t passing = 0;   // those of them that are still held
+        instant sampled{};           // when the last batch that ran alone was over
         std::uint64_t launches = 0;
-        ns captured{0};  // predicted work behind the last wait that was captured
+        ns captured{0};  // predicted work captured since the last captured wait
         ns call_takes{1'000'000};
         std::vector<std::unique_ptr<launch_batches>> streams{};
         launch_usage used_so_far{};
@@ -490,7 +501,7 @@ private:
             streams.push_back(std::make_unique<launch_batches>(device, call));
             return *streams.back();
         }
-        // Nothing of it is behind a wait any more.
+        // Whether none of the client's work is behind a wait any more.
         [[nodiscard]] bool passed_waits() const noexcept {
             return std::ranges::all_of(streams, [](const auto& s) { return s->passed_waits(); });
         }
@@ -509,9 +520,9 @@ private:
         return device_->api().stream_is_capturing(s, &status) != CUDA_SUCCESS ||
                status != CU_STREAM_CAPTURE_STATUS_NONE;
     }
-    // Streams that the client has used are of this device. A launch's stream belongs to the current
-    // context, but a copy's may belong to another device. (Programming Guide, "Stream and Event
-    // Behavior".)
+    // Whether the launch is for this device. Streams that the client has used are of this device. A
+    // launch's stream belongs to the current context, but a copy's may belong to another device.
+    // (Programming Guide, "Stream and Event Behavior".)
     [[nodiscard]] bool is_here(const client_state& c, const launch_call& call) const noexcept {
         if (c.on(call) != nullptr) return true;
         const relaxed_capture relaxed(device_->api());
@@ -527,20 +538,23 @@ private:
         const launch_batches* const in = find(who)->on(call);
         return times_.find(call.key, in != nullptr ? in->history() : gpushare::detail::launch_history{}, call.guess);
     }
-    // Duration times width. How many blocks fit on an SM isn't asked: a launch with as many blocks
-    // as SMs fills them. The kernels of a graph aren't known, so a graph counts as all SMs.
+    // The charge: duration times width. A launch with as many blocks as SMs counts as filling them
+    // all, however many blocks fit on an SM. The kernels of a graph are unknown, so a graph counts
+    // as filling all SMs.
     [[nodiscard]] ns charged(const launch_call& call, ns predicted) const noexcept {
         const std::uint32_t sms = std::max(1U, device_->properties().sms);
         const std::uint32_t filled = call.copies ? 0 : call.blocks == 0 ? sms : std::min(call.blocks, sms);
         return without_gaps(predicted, 1) * filled / sms;
     }
-    // Events are apart by what launches took and by the gaps between them, in which the device does nothing.
+    // The time between two events without the gaps between launches, in which the device does
+    // nothing.
     [[nodiscard]] ns without_gaps(ns apart, std::uint32_t launches) const noexcept {
         return std::max(apart - options_.gap * launches, apart / 2);
     }
 
-    // Events tell how long launches took if nobody else's run beside them. So what isn't known is timed alone, and so is a
-    // batch now and then of a client that always has neighbours.
+    // Whether the launch should run alone. Events tell how long launches took only if no others ran
+    // beside them. So a launch of unknown length is timed alone, and so is an occasional batch of a
+    // client that always has neighbours.
     [[nodiscard]] bool runs_alone(launch_owner who, const launch_call& call, entry e) noexcept {
         client_state& c = *find(who);
         const launch_batches* const in = c.on(call);
@@ -549,7 +563,8 @@ private:
             c.samples = true;
         return c.samples || !times_.known(e);
     }
-    // Whether the launches of the two run side by side: not where streams wait for levels above.
+    // Whether launches of the two clients run side by side. Clients of different levels don't if
+    // streams wait.
     [[nodiscard]] bool run_together(std::uint32_t a, std::uint32_t b) const noexcept {
         return a != b && clients_[b].used && (!in_stream_ || clients_[a].level == clients_[b].level);
     }
@@ -558,7 +573,7 @@ private:
             if (run_together(number, n) && core_.in_flight(n) != ns{0}) return true;
         return false;
     }
-    // So far.
+    // The number of launches so far that may have run beside the client's.
     [[nodiscard]] std::uint64_t launches_beside(std::uint32_t number) const noexcept {
         if (!in_stream_) return launches_ - clients_[number].launches;
         std::uint64_t all = 0;
@@ -566,7 +581,8 @@ private:
             if (run_together(number, n)) all += clients_[n].launches;
         return all;
     }
-    // `inside`: no wait comes in front of it.
+    // Counts a launch that goes into its stream's batch. `inside`: no wait may be put in front of
+    // the launch.
     void follow(launch_owner who, const launch_call& call, entry e, ns predicted, instant now, bool alone,
                 bool inside) {
         client_state& c = *find(who);
@@ -588,7 +604,7 @@ private:
         core_.launched(who.client, {predicted, charge, !c.alone}, now, alone);
         present(c, who.client, now);
     }
-    // A client is present while something of it is in flight, beside what its scopes say.
+    // A client counts as present while its work is in flight, also outside of its scopes.
     void present(client_state& c, std::uint32_t number, instant now) noexcept {
         if (std::exchange(c.present, true)) return;
         core_.occupied(number, now);
@@ -600,9 +616,9 @@ private:
         (void)change_level_if_idle(c, number, now);
         wake();
     }
-    // Gives an idle client the level that it waits for. False where the client has none to wait
-    // for, or isn't idle. Without memory for the level's word, the client gets the level when it is
-    // idle the next time.
+    // Gives an idle client the new level for which it waits. Returns false if the client waits for
+    // none or isn't idle. If there is no memory for the level's word, the client gets the level
+    // when it is idle the next time.
     bool change_level_if_idle(client_state& c, std::uint32_t number, instant now) noexcept {
         if (!c.later || c.requests != 0 || c.present || !joins(c.later->level)) return false;
         waits_.leave(c.level, 0);
@@ -612,8 +628,8 @@ private:
         wake();
         return true;
     }
-    // A new level's word may need pinned memory. The callback for that call would need the lock that
-    // this thread has.
+    // A new level's word may need pinned memory. The gate's callback for that driver call would
+    // need the mutex that this thread holds.
     [[nodiscard]] bool join(int level) {
         const own_calls unwatched;
         return waits_.join(level);
@@ -626,7 +642,7 @@ private:
         }
     }
 
-    // Takes note of the client's batches that are over by now.
+    // Notes which batches of the client are over.
     void settle(std::uint32_t number, instant now) noexcept {
         for (const auto& in : clients_[number].streams)
             in->settle([&](const launch_batch& b, std::optional<ns> took) { over(number, b, took, now); });
@@ -650,8 +666,9 @@ private:
         c.used_so_far.launches += b.launches;
         absent_if_idle(c, number, now);
     }
-    // Where the device may have waited for the host meanwhile, they took what is predicted: in the end that is right. So
-    // did those that others' launches ran beside.
+    // The time that the launches of a batch took. If the device may have waited for the host
+    // meanwhile, at most the prediction counts, which is right in the long run. For a batch that
+    // others' launches ran beside, over() takes the prediction instead.
     [[nodiscard]] static ns taken(const launch_batch& b, ns apart) noexcept {
         return b.exact() || b.call ? apart : std::min(apart, b.predicted);
     }
@@ -662,8 +679,8 @@ private:
         return in_stream_ && waits_.any_above(c.level);
     }
     [[nodiscard]] static bool is_legacy(const launch_call& call) noexcept { return call.stream == CU_STREAM_LEGACY; }
-    // Whether the next launch is to be behind another wait: the piece would be too long, or the words were closed since
-    // its beginning, so that what is left of it would run beside the request.
+    // Whether to put a wait in front of the next launch. The piece would get too long, or the words
+    // were closed since its beginning, so that the rest of the piece would run beside the request.
     [[nodiscard]] bool piece_ends(const client_state& c, std::uint32_t client, const launch_batches& in,
                                   ns predicted) const noexcept {
         if (in.open().predicted + predicted > core_.piece(client, options_.piece)) return true;
@@ -673,7 +690,8 @@ private:
         const std::uint64_t closings = waits_.closings_above(c.level);
         waits_.each_above(c.level, [&](CUdeviceptr word) { in.wait_for(word, closings); });
     }
-    // A graph begins behind the waits in front of it.
+    // Puts waits into a capture once enough work was captured. No wait is needed at the graph's
+    // beginning, since the graph is launched behind waits.
     void put_waits_in_graph(launch_owner who, const launch_call& call) noexcept {
         const std::lock_guard lock(mutex_);
         if (!passes_gate(who)) return;
@@ -701,7 +719,8 @@ private:
         each([&](launch_batches& in) {
             if (last == nullptr || last->is_elsewhere() || !in.is_elsewhere()) last = &in;
         });
-        // In this thread the handle of another one's own stream means this thread's own.
+        // In this thread, the handle of a per-thread default stream means this thread's own stream,
+        // not another thread's.
         each([&](launch_batches& in) {
             if (&in != last || in.is_elsewhere()) last->run_behind(in);
         });
@@ -709,7 +728,8 @@ private:
         const auto opens = waits_.hand_over(level);
         if (opens && !last->clear_behind(opens->where)) waits_.open(level, *opens);
     }
-    // The client goes, and its streams may not be through their waits.
+    // The client is being removed. Its streams may still be in front of waits, so the memory of the
+    // words is kept.
     void retire(std::uint32_t number, instant now) noexcept {
         for (const auto& in : clients_[number].streams) (void)in->end();
         settle(number, now);
@@ -725,10 +745,11 @@ private:
         note_forced({number, overdue->held_by, overdue->held, now});
     }
 
-    // ---- calls that no closed wait may be in front of
+    // ---- calls in front of which there may be no closed wait
 
-    // A copy from or to pageable memory may wait inside the driver for all that is in front of it.
-    // (Runtime API, "API synchronization behavior".) To pageable memory the driver gives no type.
+    // A copy from or to pageable memory may wait inside the driver for all work in front of the
+    // copy. (Runtime API, "API synchronization behavior".) The driver reports no type for pageable
+    // memory.
     [[nodiscard]] bool is_pageable(const launch_call& call) const noexcept {
         if (!call.copies || !device_->api().pointer_get_attribute) return false;
         const relaxed_capture relaxed(device_->api());
@@ -738,8 +759,8 @@ private:
                    CUDA_ERROR_INVALID_VALUE;
         });
     }
-    // A client without waits may launch into a stream that has them, of a client below: what the
-    // copy waits for then waits for the client's own request.
+    // A client without waits may launch into a stream of a lower client, which has waits. The work
+    // in front of such a copy would then wait for the client's own request.
     [[nodiscard]] bool opens_for_copy(launch_owner who, const launch_call& call) const noexcept {
         const sync_call waits{.reach = wait_reach::stream, .stream = call.stream};
         return needs_all(who.client, waits) && is_pageable(call);
@@ -768,19 +789,20 @@ private:
         note = (static_cast<std::uint64_t>(predicted.count()) + 1) | how;
         return launch_verdict::followed;
     }
-    // Another thread may wait for the function, in a way that nobody sees. So no wait may be in
-    // front of the function: not in its stream, nor in the client's others, for whose events the
-    // stream may wait.
+    // Another thread may wait for the host function in a way that the gate can't see. So there may
+    // be no wait in front of the function, neither in its stream nor in the client's other streams,
+    // for whose events the stream may wait.
     [[nodiscard]] launch_verdict before_host(std::unique_lock<std::mutex>& lock, launch_owner who,
                                              const launch_call& call, std::uint64_t& note) noexcept {
         if (!in_stream_ || !is_gated(*find(who))) return launch_verdict::passes;
         note = pass_waits(lock, who, call, ns{0});
         return (note & waits_inside) != 0 ? launch_verdict::followed : launch_verdict::passes;
     }
-    // Until all that the client has enqueued is behind no wait any more. The client enqueues no
-    // other wait until the call is over. After the longest hold the gate opens the waits, until then
-    // as well. Where they have been open for the longest hold, the device may wait for this thread,
-    // and the call goes. What after() is to know; 0 if the gate lets all go.
+    // Waits until none of the client's enqueued work is behind a wait. No further wait is enqueued
+    // for the client until the call is over. After the longest hold the gate opens the waits, until
+    // the call is over. Once the waits have been open for the longest hold, the call goes in any
+    // case: the device may wait for this thread. Returns flags for after(); 0 if the gate lets
+    // everything go.
     [[nodiscard]] std::uint64_t pass_waits(std::unique_lock<std::mutex>& lock, launch_owner who,
                                            const launch_call& call, ns predicted) noexcept {
         const instant since = time_.now();
@@ -821,8 +843,8 @@ private:
         ++c.used_so_far.held;
         c.used_so_far.longest_hold = std::max(c.used_so_far.longest_hold, held);
     }
-    // Whether a launch without a wait may run now: no higher client is there, and little is in front
-    // of it.
+    // Whether a launch without a wait may run now: no higher client is there, and little is in
+    // front of it.
     [[nodiscard]] bool runs_now(std::uint32_t number, ns predicted, instant now) const noexcept {
         const ns already = core_.in_flight(number);
         return core_.closed(number, now, now).goes && (already == ns{0} || already + predicted <= options_.piece);
@@ -830,7 +852,7 @@ private:
 
     // ---- threads that wait for work
 
-    // The words are open from now on, until as many calls of end_opening().
+    // Opens the words. Each call needs one call of end_opening().
     void begin_opening() noexcept {
         core_.keep_open();
         waits_.keep_open();
@@ -841,18 +863,19 @@ private:
         waits_.let_close();
         wake();
     }
-    // Whether polls matter at all: for all threads, without a lock.
+    // Publishes whether the gate may have closed waits. Threads read this without a lock to decide
+    // whether polls matter.
     void tell_closing() noexcept {
         const bool may_close = in_stream_ && !closed_ && waits_.any_closed();
         if (may_close == told_closing_) return;
         told_closing_ = may_close;
         thread_polls::closing_gates().fetch_add(may_close ? 1 : -1, std::memory_order_relaxed);
     }
-    // A thread that has the waits open since it polls.
+    // A polling thread for which the waits are open.
     struct poll_under_way {
         std::thread::id thread{};
         const void* what = nullptr;
-        instant last{};  // when it polled
+        instant last{};  // when it polled last
     };
     [[nodiscard]] auto find_poll(const void* what) noexcept {
         return std::ranges::find_if(polls_, [&, me = std::this_thread::get_id()](const poll_under_way& p) {
@@ -867,7 +890,7 @@ private:
             return false;
         }
     }
-    // Those that have stopped without a word.
+    // Ends the polls of threads that have stopped polling.
     void end_polls(instant now) noexcept {
         constexpr ns longest{10'000'000};
         while (!polls_.empty()) {
@@ -877,8 +900,8 @@ private:
             end_opening();
         }
     }
-    // A request's own polls open the waits at once where it waits for a stream that lower clients
-    // share, any others after the longest hold.
+    // If a request polls a stream that it shares with lower clients, the waits open at once. Other
+    // polls open them after the longest hold.
     [[nodiscard]] auto opens_for_poll(std::optional<std::uint32_t> own, const sync_call& call, instant now,
                                       instant since) const noexcept {
         const auto held = core_.awaited(own, needs_all(own, call), now, since);
@@ -899,7 +922,7 @@ private:
         if (call.stream != nullptr && handled(cudaStreamGetDevice(call.stream, &of_stream)) != cudaSuccess) return true;
         return of_stream == device_->ordinal();
     }
-    // Whether the waits are to be opened now; false when the thread has nothing to wait for.
+    // Waits until the call's work is over (false) or the waits must be opened for it (true).
     [[nodiscard]] bool look(std::unique_lock<std::mutex>& lock, const launch_owner* who,
                             const sync_call& call) noexcept {
         const instant since = time_.now();
@@ -924,7 +947,7 @@ private:
         }
         return false;
     }
-    // Whether the call may have to wait for work of a client whose streams wait for others.
+    // Whether the call may have to wait for work of a client whose streams have waits.
     [[nodiscard]] bool may_wait(const sync_call& call) const noexcept {
         if (call.reach == wait_reach::all) return true;
         const auto of = [&](const client_state& c) { return runs_for(c, call.reach); };
@@ -940,7 +963,7 @@ private:
             return in->in_flight() && (reach != wait_reach::legacy || in->legacy_waits());
         });
     }
-    // A client with work in flight behind closed waits.
+    // A client whose work in flight is behind closed waits; none if there is no such client.
     [[nodiscard]] std::optional<std::uint32_t> first_stopped(const sync_call& call) const noexcept {
         for (std::uint32_t n = 0; n < clients_.size(); ++n)
             if (runs_for(clients_[n], call.reach) && waits_.closed_above(clients_[n].level)) return n;
@@ -961,7 +984,7 @@ private:
                    });
         });
     }
-    // For a thread that nobody wakes when its work is over.
+    // A pause of a thread that isn't woken when its work is over.
     void nap(std::unique_lock<std::mutex>& lock, unsigned looks) noexcept {
         constexpr unsigned awake = 512;
         if (looks >= awake) return static_cast<void>(changed_.wait_for(lock, ns{50'000}));
@@ -972,7 +995,8 @@ private:
 
     // ---- holding a thread
 
-    // Whether the launch may go now, as the core and the streams have it. `call` null: a whole call of an engine.
+    // Whether the launch may go now, by the core and by the state of its stream. `call` is null for
+    // a whole call of an engine.
     [[nodiscard]] typename Core::answer may_go(launch_owner who, ns predicted, const launch_call* call, instant now,
                                                instant since, bool alone) noexcept {
         auto a = core_.ask(who.client, predicted, now, since, alone);
@@ -990,7 +1014,8 @@ private:
         const ns already = core_.in_flight(who.client);
         return already == ns{0} || already + predicted <= options_.batch ? a : typename Core::answer{.own = true};
     }
-    // Until the launch may go, or nobody is held any more. When that was.
+    // Holds the thread until the launch may go, or the gate holds no thread any more. Returns when
+    // that was.
     instant hold(std::unique_lock<std::mutex>& lock, launch_owner who, ns predicted, const launch_call* call,
                  bool alone) noexcept {
         const instant since = time_.now();
@@ -1019,7 +1044,8 @@ private:
         if (a.forced) note_forced({who.client, a.held_by, now - since, now});
         return now;
     }
-    // For its own sake a thread that is held looks after all: nobody else may be there to do so.
+    // A held thread settles the batches of all clients, since there may be no other thread to do
+    // so.
     void settle_all(std::uint32_t own, CUcontext in, instant now) noexcept {
         for (std::uint32_t n = 0; n < clients_.size(); ++n) {
             for (const auto& s : clients_[n].streams) {
@@ -1030,9 +1056,10 @@ private:
             settle(n, now);
         }
     }
-    // While the device works for the holder: half of what is left asleep, the rest awake, so that
-    // the launch follows within a microsecond or two; longer only where predictions are wrong.
-    // While the holder's thread works: until it says so.
+    // One wait of a held thread. While the device works for the client that holds the thread up
+    // (maybe its own), the thread sleeps for half of the remaining time and then polls, so that the
+    // launch follows within a microsecond or two, unless predictions are wrong. While only that
+    // client's thread works, this thread sleeps until it is woken, for 1 ms at most.
     void wait(std::unique_lock<std::mutex>& lock, const typename Core::answer& a, unsigned looks,
               std::uint32_t own) noexcept {
         constexpr ns nap{50'000}, longest_nap{1'000'000};
@@ -1047,16 +1074,16 @@ private:
         else
             look_without_lock(lock, a.own ? own : a.held_by);
     }
-    // For a thread that only time lets go, or the end of its own launches. The thread looks at
-    // those ever less often. Nobody wakes the thread when the device is lost, so each nap has an
-    // end.
+    // How long a thread sleeps that only time or the end of its own launches lets go. The thread
+    // looks at its launches less and less often. The loss of the device wakes no thread, so each
+    // sleep has an end.
     [[nodiscard]] ns nap_until(instant again, instant now, unsigned looks, std::uint32_t own) const noexcept {
         constexpr ns shortest{50'000}, longest{10'000'000};
         const ns left = core_.in_flight(own);
         const ns look = left == ns{0} ? longest : std::max(left / 2, shortest * (1U << std::min(looks, 7U)));
         return std::clamp(again - now, ns{1'000}, std::min(look, longest));
     }
-    // So that no other thread's launch waits for a look.
+    // Polls without the mutex, so that no other thread's launch waits for the poll.
     void look_without_lock(std::unique_lock<std::mutex>& lock, std::uint32_t whose) noexcept {
         point_state* next = nullptr;
         for (const auto& in : clients_[whose].streams)
@@ -1098,7 +1125,7 @@ private:
     stream_waits waits_;
     bool in_stream_;
     bool closed_ = false;
-    std::array<forced_launch, 64> forced_launches_{};  // the last ones
+    std::array<forced_launch, 64> forced_launches_{};  // a ring of the latest
     std::size_t first_forced_ = 0, forced_ = 0;
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One client's launches in flight on one stream: batches of launches, each between two events. If
 // the device is still busy with a batch, and no wait follows the batch, its end is the beginning of
-// the next batch. Then a batch costs one event, else two; its launches cost nothing.
+// the next batch. Such a batch costs one event, others two. The launches of a batch cost nothing.
 //
 //   launch_batches in{device, stream};
 //   in.begin();                                     // before the first launch of a batch
@@ -40,16 +40,16 @@ inline namespace GPUSHARE_ABI {
 namespace cuda {
 namespace detail {
 
-/// Some launches that follow each other.
+/// Consecutive launches, timed together.
 struct launch_batch {
-    ns predicted{}, charge{};  // of all together
+    ns predicted{}, charge{};  // the sums over all launches
     std::uint32_t launches = 0;
-    bool prompt = false;          // its end was marked right behind its last launch
-    bool busy = false;            // the device had work before it until all of it was enqueued
-    bool call = false;            // a whole call of an engine's, whose launches aren't seen
+    bool prompt = false;          // its end was recorded right behind its last launch
+    bool busy = false;            // the device had earlier work until the whole batch was enqueued
+    bool call = false;            // a whole call of an engine, whose launches aren't seen
     bool shared = false;          // other clients had launches in flight when it began
-    std::uint64_t of_others = 0;  // launches of other clients until then
-    instant begun{};              // when the first was launched
+    std::uint64_t of_others = 0;  // the number of other clients' launches until then
+    instant begun{};              // when its first launch was made
     point_state *from = nullptr, *to = nullptr;
     std::array<gpushare::detail::launch_times::entry, 48> entries{};
 
@@ -57,7 +57,7 @@ struct launch_batch {
     /// busy before the batch, or worked on one launch from the beginning to the end. Otherwise the
     /// device may have waited for the host.
     [[nodiscard]] bool exact() const noexcept { return busy || (launches == 1 && prompt); }
-    /// Those that are known: of a longer batch the first.
+    /// The recorded entries of its launches; of a long batch only the first ones.
     [[nodiscard]] std::span<const gpushare::detail::launch_times::entry> known() const noexcept {
         return {entries.data(), std::min<std::size_t>(call ? 0 : launches, entries.size())};
     }
@@ -75,21 +75,22 @@ public:
         release(edge_);
     }
 
-    /// Whether these are launches into the stream of that one. The default streams are each
-    /// context's own, and one of them each thread's own.
+    /// Whether these are launches into the stream of `call`. Each context has its own default
+    /// streams, and one of them exists once for each thread.
     [[nodiscard]] bool of(const launch_call& call) const noexcept {
         return call.stream == stream_ && !gone_ && (call.context == context_ || !is_default()) &&
                call.thread == thread_;
     }
-    /// Whether the stream is the own one of another thread: here its handle means another stream.
+    /// Whether the stream is another thread's per-thread default stream: in this thread its handle
+    /// means another stream.
     [[nodiscard]] bool is_elsewhere() const noexcept { return thread_ != 0 && thread_ != number_of_thread(); }
     [[nodiscard]] CUstream stream() const noexcept { return stream_; }
-    /// Whether a thread in that context may end a batch whose launches are another's.
+    /// Whether a thread with that current context may end a batch of another thread's launches.
     [[nodiscard]] bool within_reach(CUcontext of_thread) const noexcept {
         return stream_ != CU_STREAM_PER_THREAD && (of_thread == context_ || !is_default());
     }
-    /// The stream is about to be destroyed: what is in flight is over some time, and nothing is
-    /// added. Launches for which there is no room as a batch get an end of their own.
+    /// The stream is about to be destroyed. Its work in flight still ends, and no launch is added.
+    /// If the ring has no room for the open batch, the batch gets an end of its own.
     void stream_gone() noexcept {
         if (!end() && !captured()) {
             const relaxed_capture relaxed(device_->api());
@@ -98,13 +99,15 @@ public:
         gone_ = true;
     }
     [[nodiscard]] bool gone() const noexcept { return gone_; }
-    /// One more binding says that the stream is there, and one less. True where none is left.
+    /// Counts a binding that keeps the stream known; abandon() ends one, and returns true for the
+    /// last.
     void adopt() noexcept { ++adopted_; }
     [[nodiscard]] bool abandon() noexcept { return --adopted_ == 0; }
     [[nodiscard]] bool drained() const noexcept { return gone_ && !may_wait(); }
-    /// Nothing is in flight in another thread's own stream, whose end nobody tells.
+    /// Whether nothing is in flight in another thread's per-thread default stream, of whose end no
+    /// callback tells.
     [[nodiscard]] bool forgettable() const noexcept { return is_elsewhere() && !may_wait(); }
-    /// Whether all that is enqueued is behind no wait any more.
+    /// Whether no enqueued work is behind a wait any more.
     [[nodiscard]] bool passed_waits() const noexcept {
         if (waited_) return false;
         const std::size_t last = (head_ + count_ + ring_.size() - 1) % ring_.size();
@@ -113,29 +116,30 @@ public:
         return from == nullptr || reached(*from);
     }
 
-    /// What was launched last, which tells the next one's time.
+    /// The latest launches, from which the next one's time is predicted.
     [[nodiscard]] const gpushare::detail::launch_history& history() const noexcept { return history_; }
-    /// Launches that no event is behind.
+    /// The launches behind which no event is recorded yet.
     [[nodiscard]] const launch_batch& open() const noexcept { return open_; }
     [[nodiscard]] bool in_flight() const noexcept { return count_ != 0 || open_.launches != 0; }
-    /// Whether the stream may not be through its waits. The last one may have no launch behind it:
-    /// the driver refused the launch.
+    /// Whether a wait may still be pending in the stream. The last wait may have no launch behind
+    /// it, if the driver refused the launch.
     [[nodiscard]] bool may_wait() const noexcept {
         if (in_flight() || waited_) return true;
         const relaxed_capture relaxed(device_->api());
         return open_.from != nullptr && !reached(*open_.from);
     }
-    /// How many launches aren't over.
+    /// The number of unfinished launches.
     [[nodiscard]] std::uint32_t launches() const noexcept { return ended_launches_ + open_.launches; }
-    /// Whether work on the legacy default stream waits for this stream. In a thread with a context.
+    /// Whether work on the legacy default stream waits for this stream. Call in a thread with a
+    /// context.
     [[nodiscard]] bool legacy_waits() const noexcept {
         unsigned flags = 0;
         const bool known = !gone_ && !is_default() && handled(cudaStreamGetFlags(stream_, &flags)) == cudaSuccess;
         return !known || (flags & cudaStreamNonBlocking) == 0;
     }
 
-    /// The end of the batch that ends first, kept for a look without the lock; the caller lets it
-    /// go under the lock. Null if there is none.
+    /// The end of the batch that ends first, with a reference for a look without the lock. The
+    /// caller calls let_go() under the lock. Null if there is none.
     [[nodiscard]] point_state* keep_next_end() const noexcept {
         point_state* const p = count_ != 0 ? ring_[head_].to : nullptr;
         if (p != nullptr) p->references.fetch_add(1, std::memory_order_relaxed);
@@ -153,20 +157,22 @@ public:
         return true;
     }
 
-    /// Before begin(): the launches from here on wait until the word is 0. `closings`: see below.
+    /// Makes later launches wait until the word is 0. Call before begin(). `closings`: see
+    /// closings().
     void wait_for(CUdeviceptr word, std::uint64_t closings) noexcept {
         put_wait(*device_, stream_, word);
         closings_ = closings;
         waited_ = true;
     }
-    /// A wait of a stream's, or of the graph into which it is captured.
+    /// Enqueues a wait in the stream or, if it is captured, in the graph.
     static void put_wait(device_state& on, CUstream s, CUdeviceptr word) noexcept {
         const relaxed_capture relaxed(on.api());
         (void)on.health().note(on.api().stream_wait_value(s, word, 0, CU_STREAM_WAIT_VALUE_EQ), "cuStreamWaitValue64");
     }
-    /// How often the words had been closed at the last wait.
+    /// How often the words had been closed when the last wait was enqueued.
     [[nodiscard]] std::uint64_t closings() const noexcept { return closings_; }
-    /// Behind all that is enqueued the device writes 0 there. False where it can't be told to.
+    /// Makes the device write 0 into the word after all enqueued work. Returns false if that isn't
+    /// possible.
     [[nodiscard]] bool clear_behind(CUdeviceptr word) noexcept {
         if (gone_ || captured()) return false;
         const context_guard any(device_->context());
@@ -174,19 +180,20 @@ public:
         const CUresult code = device_->api().stream_write_value(stream_, word, 0, CU_STREAM_WRITE_VALUE_DEFAULT);
         return device_->health().note(code, "cuStreamWriteValue32") == errc::none;
     }
-    /// What is enqueued from here on runs behind the last batch of `other`, too.
+    /// Makes later work wait for the last batch of `other` as well.
     void run_behind(const launch_batches& other) noexcept {
         if (gone_ || captured() || other.edge_ == nullptr || other.edge_->event == nullptr) return;
         const context_guard any(device_->context());
         const relaxed_capture relaxed(device_->api());
         (void)handled(cudaStreamWaitEvent(stream_, other.edge_->event, 0));
     }
-    /// Whether another batch can end.
+    /// Whether the ring has room for another batch.
     [[nodiscard]] bool has_room() const noexcept { return count_ + 1 < ring_.size(); }
 
-    /// Whether there is a beginning, launches or not.
+    /// Whether a beginning is recorded, with or without launches behind it.
     [[nodiscard]] bool has_begun() const noexcept { return open_.from != nullptr; }
-    /// Before the first launch of a batch, if none is open. `shared`, `of_others`: as in launch_batch.
+    /// Begins a batch, unless one is open. Call before its first launch. `shared`, `of_others`: as
+    /// in launch_batch.
     void begin(instant now, bool shared = false, std::uint64_t of_others = 0) noexcept {
         if (open_.launches != 0) return;
         const relaxed_capture relaxed(device_->api());
@@ -209,14 +216,15 @@ public:
         open_.predicted += predicted;
         open_.charge += charge;
     }
-    /// The whole of an engine's call.
+    /// Adds the whole call of an engine.
     void add_call(ns predicted) noexcept {
         open_.call = true;
         ++open_.launches;
         open_.predicted += predicted;
         open_.charge += predicted;
     }
-    /// The driver refused the last one that was added. Whether that was still open.
+    /// Takes back the last launch added, which the driver refused. Returns whether it was in the
+    /// open batch.
     bool take_back(ns predicted, ns charge) noexcept {
         if (open_.launches == 0 || open_.predicted < predicted || open_.charge < charge) return false;
         --open_.launches;
@@ -224,9 +232,9 @@ public:
         open_.charge -= charge;
         return true;
     }
-    /// Ends the batch after its last launch; `prompt`: at once. False if that isn't possible now:
-    /// the stream is captured, gone or another thread's, or there is no room for more batches. Then
-    /// the batch goes on.
+    /// Ends the batch after its last launch; `prompt`: at once. Returns false if that isn't
+    /// possible now, and the batch stays open: the stream is captured, gone or another thread's, or
+    /// there is no room for more batches.
     bool end(bool prompt = false) noexcept {
         if (open_.launches == 0) return true;
         const bool full = count_ == ring_.size();
@@ -245,8 +253,8 @@ public:
         open_ = {};
         return true;
     }
-    /// Calls over(batch, took) for each batch whose end is reached; without a time if there is
-    /// none. Batches lost with the device are over, too.
+    /// Calls over(batch, took) for each batch whose end is reached; `took` is empty if the time
+    /// isn't known. Batches lost with the device are over, too.
     template <class F>
     void settle(F over) noexcept {
         const bool last_is_open = gone_ && open_.launches != 0;
@@ -300,7 +308,7 @@ private:
         open_ = {};
         return true;
     }
-    // Null where the driver gives no event: the batch is over at once then.
+    // Records an event. Null if the driver gives none: then the batch counts as over at once.
     [[nodiscard]] point_state* record() noexcept {
         try {
             point_state& p = device_->acquire();
@@ -313,7 +321,7 @@ private:
             if (code == CUDA_SUCCESS) return &p;
             (void)device_->health().note(code, "cuEventRecord");
             device_->release(p);
-        } catch (...) {  // there is no memory for an event: nor for more
+        } catch (...) {  // no memory for an event
         }
         return nullptr;
     }
@@ -342,14 +350,15 @@ private:
     std::uint64_t thread_;
     bool gone_ = false;
     std::uint32_t adopted_ = 0;
-    bool waited_ = false;  // there is a wait behind the last batch, whose end isn't the beginning of the next one then
+    // A wait follows the last batch, so its end isn't the next batch's beginning.
+    bool waited_ = false;
     std::uint64_t closings_ = 0;
     gpushare::detail::launch_history history_;
     launch_batch open_;
     point_state* edge_ = nullptr;  // the end of the last batch
     std::array<launch_batch, 64> ring_;
     std::size_t head_ = 0, count_ = 0;
-    std::uint32_t ended_launches_ = 0;  // in the ring
+    std::uint32_t ended_launches_ = 0;  // the launches of batches in the ring
 };
 
 }  // namespace detail

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A launch as the driver sees it: what a callback of CUPTI says about a kernel, a graph, a copy or a fill.
+// A launch as the driver sees it, read from a callback of CUPTI: a kernel, a graph, a copy or a
+// fill.
 //
 //   for (const CUpti_CallbackId id : launch_ids) cuptiEnableCallback(1, subscriber, CUPTI_CB_DOMAIN_DRIVER_API, id);
 //   if (const auto call = read_launch(id, *data)) ...           // inside the callback, where the data is valid
@@ -27,22 +28,24 @@ namespace detail {
 /// The facts of one launch.
 struct launch_call {
     CUstream stream = nullptr;    // never null: CU_STREAM_LEGACY, CU_STREAM_PER_THREAD
-    CUcontext context = nullptr;  // that is current
-    std::uint64_t key = 0;        // the same for what will take as long
-    std::uint32_t blocks = 0;     // of a kernel; 0: not known
-    bool copies = false;          // it needs no SM to speak of
-    bool host = false;            // a function of the host's: no launch, but it runs in the stream's order
-    ns guess{20'000};             // before anything is known
-    std::uint64_t thread = 0;     // whose own stream it is; 0: it is no thread's own
-    // Addresses of a copy, which may be the host's; of many copies at once, and of those in three
-    // dimensions. Inside the callback alone.
+    CUcontext context = nullptr;  // the current context
+    std::uint64_t key = 0;        // equal for launches that are expected to take equally long
+    std::uint32_t blocks = 0;     // the blocks of a kernel; 0: unknown
+    bool copies = false;          // a copy, which needs almost no SMs
+    // A host function: not a launch, but it runs in the stream's order.
+    bool host = false;
+    ns guess{20'000};  // the prediction before anything is measured
+    // The thread whose per-thread default stream this is; 0: another stream.
+    std::uint64_t thread = 0;
+    // The addresses of a copy, which may be host memory. For a batch of copies, plain ones or in
+    // three dimensions, the addresses are in the spans below. Valid only inside the callback.
     std::array<CUdeviceptr, 2> ends{};
     std::array<std::span<const CUdeviceptr>, 2> lists{};
     std::span<const CUDA_MEMCPY3D_BATCH_OP> operations{};
 
-    /// A stream that is another one in each thread.
+    /// Whether the stream is the per-thread default stream, which differs for each thread.
     [[nodiscard]] bool of_thread() const noexcept { return stream == CU_STREAM_PER_THREAD; }
-    /// Whether f(address) is true for one that is copied from or to.
+    /// Whether f(address) is true for any address that the launch copies from or to.
     template <class F>
     [[nodiscard]] bool any_address(F f) const noexcept {
         const auto is = [&](CUdeviceptr p) { return p != 0 && f(p); };
@@ -55,7 +58,7 @@ struct launch_call {
     }
 };
 
-/// Of the calling thread, and of no other one ever.
+/// A number of the calling thread, which no other thread ever has.
 [[nodiscard]] inline std::uint64_t number_of_thread() noexcept {
     constinit static std::atomic<std::uint64_t> last{0};
     constinit thread_local std::uint64_t mine = 0;
@@ -120,14 +123,14 @@ inline constexpr CUpti_CallbackId launch_ids[] = {
     CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D32Async,
     CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D32Async_ptsz,
 };
-/// Those that enqueue a function of the host's.
+/// The functions that enqueue a host function.
 inline constexpr CUpti_CallbackId host_ids[] = {
     CUPTI_DRIVER_TRACE_CBID_cuLaunchHostFunc,
     CUPTI_DRIVER_TRACE_CBID_cuLaunchHostFunc_ptsz,
     CUPTI_DRIVER_TRACE_CBID_cuStreamAddCallback,
     CUPTI_DRIVER_TRACE_CBID_cuStreamAddCallback_ptsz,
 };
-/// Those that ask whether work is over, and don't wait for it.
+/// The functions that query whether work is over, without waiting.
 inline constexpr CUpti_CallbackId poll_ids[] = {
     CUPTI_DRIVER_TRACE_CBID_cuStreamQuery,
     CUPTI_DRIVER_TRACE_CBID_cuStreamQuery_ptsz,
@@ -136,27 +139,27 @@ inline constexpr CUpti_CallbackId poll_ids[] = {
 [[nodiscard]] constexpr bool is_poll(CUpti_CallbackId id) noexcept {
     return id == poll_ids[0] || id == poll_ids[1] || id == poll_ids[2];
 }
-/// And that which ends a stream.
+/// The function that destroys a stream.
 inline constexpr CUpti_CallbackId stream_end_id = CUPTI_DRIVER_TRACE_CBID_cuStreamDestroy_v2;
 
 /// The work for which a call of the driver waits.
 enum class wait_reach : std::uint8_t {
     none,
     stream,  ///< one stream
-    event,   ///< what is behind an event
-    legacy,  ///< the legacy default stream, and those that it waits for
-    all,     ///< maybe all of the device
+    event,   ///< the work before an event
+    legacy,  ///< the legacy default stream, and the streams that it waits for
+    all,     ///< possibly all work of the device
 };
 /// A call in which the driver may wait for work.
 struct sync_call {
     wait_reach reach = wait_reach::none;
-    CUstream stream = nullptr;  // never the null one
+    CUstream stream = nullptr;  // never null
     CUevent event = nullptr;
-    CUcontext context = nullptr;  // that is current
-    bool is_here = false;         // the work that it waits for is in that context
-    bool drains = false;          // it waits for sure, for all that is enqueued by then
+    CUcontext context = nullptr;  // the current context
+    bool is_here = false;         // the call waits for work in that context
+    bool drains = false;          // the call certainly waits, for all work enqueued by then
 
-    /// What it waits for, where that is a stream or an event.
+    /// The stream or event for which the call waits, if it is one.
     [[nodiscard]] const void* awaited() const noexcept {
         return event != nullptr ? static_cast<const void*>(event) : stream;
     }
@@ -219,7 +222,7 @@ inline constexpr CUpti_CallbackId legacy_ids[] = {
     CUPTI_DRIVER_TRACE_CBID_cuMemsetD32_v2,   CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D8_v2,
     CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D16_v2, CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D32_v2,
 };
-// The same, which go into the thread's own default stream.
+// The same, for the per-thread default stream.
 inline constexpr CUpti_CallbackId of_thread_ids[] = {
     CUPTI_DRIVER_TRACE_CBID_cuMemcpy_ptds,         CUPTI_DRIVER_TRACE_CBID_cuMemcpyPeer_ptds,
     CUPTI_DRIVER_TRACE_CBID_cuMemcpyHtoD_v2_ptds,  CUPTI_DRIVER_TRACE_CBID_cuMemcpyDtoH_v2_ptds,
@@ -263,7 +266,7 @@ template <class... Words>
 }
 [[nodiscard]] inline std::uint64_t number(const void* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
 
-// Kernels by their own parameters or by a launch's configuration: the two spell the dimensions alike.
+// A kernel launch. The parameters and the launch configuration name the dimensions alike.
 template <class Dimensions>
 [[nodiscard]] launch_call kernel(CUfunction f, const Dimensions& d) noexcept {
     launch_call c;
@@ -274,7 +277,8 @@ template <class Dimensions>
     return c;
 }
 
-// Of `bytes` bytes, to the next power of 2. Copies over PCIe go at some 25 GB/s.
+// A copy or fill of `bytes` bytes. Its key rounds the size up to a power of 2, and its guess takes
+// 25 GB/s, the speed of PCIe.
 [[nodiscard]] inline launch_call transfer(CUstream s, CUpti_CallbackId id, std::uint64_t bytes) noexcept {
     launch_call c;
     std::uint64_t size = 1;
@@ -318,7 +322,7 @@ template <class P, class OfThread>
     }
 }
 
-// How many elements a copy, which counts in bytes, or a fill has.
+// The number of elements of a copy, whose elements are bytes, or of a fill.
 template <class P>
 [[nodiscard]] std::uint64_t elements_of(const P& c) noexcept {
     std::uint64_t sum = 0;
@@ -340,7 +344,7 @@ template <class P>
         return c.pCopy->WidthInBytes * c.pCopy->Height;
     return sum;
 }
-// Where a copy of rows begins; 0 for an array.
+// The address at which a copy of rows begins; 0 for an array.
 [[nodiscard]] inline CUdeviceptr end_of(CUmemorytype kind, const void* host, CUdeviceptr device) noexcept {
     if (kind == CU_MEMORYTYPE_HOST) return reinterpret_cast<CUdeviceptr>(host);
     return kind == CU_MEMORYTYPE_UNIFIED ? device : 0;
@@ -396,7 +400,7 @@ template <class P, class OfThread>
     }
 }
 
-// Several at once, between devices, from and to arrays, and pages that move.
+// Other copies: several at once, between devices, from and to arrays, and prefetches.
 [[nodiscard]] inline std::optional<launch_call> read_other_copy(CUpti_CallbackId id, const void* p) noexcept {
     switch (id) {
         case CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DPeerAsync:
@@ -471,7 +475,7 @@ template <class P, class OfThread>
     }
 }
 
-// Whether the null stream means the thread's own.
+// Whether the null stream means the per-thread default stream.
 [[nodiscard]] constexpr bool on_stream_of_thread(CUpti_CallbackId id) noexcept {
     for (std::size_t i = 1; i < std::size(launch_ids); i += 2)
         if (launch_ids[i] == id) return true;
@@ -480,7 +484,7 @@ template <class P, class OfThread>
 
 }  // namespace launches
 
-/// None if the function launches nothing. Inside the callback.
+/// Reads a launch; none if the function launches nothing. Call inside the callback.
 [[nodiscard]] inline std::optional<launch_call> read_launch(CUpti_CallbackId id,
                                                             const CUpti_CallbackData& data) noexcept {
     auto call = launches::read_kernel(id, data.functionParams);
@@ -496,7 +500,7 @@ template <class P, class OfThread>
     return call;
 }
 
-/// Of a function that polls, as if it waited for what it asks about. Inside the callback.
+/// Reads a call of a polling function, as if the function waited. Call inside the callback.
 [[nodiscard]] inline sync_call read_poll(CUpti_CallbackId id, const CUpti_CallbackData& data) noexcept {
     sync_call call{.reach = wait_reach::event, .context = data.context, .drains = true};
     if (id == CUPTI_DRIVER_TRACE_CBID_cuEventQuery) {
@@ -511,7 +515,7 @@ template <class P, class OfThread>
     return call;
 }
 
-/// Of a function that waits. Inside the callback.
+/// Reads a call of a waiting function. Call inside the callback.
 [[nodiscard]] inline sync_call read_sync(CUpti_CallbackId id, const CUpti_CallbackData& data) noexcept {
     sync_call call{.reach = reach_of(id), .context = data.context};
     if (id == CUPTI_DRIVER_TRACE_CBID_cuEventSynchronize) {

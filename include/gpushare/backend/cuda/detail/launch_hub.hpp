@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The process's subscriber to the driver's launches, and the client to which a launch belongs: the
-// calling thread's, or the stream's.
+// The process's subscriber to the driver's launches. The hub finds the client to which a launch
+// belongs, by the stream or by the calling thread.
 //
 //   launch_hub& hub = launch_hub::of_process();
 //   hub.join(gate);                                   // the first one subscribes; throws subscriber_taken
@@ -47,14 +47,14 @@ namespace cuda {
 /// a profiler, a debugger, or a framework that profiles itself. errc::not_supported.
 class subscriber_taken : public operation_error {
 public:
-    /// `holder`: as CUPTI names it.
+    /// `holder`: the name of the subscriber, from CUPTI.
     explicit subscriber_taken(std::string_view holder)
         : operation_error(
               failure{.code = errc::not_supported}, {},
               gpushare::detail::message().add("launches can't be gated: the process's one subscriber to CUPTI is ",
                                               holder.empty() ? std::string_view("unknown") : holder)),
           holder_(holder) {}
-    /// The name of the subscriber that is there; empty if CUPTI doesn't say.
+    /// The name of the present subscriber; empty if CUPTI doesn't tell.
     [[nodiscard]] const std::string& holder() const noexcept { return holder_; }
 
 private:
@@ -63,47 +63,48 @@ private:
 
 namespace detail {
 
-/// A client of a gate. `turn` tells it from those that had the number before.
+/// A client of a gate. `turn` distinguishes the client from earlier clients with the same number.
 struct launch_owner {
     std::uint32_t client = 0, turn = 0;
 };
 
-/// What a gate says about a launch.
+/// A gate's answer to a launch.
 enum class launch_verdict : std::uint8_t {
-    passes,     ///< the gate has nothing to do with it, or nothing more
-    followed,   ///< the gate is to hear of its end
-    elsewhere,  ///< it is for another device
+    passes,     ///< the launch goes, and the gate needn't see its end
+    followed,   ///< the launch goes, and the gate must see its end
+    elsewhere,  ///< the launch is for another device
 };
 
-/// A gate, as the hub sees it. No call throws: they come from inside the driver.
+/// A gate, as the hub sees it. No call throws, since the calls come from inside the driver.
 class launch_listener {
 public:
     launch_listener() noexcept : number_(next_number()) {}
     launch_listener(const launch_listener&) = delete;
     launch_listener& operator=(const launch_listener&) = delete;
     virtual ~launch_listener() = default;
-    /// No other gate of the process has it, or had it.
+    /// The gate's number, which no other gate of the process has or had.
     [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
-    /// Before a launch, in its thread, which may be held. after() comes only if it is followed.
-    /// `note`: less than 2^56.
+    /// Called before a launch in its thread, which may be held. after() follows only for
+    /// launch_verdict::followed. `note`: a value below 2^56 for after().
     [[nodiscard]] virtual launch_verdict before(launch_owner who, const launch_call& call,
                                                 std::uint64_t& note) noexcept = 0;
-    /// Behind it. `note`: what before() left there.
+    /// Called after the launch. `note`: the value from before().
     virtual void after(launch_owner who, const launch_call& call, std::uint64_t note, CUresult result) noexcept = 0;
-    /// Whether it makes streams wait, and is to hear of threads that wait for work on the device.
+    /// Whether the gate makes streams wait, and so must see threads that wait for work on the
+    /// device.
     [[nodiscard]] virtual bool waits_in_streams() const noexcept = 0;
-    /// Before the calling thread waits for such work inside the driver. `who` null: the thread is
-    /// no client's of this gate. Whether the gate is to hear of the end of the wait, by
-    /// synchronised().
+    /// Called before the calling thread waits for such work inside the driver. `who`: the thread's
+    /// client; null if it has none at this gate. Returns whether the hub must call synchronised()
+    /// after the wait.
     [[nodiscard]] virtual bool synchronises(const launch_owner* who, const sync_call& call) noexcept = 0;
-    /// The wait is over.
+    /// Called after such a wait.
     virtual void synchronised() noexcept = 0;
-    /// The calling thread has asked for the end of such work, again and again, and there was none.
-    /// `since`: when closed waits may have begun to prevent it. Whether the waits are open for the
-    /// thread from now on, until poll_over().
+    /// Called after the calling thread has polled for the end of such work without success, at most
+    /// once in 50 us. `since`: since when closed waits may have prevented the end. Returns whether
+    /// the waits are now open for the thread, until poll_over().
     [[nodiscard]] virtual bool polls(const launch_owner* who, const sync_call& call,
                                      std::optional<instant>& since) noexcept = 0;
-    /// The calling thread has got its answer, or does something else.
+    /// The calling thread's poll has succeeded, or the thread has stopped polling.
     virtual void poll_over(const void* what) noexcept = 0;
     /// The stream is about to be destroyed.
     virtual void ends(CUstream s) noexcept = 0;
@@ -116,8 +117,8 @@ private:
     const std::uint64_t number_;
 };
 
-/// The calling thread's launches are the client's, until it is destroyed, by the same thread. Of
-/// those that are there the one made last counts; they may go in any order.
+/// Binds the calling thread's launches to a client while this object exists. The same thread must
+/// destroy it. The latest of several bindings counts; bindings may be destroyed in any order.
 class thread_binding {
 public:
     thread_binding(launch_listener& gate, launch_owner who) noexcept : gate_(&gate), who_(who), outer_(innermost()) {
@@ -131,14 +132,14 @@ public:
         if (*at == this) *at = outer_;
     }
 
-    /// Null: the thread is bound to nobody.
+    /// The binding that counts; null if the thread has none.
     [[nodiscard]] static thread_binding*& innermost() noexcept {
         constinit thread_local thread_binding* of_thread = nullptr;
         return of_thread;
     }
     [[nodiscard]] launch_listener& gate() const noexcept { return *gate_; }
     [[nodiscard]] launch_owner who() const noexcept { return who_; }
-    /// The one that was made before it, of those that are there.
+    /// The latest earlier binding that still exists.
     [[nodiscard]] const thread_binding* outer() const noexcept { return outer_; }
 
 private:
@@ -147,15 +148,15 @@ private:
     thread_binding* outer_;
 };
 
-/// A launch that a gate follows, from its entry to its exit. The thread keeps it.
+/// A launch that a gate follows, from its entry to its exit. Kept by the launching thread.
 struct launch_under_way {
-    std::uint8_t turn = 0;   // never 0 while it is under way
-    bool by_stream = false;  // else the gate has a binding of the thread
+    std::uint8_t turn = 0;   // never 0 while the launch is under way
+    bool by_stream = false;  // the launch is bound by its stream; otherwise by the thread
     launch_listener* gate = nullptr;
-    std::uint64_t number = 0;  // of the gate, which may go meanwhile
+    std::uint64_t number = 0;  // the number of the gate, which may be destroyed meanwhile
     launch_owner who{};
 };
-/// Those of the calling thread: more than one only where a call is made inside another one.
+/// The launches under way of the calling thread; several only if one launch is made inside another.
 class launches_under_way {
 public:
     [[nodiscard]] static launch_under_way& next() noexcept {
@@ -164,7 +165,7 @@ public:
         l.turn = turn();
         return l;
     }
-    /// The end of one. Its gate is null if it isn't known any more.
+    /// Takes out the launch with this turn. Its gate is null if a later launch has taken its place.
     [[nodiscard]] static launch_under_way take(std::uint8_t turn) noexcept {
         launch_under_way& l = all()[turn % all().size()];
         return l.turn == turn ? std::exchange(l, {}) : launch_under_way{};
@@ -188,14 +189,15 @@ private:
 class launch_hub {
 public:
     [[nodiscard]] static launch_hub& of_process() {
-        static launch_hub* const one =
-            new launch_hub;  // never destroyed: a callback may be under way at the end of the process
+        // Never destroyed: a callback may be under way at the end of the process.
+        static launch_hub* const one = new launch_hub;
         return *one;
     }
     launch_hub(const launch_hub&) = delete;
     launch_hub& operator=(const launch_hub&) = delete;
 
-    /// Launches are told to the gate from now on. Throws subscriber_taken; operation_error (backend_failed) where CUPTI fails.
+    /// From now on the gate sees launches. Throws subscriber_taken; operation_error
+    /// (backend_failed) if CUPTI fails.
     void join(const std::shared_ptr<launch_listener>& gate) {
         const std::lock_guard turn(joining_);
         {
@@ -209,7 +211,7 @@ public:
         gates_.push_back(gate);
         if (gate->waits_in_streams()) in_streams_.fetch_add(1, std::memory_order_relaxed);
     }
-    /// Nothing more is told to it, but for threads that are inside a launch already.
+    /// From now on the gate sees no launch, except for the ends of launches under way.
     void leave(const launch_listener& gate) noexcept {
         if (in_child()) return;
         const std::lock_guard turn(joining_);
@@ -230,11 +232,11 @@ public:
         if (--joined_ == 0) unsubscribe();
     }
 
-    /// Makes all launches into the stream the client's, in whatever thread, even in one that is
-    /// bound to another client. It replaces the stream's earlier binding. Returns the binding's
+    /// Binds all launches into the stream to the client, from any thread, even from one that is
+    /// bound to another client. Replaces an earlier binding of the stream. Returns the binding's
     /// number, never 0. Throws std::bad_alloc.
     [[nodiscard]] std::uint64_t bind(CUstream s, const std::shared_ptr<launch_listener>& gate, launch_owner who) {
-        bound_stream replaced;  // a gate that goes with this frees memory, not under the lock
+        bound_stream replaced;  // may destroy a gate, which frees memory: not under the lock
         const std::lock_guard lock(mutex_);
         const auto at = std::ranges::find(streams_, s, &bound_stream::stream);
         if (at != streams_.end()) {
@@ -249,7 +251,7 @@ public:
     /// stream that has the same handle.
     void unbind(std::uint64_t number) noexcept {
         if (in_child()) return;
-        bound_stream ended;  // a gate that goes with this frees memory, not under the lock
+        bound_stream ended;  // may destroy a gate, which frees memory: not under the lock
         const std::lock_guard lock(mutex_);
         const auto at = std::ranges::find(streams_, number, &bound_stream::number);
         if (at == streams_.end()) return;
@@ -258,7 +260,8 @@ public:
         streams_.erase(at);
     }
 
-    /// In a child of fork(): it has none of the parent's threads, nor its device. Nothing is held or followed there.
+    /// Whether this process is a child of a fork(), which has neither the parent's threads nor its
+    /// device. No launch is held or followed there.
     [[nodiscard]] static bool in_child() noexcept { return child().load(std::memory_order_relaxed); }
 
 private:
@@ -266,10 +269,10 @@ private:
         CUstream stream = nullptr;
         std::shared_ptr<launch_listener> gate{};
         launch_owner who{};
-        std::uint64_t number = 0;  // of the binding
+        std::uint64_t number = 0;  // the number of the binding
     };
 
-    // The gate keeps its waits open until the call is over.
+    // A waiting call for which a gate keeps its waits open.
     struct wait_under_way {
         std::uint64_t number = 0;
         std::thread::id thread{};
@@ -277,7 +280,8 @@ private:
     };
 
     launch_hub() noexcept {
-        // The one trace of this in the process beside the subscriber: a child must not wait for locks of threads that it hasn't.
+        // A child of fork() must not wait for locks of threads that don't exist there. Beside the
+        // subscriber, this handler is the only trace of the hub in the process.
         (void)::pthread_atfork(nullptr, nullptr, [] { child().store(true, std::memory_order_relaxed); });
     }
     [[nodiscard]] static std::atomic<bool>& child() noexcept {
@@ -298,7 +302,7 @@ private:
         for (const CUpti_CallbackId id : launch_ids) enable(id);
         enable(stream_end_id);
     }
-    // Threads that wait for work matter where streams wait.
+    // Also subscribes to calls that wait or poll, which matter if streams wait.
     void watch_waits() {
         for (CUpti_CallbackId id = 1; id < CUPTI_DRIVER_TRACE_CBID_SIZE; ++id)
             if (reach_of(id) != wait_reach::none) enable(id);
@@ -356,8 +360,8 @@ private:
         if (const auto call = read_launch(id, data)) to_owner(thread, any, *call, data);
     }
     // Calls f for each gate. The loop goes by index and keeps each gate meanwhile, because a gate's
-    // lock isn't taken under the hub's. It begins at the last gate, so that it leaves none out if
-    // another gate leaves meanwhile.
+    // lock isn't taken under the hub's. The loop begins at the last gate, so that it omits none if
+    // a gate leaves meanwhile.
     template <class F>
     void each_gate(F f) noexcept {
         std::size_t i = 0;
@@ -374,8 +378,8 @@ private:
             if (gate != nullptr) f(gate);
         }
     }
-    // A thread that waits may wait for the streams of any gate. The thread's client is the one that
-    // waits, or else the stream's.
+    // A waiting thread may wait for streams of any gate. The waiting client is the thread's or,
+    // without one, the stream's.
     void wait_begins(const thread_binding* thread, bool any, const sync_call& call, std::uint64_t& note) noexcept {
         note = 0;
         const bound_stream owner = thread == nullptr ? owner_of(call, any) : bound_stream{};
@@ -390,13 +394,13 @@ private:
         try {
             const std::lock_guard lock(mutex_);
             const bool is_there = std::ranges::find(gates_, gate) != gates_.end();
-            if (!is_there) return;  // it has left, and opened its waits for ever
+            if (!is_there) return;  // the gate has left, and its waits are open for good
             const std::uint64_t number = note != 0 ? note : last_wait_ + 1;
             waits_.push_back({number, std::this_thread::get_id(), gate});
             note = number;
             last_wait_ = std::max(last_wait_, number);
         } catch (const std::bad_alloc&) {
-            gate->synchronised();  // the waits were opened, and may be closed again
+            gate->synchronised();  // no memory to remember the call: the waits may close again
         }
     }
     void wait_ends(std::uint64_t note) noexcept {
@@ -414,8 +418,8 @@ private:
             gate->synchronised();
         }
     }
-    // A thread that polls for long waits. While no gate may have closed waits, and for 50 us after
-    // each look, a poll costs some nanoseconds.
+    // A thread that polls for long counts as waiting. While no gate may have closed waits, and for
+    // 50 us after each look, a poll costs some nanoseconds.
     void polled(const thread_binding* thread, bool any, CUpti_CallbackId id, const CUpti_CallbackData& data) noexcept {
         constexpr std::chrono::microseconds between_looks{50};
         if (data.callbackSite != CUPTI_API_EXIT || own_calls::depth() != 0 || in_child()) return;
@@ -447,7 +451,7 @@ private:
     void end_poll(const void* what) noexcept {
         each_gate([what](const std::shared_ptr<launch_listener>& gate) { gate->poll_over(what); });
     }
-    // The thread launches, so it doesn't wait for what it polled.
+    // The thread launches, so it isn't waiting for the work that it polled.
     void forget_polls() noexcept {
         if (in_child()) return;
         while (const auto was = thread_polls::of_thread().over())
@@ -457,10 +461,12 @@ private:
         return any && call.stream != nullptr && may_be_bound(call.stream) ? find(call.stream) : bound_stream{};
     }
     // The launch belongs to the stream's client or, if the stream isn't bound, to the thread's
-    // client. If it is for another device than their gate's, it belongs to the scope around that.
+    // client. If the launch is for another device than that client's gate, it belongs to the scope
+    // around.
     void to_owner(const thread_binding* thread, bool any, const launch_call& call,
                   const CUpti_CallbackData& data) noexcept {
-        std::uint64_t& note = *data.correlationData;  // goes from the one to the other: 0 where nothing is followed
+        // Passed from entry to exit; 0 if the launch isn't followed.
+        std::uint64_t& note = *data.correlationData;
         if (data.callbackSite != CUPTI_API_ENTER) {
             const auto* const result = static_cast<const CUresult*>(data.functionReturnValue);
             if (note != 0) ended(call, note, result != nullptr ? *result : CUDA_SUCCESS);
@@ -468,13 +474,14 @@ private:
         }
         note = 0;
         if (any && may_be_bound(call.stream)) {
-            const bound_stream b = find(call.stream);  // keeps the gate meanwhile
+            const bound_stream b = find(call.stream);  // keeps the gate alive meanwhile
             if (b.gate != nullptr && !is_elsewhere(*b.gate, b.who, true, call, note)) return;
         }
         for (; thread != nullptr; thread = thread->outer())
             if (!is_elsewhere(thread->gate(), thread->who(), false, call, note)) return;
     }
-    // The highest byte of `note` says where the thread keeps whose launch it is.
+    // Passes the launch to a gate. If the gate follows it, the highest byte of `note` gets the turn
+    // under which the thread keeps the launch's owner.
     [[nodiscard]] static bool is_elsewhere(launch_listener& gate, launch_owner who, bool by_stream,
                                            const launch_call& call, std::uint64_t& note) noexcept {
         const launch_verdict verdict = gate.before(who, call, note);
@@ -487,7 +494,8 @@ private:
         note |= std::uint64_t{l.turn} << 56;
         return false;
     }
-    // A scope stays until its thread has come out of the call; the gate of a bound stream may go.
+    // Reports the end of a launch. A scope exists until its thread has left the call, but the gate
+    // of a bound stream may be gone.
     void ended(const launch_call& call, std::uint64_t note, CUresult result) noexcept {
         const launch_under_way l = launches_under_way::take(static_cast<std::uint8_t>(note >> 56));
         if (l.gate == nullptr) return;
@@ -504,7 +512,7 @@ private:
         return at != streams_.end() ? *at : bound_stream{};
     }
     void stream_ends(CUstream s) noexcept {
-        bound_stream ended;  // a gate that goes with this frees memory, not under the lock
+        bound_stream ended;  // may destroy a gate, which frees memory: not under the lock
         {
             const std::lock_guard lock(mutex_);
             const auto at = std::ranges::find(streams_, s, &bound_stream::stream);
@@ -517,8 +525,8 @@ private:
         each_gate([s](const std::shared_ptr<launch_listener>& gate) { gate->ends(s); });
     }
 
-    // How many streams are bound, in all and for each place in the filter. A launch whose place has
-    // no bound stream needs no lock.
+    // A filter of counts: how many streams are bound, in all and for each place. A launch whose
+    // place has no bound stream needs no lock.
     [[nodiscard]] static std::size_t place_of(CUstream s) noexcept {
         const auto n = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(s));
         return static_cast<std::size_t>((n * 0x9e3779b97f4a7c15U) >> 56);
@@ -533,14 +541,14 @@ private:
 
     std::atomic<int> bound_{0};
     std::array<std::atomic<int>, 256> filter_{};
-    std::mutex joining_;  // while somebody subscribes, or the last one goes
+    std::mutex joining_;  // held while a gate subscribes, or the last one unsubscribes
     std::size_t joined_ = 0;
     CUpti_SubscriberHandle subscriber_ = nullptr;
     std::mutex mutex_;
     std::vector<std::shared_ptr<launch_listener>> gates_;
-    std::atomic<int> in_streams_{0};  // of these, those that make streams wait
+    std::atomic<int> in_streams_{0};  // how many of these make streams wait
     std::vector<bound_stream> streams_;
-    std::uint64_t bindings_ = 0;  // ever
+    std::uint64_t bindings_ = 0;  // the number of bindings so far
     std::vector<wait_under_way> waits_;
     std::uint64_t last_wait_ = 0;
 };

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Computes which part of a stream's SMs the launches of one submission can fill: their blocks
-// against the blocks that can be resident at once in the stream's partition. A part of the stream's
-// state.
+// Computes which part of a stream's SMs the launches of one submission can fill: the ratio of their
+// blocks to the blocks that can be resident at once in the stream's partition. A part of the
+// stream's state.
 //
 //   if (s.widths.begin()) { work(stream);  const auto filled = s.widths.end(); }         // 0.25: a quarter of the SMs
 //   s.widths.note(kernel, {.blocks = 64, .threads = 256}, [&] { return ...; });          // by the launch
 //   s.widths.note({.width = sm_width(0.5)});                                             // by a graph of such
 //   s.widths.note_opaque();                                                              // by a copy, ...
 //
-// The width counts only launches through the stream object. A caller that has got the native handle
-// may launch past the object, so from then on all of the stream's work is opaque.
+// Only launches through the stream object are counted. A caller with the native handle may launch
+// past the object, so once the handle was given out, all of the stream's work is opaque.
 #pragma once
 
 #include <algorithm>
@@ -27,10 +27,12 @@ inline namespace GPUSHARE_ABI {
 namespace cuda {
 namespace detail {
 
-/// Safe from any thread. Notes what one thread enqueues at a time; what others enqueue meanwhile makes it opaque.
+/// Safe from any thread. Notes the work that one thread at a time enqueues. Work that other threads
+/// enqueue meanwhile makes the result opaque.
 class launch_widths {
 public:
-    /// From now on, what the calling thread enqueues. False where another submission is just being noted.
+    /// Begins to note the calling thread's work. Returns false if another submission is being
+    /// noted.
     [[nodiscard]] bool begin() noexcept {
         std::thread::id nobody{};
         // acquire: the noting thread finds its state as the thread before left it.
@@ -40,7 +42,7 @@ public:
         widest_ = 0;
         return true;
     }
-    /// After begin(), by the same thread.
+    /// Ends noting, in the thread that called begin(). Returns the part that the work can fill.
     [[nodiscard]] sm_fill end() noexcept {
         const bool opaque =
             opaque_.exchange(false, std::memory_order_relaxed) || by_handle_.load(std::memory_order_relaxed);
@@ -65,19 +67,19 @@ public:
         if (resident_ == 0) return note_opaque();
         widest_ = std::max(widest_, std::min(static_cast<double>(g.blocks) / resident_, 1.0));
     }
-    /// Before several launches at once that can fill this.
+    /// Call before several launches at once, such as a graph, that can fill this part.
     void note(sm_fill all) noexcept {
         if (all.opaque || by_.load(std::memory_order_relaxed) != std::this_thread::get_id()) return note_opaque();
         if (all.width.known()) widest_ = std::max(widest_, all.width.part());
     }
-    /// Before anything else that runs on the device.
+    /// Call before any other work on the device.
     void note_opaque() noexcept {
         // relaxed: a submission ends after its threads have enqueued, and their synchronisation
         // with it orders this store before that end. A store from another submission's thread may
         // reach the next submission instead, which then counts as opaque without need.
         if (by_.load(std::memory_order_relaxed) != std::thread::id{}) opaque_.store(true, std::memory_order_relaxed);
     }
-    /// Somebody has the native handle.
+    /// The native handle was given out.
     void give_up() noexcept {
         if (!by_handle_.load(std::memory_order_relaxed)) by_handle_.store(true, std::memory_order_relaxed);
     }
@@ -85,9 +87,9 @@ public:
 private:
     std::atomic<std::thread::id> by_{};
     std::atomic<bool> opaque_{false}, by_handle_{false};
-    // State of the thread that notes.
+    // State of the noting thread.
     double widest_ = 0;
-    const void* entry_ = nullptr;  // the last kernel
+    const void* entry_ = nullptr;  // the latest kernel
     std::uint32_t threads_ = 0, resident_ = 0;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The order in which a node's gangs are enqueued, among those of all nodes of the process: two nodes may have the same devices, under
-// other numbers.
+// The order in which a node's gangs are enqueued, among those of all nodes of the process: two
+// nodes may have the same devices, under other numbers.
 //
 //   node_gangs gangs{count_devices(), {2, 0}};       // CUDA's numbers of the node's devices
 //   auto entered = gangs.enter(devices);      entered.make_room(d, part, channel, stream);
@@ -27,7 +27,7 @@ inline namespace GPUSHARE_ABI {
 namespace cuda {
 namespace detail {
 
-/// As gang_residents, which see.
+/// The gang order of one node; see gang_residents.
 class node_gangs {
     using shared_order = gpushare::detail::gang_residents<point>;
 
@@ -56,7 +56,7 @@ public:
         shared_order::guard entered_;
     };
 
-    /// `ordinals`: CUDA's numbers of the node's devices, of `devices` in all.
+    /// `ordinals`: CUDA's numbers of the node's devices. `devices`: how many devices CUDA shows.
     node_gangs(std::uint32_t devices, const std::vector<int>& ordinals)
         : order_(process_wide<shared_order>(static_cast<int>(devices), devices)) {
         for (const int o : ordinals) there_.push_back(device_id{static_cast<std::uint32_t>(o)});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many blocks of a kernel an SM holds. CUDA is asked once for each kernel and number of threads, since the answer
-// never changes. A part of device_state.
+// How many blocks of a kernel an SM holds. CUDA is asked once for each kernel and number of
+// threads, since the answer never changes. A part of device_state.
 //
 //   if (auto known = device->occupancy().find(entry, 256)) ...      device->occupancy().add(entry, 256, blocks);
 #pragma once
@@ -29,7 +29,7 @@ public:
         const auto known = blocks_.find({entry, threads});
         return known == blocks_.end() ? std::nullopt : std::optional(known->second);
     }
-    /// Without memory for it, it is asked again the next time.
+    /// If memory runs out, CUDA is asked again the next time.
     void add(const void* entry, std::uint32_t threads, std::uint32_t blocks) noexcept {
         try {
             const std::lock_guard lock(mutex_);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Marks calls of the driver that the library makes for itself, so that no launch gate takes the
-// calling thread for one that waits.
+// Marks driver calls that the library makes for itself, so that no launch gate takes the calling
+// thread for a waiting one.
 //
 //   { const own_calls unwatched;  driver.event_query(e); }
 #pragma once
@@ -12,8 +12,8 @@ inline namespace GPUSHARE_ABI {
 namespace cuda {
 namespace detail {
 
-/// Calls of the driver by the library itself, under a lock of its own: no gate hears that the
-/// thread waits or polls there.
+/// Marks the thread's driver calls as the library's own, made under one of its locks: gates don't
+/// see them as waits or polls.
 class own_calls {
 public:
     own_calls() noexcept { ++depth(); }

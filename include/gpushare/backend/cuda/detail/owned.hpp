@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A native object that has one owner and keeps its device's state alive: graphs, pools, chunks of memory.
+// A native object that has one owner and keeps its device's state alive: graphs, pools, chunks of
+// memory.
 //
 //   struct graph_kind {
 //       using native_type = cudaGraph_t;
@@ -24,7 +25,8 @@ inline namespace GPUSHARE_ABI {
 namespace cuda {
 namespace detail {
 
-/// How to destroy a kind of native object, and the name of the call for reports. native_type{} is none.
+/// Says how to destroy a kind of native object, and names the call for reports. native_type{} means
+/// no object.
 // clang-format off
 template <class K>
 concept native_kind = requires(const driver& api, typename K::native_type native) {
@@ -33,8 +35,8 @@ concept native_kind = requires(const driver& api, typename K::native_type native
 };
 // clang-format on
 
-/// Owns a native object. Movable; empty after a move from it. The device's health keeps errors of
-/// its destruction.
+/// Owns a native object. Movable; empty after a move. Errors of the destruction go to the device's
+/// health.
 template <native_kind Kind>
 class owned {
 public:
@@ -53,7 +55,8 @@ public:
     ~owned() { reset(); }
 
     [[nodiscard]] native_type get() const noexcept { return native_; }
-    /// The caller's to destroy from now on. (Not by std::exchange, which instantiates fifty traits for each kind.)
+    /// Releases the handle: from now on the caller destroys it. (Not by std::exchange, which
+    /// instantiates fifty traits for each kind.)
     [[nodiscard]] native_type release() noexcept {
         const native_type was = native_;
         native_ = {};
@@ -64,7 +67,7 @@ public:
 private:
     void reset() noexcept {
         if (native_ == native_type{}) return;
-        cudaError_t entered = cudaSuccess;  // whether it did or not, the call says the rest
+        cudaError_t entered = cudaSuccess;  // not checked: the call below reports a failure, too
         const device_guard on(device_->context(), entered);
         (void)device_->health().keep(Kind::destroy(device_->api(), release()), Kind::destroys);
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The state shared by an SM partition and its streams: a green context and its SMs. It is retired when the last of them
-// is destroyed; the SMs are free for others once the partition's work is done.
+// The state shared by an SM partition and its streams: a green context and its SMs. It is retired
+// when the last of them is destroyed; the SMs are free for others once the partition's work is
+// done.
 //
 //   stream_state s;     s.partition = partition;     s.end = partition->new_end();
 #pragma once
@@ -36,7 +37,7 @@ struct partition_state {
         ++streams;
         return end;
     }
-    /// A stream is gone; its work ends where `end` is reached.
+    /// A stream is gone. Its work has ended once `end` is reached.
     void stream_gone(point_state& end) noexcept {
         const std::lock_guard lock(mutex);
         own->ends.push_back(&end);
@@ -55,8 +56,8 @@ struct partition_state {
     const std::shared_ptr<device_state> device;
     std::unique_ptr<retired_partition> own;
     std::uint32_t sms = 0;
-    std::size_t streams = 0;  // that are there
-    std::mutex mutex;         // the driver wants one thread at a time for a green context
+    std::size_t streams = 0;  // the number of streams
+    std::mutex mutex;         // the driver allows one thread at a time for a green context
 };
 
 }  // namespace detail

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// State that the nodes of a process share: two of them may have the same device, whose SMs and
-// gangs are the same.
+// State that the nodes of a process share, since two nodes may have the same device, and with it
+// the same SMs and gangs.
 //
 //   const std::shared_ptr<sm_registry> sms = process_wide<sm_registry>(of_context{ordinal, context.id()});
 //
-// The state lives as long as an object holds it. The table behind it is the only thing in the
-// backend that no node owns. Without it, two nodes (say, of two libraries in a process) would hand
-// out the same SMs twice and enqueue their gangs in different orders.
+// The state lives as long as an object holds it. The table of such states is the only object in the
+// backend that no node owns. Without the table, two nodes (say, of two libraries in a process)
+// would hand out the same SMs twice and enqueue their gangs in different orders.
 #pragma once
 
 #include <map>
@@ -32,7 +32,7 @@ template <class T, class Key, class... Arguments>
         std::mutex mutex;
         std::map<Key, std::weak_ptr<T>> known;
     };
-    static table* const all = new table;  // never destroyed: nodes may be made, and go, until the process ends
+    static table* const all = new table;  // never destroyed: nodes come and go until the process ends
     const std::lock_guard lock(all->mutex);
     std::erase_if(all->known, [](const auto& one) { return one.second.expired(); });
     auto& there = all->known[key];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which SMs of a device belong to which partition, in units, and which streams are in no partition. A part of
-// device_state.
+// Records which SMs of a device belong to which partition, in units, and which streams are in no
+// partition. A part of device_state.
 //
 //   auto& registry = device->sms();    registry.add(stream.unpartitioned);    registry.unpartitioned();
 #pragma once
@@ -67,7 +67,7 @@ public:
         for (const std::uint32_t u : units) taken_[u] = false;
     }
 
-    /// A stream in no partition begins, ends.
+    /// Adds or removes a stream in no partition.
     void add(unpartitioned_stream& s) noexcept {
         const std::lock_guard lock(mutex_);
         unpartitioned_.push(s);
@@ -76,7 +76,7 @@ public:
         const std::lock_guard lock(mutex_);
         unpartitioned_.remove(s);
     }
-    /// Their tags, in order.
+    /// The tags of the streams in no partition, in order.
     [[nodiscard]] std::vector<std::uint32_t> unpartitioned() const {
         std::vector<std::uint32_t> tags;
         {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The words for which streams of lower clients wait, one for each level of a launch gate.
+// The words in memory for which streams of lower clients wait, one for each level of a launch gate.
 //
 //   stream_waits waits(device);
 //   const bool can = waits.supported();
@@ -57,7 +57,7 @@ public:
             if (code == cudaSuccess) (void)handled(cudaFreeHost(page));
     }
 
-    /// Null where the driver gives no pinned memory. Throws std::bad_alloc.
+    /// Takes a word; null if the driver gives no pinned memory. Throws std::bad_alloc.
     [[nodiscard]] word* take() {
         if (free_.empty()) pin_more();
         if (free_.empty()) return nullptr;
@@ -65,7 +65,7 @@ public:
         free_.pop_back();
         return w;
     }
-    /// The device may still use some: the memory is never freed.
+    /// The device may still use a word: the memory is never freed.
     void keep() noexcept { kept_ = true; }
 
 private:
@@ -96,13 +96,13 @@ public:
     stream_waits(const stream_waits&) = delete;
     stream_waits& operator=(const stream_waits&) = delete;
     ~stream_waits() {
-        // The device may have a word yet to open.
+        // The device may still have to open a word.
         for (level& l : levels_) {
             l.word.open();
             if (l.word.is_closed()) words_.keep();
         }
     }
-    /// Streams may wait for words of these when they are gone.
+    /// Streams or graphs may wait for words after this object is gone.
     void keep_memory() noexcept { words_.keep(); }
 
     /// Whether the device and the driver have such waits.
@@ -115,7 +115,8 @@ public:
                has != 0;
     }
 
-    /// A client of the level is added. False where there is no pinned memory for a word. Throws std::bad_alloc.
+    /// A client of the level is added. Returns false if there is no pinned memory for a word.
+    /// Throws std::bad_alloc.
     [[nodiscard]] bool join(int number) {
         if (level* const there = find(number)) return ++there->clients, true;
         levels_.reserve(levels_.size() + 1);
@@ -124,7 +125,7 @@ public:
         levels_.push_back({.number = number, .clients = 1, .word = gpushare::detail::closing_word(*memory)});
         return true;
     }
-    /// One of its clients is removed, with so many requests.
+    /// A client of the level is removed, with this many open requests.
     void leave(int number, std::uint32_t requests) noexcept {
         level* const l = find(number);
         if (l == nullptr) return;
@@ -133,12 +134,12 @@ public:
         if (--l->clients == 0) l->word.open();
     }
 
-    /// A request of the level.
+    /// A request of the level has arrived.
     void arrived(int number) noexcept {
         level* const l = find(number);
         if (l != nullptr && l->requests++ == 0 && !ended_) l->word.close(kept_open_ != 0);
     }
-    /// Whether it was the last one.
+    /// A request of the level has left. Returns whether it was the last one.
     [[nodiscard]] bool left(int number) noexcept {
         level* const l = find(number);
         return l != nullptr && --l->requests == 0;
@@ -146,7 +147,8 @@ public:
     void open(int number) noexcept {
         if (level* const l = find(number)) l->word.open();
     }
-    /// Where the device writes a 0 of 32 bits to open the word behind what is enqueued by now.
+    /// The place at which the device writes a 32-bit 0 to open the word after the work enqueued by
+    /// now.
     struct device_opens {
         CUdeviceptr where = 0;
         unsigned half = 0;
@@ -157,27 +159,28 @@ public:
         if (!half) return std::nullopt;
         return device_opens{address(l->word.memory()) + *half * sizeof(std::uint32_t), *half};
     }
-    /// The device can't be told to.
+    /// Opens the word in place of the device, which can't be made to.
     void open(int number, const device_opens& instead) noexcept {
         if (level* const l = find(number)) l->word.open(instead.half);
     }
-    /// While a request of the level launches: closes again what was forced open.
+    /// Called when a request of the level launches: closes a word that was forced open.
     void keep(int number) noexcept {
         if (kept_open_ != 0) return;
         if (level* const l = find(number)) l->word.keep();
     }
-    /// Opens all words, and lets no request close one until as many calls of let_close().
+    /// Opens all words, and keeps requests from closing them. Each call needs one call of
+    /// let_close().
     void keep_open() noexcept {
         ++kept_open_;
         for (level& l : levels_) l.word.force();
     }
-    /// Closes the words of requests that are there.
+    /// Ends one keep_open(). The last one closes the words of open requests again.
     void let_close() noexcept {
         if (--kept_open_ != 0) return;
         for (level& l : levels_) l.word.keep();
     }
 
-    /// Whether anybody is above the level.
+    /// Whether there is a client above the level.
     [[nodiscard]] bool any_above(int number) const noexcept {
         return std::ranges::any_of(levels_, [&](const level& l) { return l.is_above(number); });
     }
@@ -201,12 +204,12 @@ public:
             if (l.number > number) all += l.word.closings();
         return all;
     }
-    /// Opens them beside requests that are there.
+    /// Opens the words above the level although requests are open.
     void force_above(int number) noexcept {
         for (level& l : levels_)
             if (l.number > number) l.word.force();
     }
-    /// Opens all, for ever.
+    /// Opens all words for good.
     void end() noexcept {
         ended_ = true;
         for (level& l : levels_) l.word.open();
@@ -218,7 +221,7 @@ private:
         std::uint32_t clients = 0, requests = 0;
         gpushare::detail::closing_word word;
 
-        // Has clients, above that level.
+        // Whether this level has clients and is above level `other`.
         [[nodiscard]] bool is_above(int other) const noexcept { return clients != 0 && number > other; }
     };
 
@@ -226,7 +229,8 @@ private:
         const auto at = std::ranges::find(levels_, number, &level::number);
         return at != levels_.end() ? &*at : nullptr;
     }
-    // Pinned memory has the same address on the device. (Programming Guide, Unified Virtual Addressing.)
+    // Pinned memory has the same address on the device. (Programming Guide, Unified Virtual
+    // Addressing.)
     [[nodiscard]] static CUdeviceptr address(const gpushare::detail::closing_halves& w) noexcept {
         return reinterpret_cast<CUdeviceptr>(&w);
     }

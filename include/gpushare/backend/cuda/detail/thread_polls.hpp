@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a thread polls on the device, and for how long it has got no other answer than "not yet". A
+// The work that a thread polls on the device, and for how long the answer has been "not yet". A
 // part of the launch hub.
 //
 //   thread_polls& mine = thread_polls::of_thread();
@@ -7,8 +7,8 @@
 //   mine.over(event);                         // it said "ready"
 //   while (auto w = mine.over()) ...          // the thread launched something: it doesn't wait
 //
-// A thread that launches between two polls runs ahead and doesn't wait for what it polls: that is
-// how torch's allocator asks for its events.
+// A thread that launches between two polls runs ahead and doesn't wait for the polled work.
+// PyTorch's allocator polls its events in this way.
 #pragma once
 
 #include <algorithm>
@@ -29,27 +29,29 @@ namespace detail {
 /// A stream or an event that a thread polls.
 struct polled_work {
     const void* what = nullptr;
-    std::chrono::steady_clock::time_point told{};  // when gates heard of it, last
-    std::optional<instant> since{};                // by a gate's clock: since when closed waits may prevent the end
-    bool opened = false;                           // a gate keeps its waits open for it
+    std::chrono::steady_clock::time_point told{};  // when gates were last told of the poll
+    // Since when closed waits may prevent the end, on a gate's clock.
+    std::optional<instant> since{};
+    bool opened = false;  // a gate keeps its waits open for this poll
 };
 
-/// Of one thread.
+/// The polls of one thread.
 class thread_polls {
 public:
     [[nodiscard]] static thread_polls& of_thread() noexcept {
         constinit thread_local thread_polls mine;
         return mine;
     }
-    /// How many gates may have closed waits: without any, nobody counts polls.
+    /// How many gates may have closed waits. At 0, polls aren't counted.
     [[nodiscard]] static std::atomic<int>& closing_gates() noexcept {
         constinit static std::atomic<int> all{0};
         return all;
     }
 
     [[nodiscard]] bool any() const noexcept { return count_ != 0; }
-    /// Where there is no room for another one, it takes the place of one of the others and counts
-    /// from when that did: a thread that polls many at once has waited since then.
+    /// The entry for this stream or event. If there is no room, the new poll takes the place of
+    /// another one and keeps its times, since a thread that polls many at once has waited since
+    /// then.
     [[nodiscard]] polled_work& of(const void* what) noexcept {
         const auto there =
             std::find_if(all_.begin(), all_.begin() + count_, [what](const polled_work& w) { return w.what == what; });
@@ -59,7 +61,7 @@ public:
         w.what = what;
         return w;
     }
-    /// What was polled is over. None if it wasn't.
+    /// Removes the poll, since the polled work is over; none if it wasn't polled.
     [[nodiscard]] std::optional<polled_work> over(const void* what) noexcept {
         for (std::ptrdiff_t i = 0; i < count_; ++i) {
             polled_work& w = all_[static_cast<std::size_t>(i)];
@@ -72,7 +74,7 @@ public:
         }
         return std::nullopt;
     }
-    /// Some other one, or none is left.
+    /// Removes any one poll; none if none is left.
     [[nodiscard]] std::optional<polled_work> over() noexcept {
         return count_ != 0 ? over(all_[static_cast<std::size_t>(count_) - 1].what) : std::nullopt;
     }

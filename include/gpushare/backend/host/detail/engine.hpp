@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The engine of a host node: the model, its lock, and the loop that worker threads run. The node makes the threads, one
-// for each SM.
+// The engine of a host node: the model, its lock, and the loop that worker threads run. The node
+// makes the threads, one for each SM.
 //
-// There is one lock for the node, because points and waits cross devices, and only one order of events over all devices
-// makes the model exact. An event takes a fraction of a microsecond. Kernels, and the destructors of kernels and of
-// their exceptions, run unlocked.
+// The node has one lock, because points and waits cross devices, and because the model is exact
+// only with one order of events over all devices. An event takes a fraction of a microsecond.
+// Kernels, and the destructors of kernels and of their exceptions, run unlocked.
 #pragma once
 
 #include <algorithm>
@@ -53,7 +53,8 @@ public:
     /// Queued work still runs. Points of the stream stay valid.
     void close_stream(stream_state& s) noexcept;
 
-    /// An operation to fill in, unlocked, and to submit or to hand back. Throws std::bad_alloc.
+    /// Takes an operation, which the caller fills in unlocked, and then submits or hands back.
+    /// Throws std::bad_alloc.
     [[nodiscard]] operation& take_operation(stream_state& s);
     void hand_back(operation& op) noexcept;
 
@@ -63,19 +64,20 @@ public:
     [[nodiscard]] outcome begin_work(stream_state& s);
     void end_work(stream_state& s, const outcome& begun) noexcept;
 
-    /// Throws std::bad_alloc.
+    /// Records a point behind the stream's work. Throws std::bad_alloc.
     [[nodiscard]] point record(stream_state& s);
-    /// One to be recorded later, once. Throws std::bad_alloc.
+    /// A point to be recorded later, once. Throws std::bad_alloc.
     [[nodiscard]] point prepare();
     void record(stream_state& s, const point& prepared) noexcept;
 
-    /// As kernel_context::yield, for the one block of `s` that the calling thread runs; without any it does nothing.
+    /// As kernel_context::yield, for the one block of `s` that the calling thread runs. Does
+    /// nothing if there is none.
     bool yield(const stream_state& s) noexcept;
 
     // --- partitions
 
     [[nodiscard]] sm_split split() const noexcept;
-    /// All or none: see check_sms.
+    /// Opens partitions of these numbers of SMs, all or none; see check_sms.
     [[nodiscard]] std::vector<std::uint32_t> open_partitions(std::uint32_t device, std::span<const std::uint32_t> sms);
     void leave_partition(std::uint32_t device, std::uint32_t part) noexcept;
     /// Tags of the device's streams in no partition, in order.
@@ -92,11 +94,11 @@ public:
     /// The life of a worker: runs blocks until `shut_down`.
     void work();
 
-    /// Loses all devices and sends the workers home, each after the block that it runs.
+    /// Loses all devices and ends the workers, each after the block that it runs.
     void shut_down() noexcept;
 
 private:
-    // Both under the lock.
+    // Call both under the lock.
     point new_point();
     void record(stream_state& s, const point& p, instant now) noexcept;
 
@@ -125,14 +127,14 @@ private:
     };
 
     [[nodiscard]] bool may_yield(const sm_state& sm) const noexcept;
-    /// From within the block of an SM: runs those of higher levels that wait, one after the other.
+    /// Within a block of an SM: runs the waiting blocks of higher levels, one after the other.
     static bool run_above(yielding& y) noexcept { return y.owner.run_above(y.sm); }
     bool run_above(sm_state& sm) noexcept;
 
     /// Runs the claimed blocks, unlocked. Returns the first exception.
     std::exception_ptr execute(sm_state& sm) noexcept;
 
-    /// Unlocks, wakes, and sweeps up.
+    /// Unlocks, wakes threads, and destroys objects that are left over.
     void release(std::unique_lock<std::mutex>& lock, wake_list& woken) noexcept;
 
     const node_options options_;
@@ -157,7 +159,7 @@ GPUSHARE_INLINE auto engine::open_stream(std::uint32_t device, priority level, s
 }
 
 GPUSHARE_INLINE void engine::close_stream(stream_state& s) noexcept {
-    std::exception_ptr unread;  // out here: destroyed unlocked
+    std::exception_ptr unread;  // declared out here, so that it is destroyed unlocked
     const section locked{*this};
     // relaxed: this is the last use of the handle, and the lock orders it after all others.
     if (operation* const spare = s.spare.exchange(nullptr, std::memory_order_relaxed))
@@ -166,7 +168,7 @@ GPUSHARE_INLINE void engine::close_stream(stream_state& s) noexcept {
 }
 
 GPUSHARE_INLINE auto engine::take_operation(stream_state& s) -> operation& {
-    // acquire: sees the operation as the thread left it that put it there.
+    // acquire: sees the operation as the thread that stored it left it.
     if (operation* const spare = s.spare.exchange(nullptr, std::memory_order_acquire)) return *spare;
     const std::lock_guard lock{hub_->mutex};
     return model_.operations().acquire();
@@ -181,7 +183,8 @@ GPUSHARE_INLINE void engine::hand_back(operation& op) noexcept {
 GPUSHARE_INLINE void engine::submit(stream_state& s, operation& op) noexcept {
     const section locked{*this};
     model_.submit(s, op, locked.now(), std::this_thread::get_id());
-    // Only `take_operation` writes it without the lock, and only null. release: pairs with the acquire there.
+    // Without the lock, only `take_operation` writes it, and only null. release: pairs with the
+    // acquire there.
     if (s.spare.load(std::memory_order_relaxed) == nullptr)
         s.spare.store(model_.operations().try_acquire(), std::memory_order_release);
 }
@@ -189,7 +192,7 @@ GPUSHARE_INLINE void engine::submit(stream_state& s, operation& op) noexcept {
 GPUSHARE_INLINE auto engine::begin_work(stream_state& s) -> outcome {
     const std::lock_guard lock{hub_->mutex};
     outcome_state& begun = hub_->outcomes.acquire();
-    begun.references.store(0, std::memory_order_relaxed);  // relaxed: nobody else knows it yet
+    begun.references.store(0, std::memory_order_relaxed);  // relaxed: no other thread knows it yet
     begun.hub = hub_;
     model::begin_work(s, begun, std::this_thread::get_id());
     return outcome{begun};
@@ -219,7 +222,7 @@ GPUSHARE_INLINE void engine::record(stream_state& s, const point& prepared) noex
 
 GPUSHARE_INLINE bool engine::yield(const stream_state& s) noexcept {
     device_state& d = *s.device;
-    // relaxed: as there.
+    // relaxed: as in kernel_context::yield.
     if (options_.timing != timing::real || d.waiting.load(std::memory_order_relaxed) <= s.level.level) return false;
     sm_state* own = nullptr;
     {
@@ -284,7 +287,8 @@ GPUSHARE_INLINE void engine::lose(std::uint32_t device) noexcept {
 
 GPUSHARE_INLINE void engine::work() {
     parking::worker self;
-    std::exception_ptr thrown;  // out here, so that what the model doesn't keep is destroyed unlocked
+    // Declared out here, so that an exception that the model doesn't keep is destroyed unlocked.
+    std::exception_ptr thrown;
     wake_list woken;
     std::unique_lock lock{hub_->mutex};
     while (true) {
@@ -293,7 +297,8 @@ GPUSHARE_INLINE void engine::work() {
         sm_state* const sm = model_.take_claimed();
         model_.wake_waiters(woken);
         if (sm != nullptr) {
-            if (options_.timing == timing::real) sm->edges[0] = now;  // from here on the SM is theirs
+            // From here on the SM belongs to the claimed blocks.
+            if (options_.timing == timing::real) sm->edges[0] = now;
             sm->runner = std::this_thread::get_id();
             parking_.call(model_.has_claimed(), model_.next_event(), woken);
             release(lock, woken);
@@ -322,14 +327,15 @@ GPUSHARE_INLINE void engine::shut_down() noexcept {
 
 GPUSHARE_INLINE auto engine::new_point() -> point {
     point_state& p = hub_->points.acquire();
-    p.reached.store(false, std::memory_order_relaxed);  // relaxed: nobody else knows the point yet
+    // Relaxed: no other thread knows the point yet.
+    p.reached.store(false, std::memory_order_relaxed);
     p.references.store(0, std::memory_order_relaxed);
     p.hub = hub_;
     return point{p};
 }
 
 GPUSHARE_INLINE void engine::record(stream_state& s, const point& p, instant now) noexcept {
-    p.state()->references.fetch_add(1, std::memory_order_relaxed);  // the model's
+    p.state()->references.fetch_add(1, std::memory_order_relaxed);  // the model's reference
     model_.record(s, *p.state(), now, std::this_thread::get_id());
 }
 
@@ -338,7 +344,7 @@ GPUSHARE_INLINE bool engine::may_yield(const sm_state& sm) const noexcept {
 }
 
 GPUSHARE_INLINE bool engine::run_above(sm_state& sm) noexcept {
-    std::exception_ptr thrown;  // out here: destroyed unlocked
+    std::exception_ptr thrown;  // declared out here, so that it is destroyed unlocked
     wake_list woken;
     std::unique_lock lock{hub_->mutex};
     operation& paused = *sm.work;
@@ -391,7 +397,7 @@ GPUSHARE_INLINE std::exception_ptr engine::execute(sm_state& sm) noexcept {
             if (op.cooperative) op.barrier.leave();
             const instant ended = steady_clock::now();
             const ns hold = options_.timing == timing::real ? ns{0} : op.hold;
-            // A block that has yielded began anew.
+            // If the block has yielded, edges[0] is later than `began`, so only `ended` counts.
             sm.edges[i + 1] = yields ? ended : sm.edges[i] + std::max(hold, ended - began);
             began = ended;
         }

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The model of a host node: streams, devices, the blocks that occupy their SMs, and when each event happens. It has no
-// thread, lock or clock: it is told the time and asked for blocks to run.
+// The model of a host node: streams, devices, the blocks that occupy their SMs, and when each event
+// happens. The model has no thread, lock or clock: its driver passes the time and asks for blocks
+// to run.
 //
 // Every block has a start and an end on its device's timeline. Ends are processed in the order of
-// their times. Work that an end lets start begins at the time of that end, even if the driving
-// thread is late. So delays of the operating system don't add up, and opaque work behaves as in a
-// simulation with real submission times. Real time enters only through submissions, and through
-// kernels that compute for longer than their hold.
+// their times. If an end lets other work start, that work begins at the time of the end, even if
+// the driving thread is late. So delays of the operating system don't add up, and opaque work
+// behaves as in a simulation with real submission times. Real time enters only through submissions,
+// and through kernels that compute for longer than their hold.
 #pragma once
 
 #include <algorithm>
@@ -40,7 +41,8 @@ struct leavings {
     [[nodiscard]] bool empty() const noexcept { return operations.empty() && points.empty() && outcomes.empty(); }
 };
 
-/// Times passed in never go back. After a change comes `settle`, which starts and ends what that lets start and end.
+/// Times passed in never go back. After a change, call `settle`, which starts and ends all work
+/// that can start or end now.
 class model {
 public:
     model(const node_options& options, point_hub& hub);
@@ -55,7 +57,7 @@ public:
     void advance(instant now) noexcept;
 
     void settle(instant now) noexcept;
-    /// When the next block ends whose end is known; `never` if there is none.
+    /// The next known end of a block; `never` if there is none.
     [[nodiscard]] instant next_event() const noexcept { return events_.next(); }
 
     /// Collects the waiters to wake for reached points. Call before the lock is released:
@@ -65,15 +67,15 @@ public:
     // --- blocks to run
 
     [[nodiscard]] bool has_claimed() const noexcept { return !claimed_.empty(); }
-    /// An SM whose blocks are to be run by the caller, who then calls `finish`; null if there is none.
+    /// An SM whose blocks the caller must run before it calls `finish`; null if there is none.
     [[nodiscard]] sm_state* take_claimed() noexcept { return claimed_.pop(); }
 
     /// The blocks of `sm` have been computed, and its edges say from when to when they occupy it.
     void finish(sm_state& sm, std::exception_ptr& thrown, instant now) noexcept;
 
     /// Pauses an SM whose one block is running, to run a waiting block of a higher level there.
-    /// Call finish_nested() afterwards. Once no such block is left, `sm` is as before except for
-    /// the time.
+    /// Call finish_nested() afterwards. Once no such block is left, the state of `sm` is as before,
+    /// except for the time.
     [[nodiscard]] bool pause(sm_state& sm, const operation& paused, instant now) noexcept;
     void finish_nested(sm_state& sm, std::exception_ptr& thrown) noexcept;
 
@@ -82,37 +84,38 @@ public:
     [[nodiscard]] stream_state& open_stream(std::uint32_t device, priority level, std::uint32_t tag,
                                             std::uint32_t part = 0);
 
-    /// The stream goes away once its queue is empty. Returns the failure that nobody will read.
+    /// Removes the stream once its queue is empty. Returns the failure, which no thread will read.
     std::exception_ptr close_stream(stream_state& s) noexcept;
 
-    /// `op` goes behind everything that the stream has. `by`: the thread whose it is.
+    /// Queues `op` behind all work of the stream. `by`: the thread that owns the work.
     void submit(stream_state& s, operation& op, instant now, std::thread::id by = {}) noexcept;
 
-    /// `p` is reached when everything that the stream has is done. Takes over one reference.
+    /// Records `p`, which is reached when all present work of the stream is done. Takes over one
+    /// reference.
     void record(stream_state& s, point_state& p, instant now, std::thread::id by = {}) noexcept;
 
-    // --- whose work it is
+    // --- the owners of work
 
     /// Work that thread `by` enqueues from now on reports its failures to `o`.
     static void begin_work(stream_state& s, outcome_state& o, std::thread::id by) noexcept;
-    /// No longer.
+    /// Ends begin_work().
     void end_work(stream_state& s, outcome_state& o) noexcept;
 
     // --- partitions
 
-    /// Sets SMs apart, of which as many are in no partition. The caller must call leave_partition
-    /// in the end.
+    /// Sets SMs apart; at least this many must be in no partition. The caller must call
+    /// leave_partition in the end.
     [[nodiscard]] std::uint32_t open_partition(std::uint32_t device, std::uint32_t sms);
-    /// One user less; the SMs are everybody's again when the last one goes.
+    /// Removes a user. When the last one leaves, the SMs are in no partition again.
     void leave_partition(device_state& d, std::uint32_t part) noexcept;
     [[nodiscard]] const std::vector<std::unique_ptr<stream_state>>& streams() const noexcept { return streams_; }
 
     // --- faults
 
-    /// The head of `s` doesn't start, unless it has.
+    /// Keeps the head of `s` from starting, unless it has started.
     void stall(stream_state& s) noexcept;
     void resume(stream_state& s, instant now) noexcept;
-    /// Everything on `d` that hasn't started fails, and so does what has; SMs are held no longer.
+    /// Fails all work of `d`, started or not. SMs are held no longer.
     void lose(device_state& d, instant now) noexcept;
 
     // --- pools
@@ -122,42 +125,43 @@ public:
     [[nodiscard]] leavings& left() noexcept { return left_; }
 
 private:
-    /// Gives free SMs what their devices are to run next.
+    /// Gives free SMs the next work of their devices.
     void assign(instant at) noexcept;
 
     /// The blocks of an SM have ended.
     void retire(sm_state& sm) noexcept;
-    /// Its blocks have had the SM, the last one until `end`.
+    /// Accounts the time of the SM's blocks; the last one ran until `end`.
     static void account(sm_state& sm, instant end) noexcept;
     void ended(operation& op, std::uint32_t blocks, instant at) noexcept;
     static void share(outcome_state& o) noexcept;
-    /// The owner of the thread's work, with a reference. For a thread that has begun nothing there,
-    /// for example a helper of another thread, it is the owner that began last.
+    /// The owner of the thread's work, with a reference. For a thread without work of its own
+    /// there, such as a helper of another thread, the owner that began last.
     [[nodiscard]] static outcome_state* owner_on(const stream_state& s, std::thread::id by) noexcept;
     /// Notes the failure of `op` at its owner, and at the pieces of work that contain it. If the
-    /// owner isn't certain, all candidates note it; so does the stream, for threads that own
-    /// nothing here. Afterwards `op` holds the objects to destroy without the lock.
+    /// owner is uncertain, all candidates note the failure, and so does the stream, for threads
+    /// without work of their own. Afterwards `op` holds the objects to destroy without the lock.
     static void note_end(operation& op) noexcept;
 
     static void keep(operation& op, std::exception_ptr& thrown) noexcept;
-    // relaxed: a block that sees it late yields later; what it then does is under the lock.
+    // relaxed: a block that sees the value late yields later, and acts under the lock.
     static void tell_who_waits(device_state& d) noexcept;
 
-    /// Starts the head of `s` if it may, and whatever that lets other streams do. `s` may be gone afterwards.
+    /// Starts the head of `s` if it may start, and then work of other streams that can start
+    /// because of that. `s` may be gone afterwards.
     void start(stream_state& s) noexcept;
     void start_all() noexcept;
 
     void start_head(stream_state& s) noexcept;
 
-    /// The head of its stream is done, at `at`.
+    /// Completes `op`, the head of its stream, at the time `at`.
     void complete(operation& op, instant at) noexcept;
 
     void reach(stream_state& s, point_state& p, instant at) noexcept;
 
-    /// Blocks that have started end; the others never start.
+    /// Gives up the head of `s`: blocks that have started end, and the others never start.
     void give_up_head(stream_state& s) noexcept;
 
-    /// `drop`, but under the lock.
+    /// The same as `drop`, under the lock.
     void drop_locked(point_state& p) noexcept;
     void drop_locked(outcome_state& o) noexcept;
 
@@ -168,7 +172,7 @@ private:
     std::vector<std::unique_ptr<stream_state>> streams_;
     gpushare::detail::fifo<stream_state> startable_;  // empty between calls
     gpushare::detail::fifo<sm_state> claimed_;        // SMs whose blocks wait to be run
-    gpushare::detail::fifo<waiter> woken_;            // whose points were reached
+    gpushare::detail::fifo<waiter> woken_;            // waiters whose points were reached
     event_queue events_;
     leavings left_;
     std::uint64_t claims_ = 0;
@@ -285,11 +289,11 @@ GPUSHARE_INLINE void model::end_work(stream_state& s, outcome_state& o) noexcept
         s.latest = o.beside;
         return;
     }
-    outcome_state* later = s.latest;  // another thread's
+    outcome_state* later = s.latest;  // another thread's work
     while (later->beside != &o) later = later->beside;
     later->beside = o.beside;
     if (o.beside != nullptr) share(*o.beside);
-    drop_locked(o);  // not the last: whoever ends it has one
+    drop_locked(o);  // not the last reference: the thread that ends the work has one
 }
 
 GPUSHARE_INLINE std::uint32_t model::open_partition(std::uint32_t device, std::uint32_t sms) {
@@ -321,13 +325,14 @@ GPUSHARE_INLINE void model::resume(stream_state& s, instant now) noexcept {
 }
 
 GPUSHARE_INLINE void model::lose(device_state& d, instant now) noexcept {
-    if (d.lost.exchange(true, std::memory_order_release)) return;  // release: pairs with the kernels' acquire
+    // Release: pairs with the kernels' acquire.
+    if (d.lost.exchange(true, std::memory_order_release)) return;
     d.lost_since = now;
     d.memory.lose();
     events_.cut(d, now);
     for (const auto& s : streams_)
         if (s->device == &d && s->busy) give_up_head(*s);
-    // Only now, as this completes work, and streams of this device may wait for each other.
+    // Done last, because this completes work, and streams of this device may wait for each other.
     for (const auto& s : streams_)
         if (s->device == &d && !s->busy) startable_.push(*s);
     start_all();
@@ -383,7 +388,8 @@ GPUSHARE_INLINE void model::ended(operation& op, std::uint32_t blocks, instant a
 }
 
 GPUSHARE_INLINE void model::share(outcome_state& o) noexcept {
-    o.references.fetch_add(1, std::memory_order_relaxed);  // relaxed: somebody has one, or it is under the lock
+    // Relaxed: the caller has a reference or the lock.
+    o.references.fetch_add(1, std::memory_order_relaxed);
 }
 
 GPUSHARE_INLINE auto model::owner_on(const stream_state& s, std::thread::id by) noexcept -> outcome_state* {
@@ -413,7 +419,7 @@ GPUSHARE_INLINE void model::note_end(operation& op) noexcept {
             if (!s.closed) s.exception = op.exception;
         }
     }
-    if (stale != nullptr) op.exception = std::move(stale);  // what was there is in `s` too
+    if (stale != nullptr) op.exception = std::move(stale);  // the old exception is in `s` as well
 }
 
 GPUSHARE_INLINE void model::keep(operation& op, std::exception_ptr& thrown) noexcept {
@@ -445,7 +451,8 @@ GPUSHARE_INLINE void model::start_head(stream_state& s) noexcept {
         } else if (s.stalled) {
             return;
         } else if (op->awaited != nullptr) {
-            if (!op->awaited->reached.load(std::memory_order_relaxed)) {  // relaxed: written under the lock
+            // Relaxed: written under the lock.
+            if (!op->awaited->reached.load(std::memory_order_relaxed)) {
                 s.busy = true;
                 op->awaited->streams.push(s);
                 return;
@@ -461,7 +468,7 @@ GPUSHARE_INLINE void model::start_head(stream_state& s) noexcept {
     }
     if (s.closed) {
         leave_partition(*s.device, s.part);
-        const std::size_t at = s.index;  // `s` ends here
+        const std::size_t at = s.index;  // `s` is destroyed here
         std::swap(streams_[at], streams_.back());
         streams_[at]->index = at;
         streams_.pop_back();
@@ -519,7 +526,8 @@ GPUSHARE_INLINE void model::give_up_head(stream_state& s) noexcept {
     }
     if (op.status == errc::none) op.status = errc::device_lost;
     if (!s.device->order.withdraw(&op)) return;
-    // The last worker destroys the kernel, unless it had ended before: then `complete` finds it.
+    // The last worker destroys the kernel. If all workers have ended already, `complete` finds the
+    // kernel, and leaves it to be destroyed without the lock.
     op.unexecuted.fetch_sub(op.blocks - op.claimed, std::memory_order_acq_rel);
     op.wanted = op.claimed;
     if (op.ended == op.wanted) s.busy = false;
@@ -528,7 +536,7 @@ GPUSHARE_INLINE void model::give_up_head(stream_state& s) noexcept {
 GPUSHARE_INLINE void model::drop_locked(point_state& p) noexcept {
     // acq_rel: as in `drop`.
     if (p.references.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-    p.hub.reset();  // not the last: whoever drives the model has one
+    p.hub.reset();  // not the last reference: the driver of the model has one
     if (p.exception != nullptr)
         left_.points.push(p);
     else

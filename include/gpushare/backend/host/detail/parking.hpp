@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a node's worker threads sleep, arranged for few wake-ups. One of them, the lookout, sleeps until the next event
-// of the model. The others sleep until they are called, one at a time, the last to lie down first.
+// Lets a node's worker threads sleep, with few wake-ups. One worker, the lookout, sleeps until the
+// next event of the model. The others sleep until they are called, one at a time, the latest
+// sleeper first.
 //
 //   parking.call(work_is_waiting, next_event, woken);     // by a thread that made work; woken: a wake_list
 //   parking.park(lock, self, next_event, woken);          // by a worker that found none
@@ -17,7 +18,7 @@ inline namespace GPUSHARE_ABI {
 namespace host {
 namespace detail {
 
-/// Every member is called with the node's lock held.
+/// Call every member with the node's lock held.
 class parking {
 public:
     class worker {
@@ -31,12 +32,13 @@ public:
 
     explicit parking(std::size_t workers) { idle_.reserve(workers); }
 
-    /// Makes sure that a worker looks at waiting work, and that one is there at `next_event`
-    /// (`never`: there is none). Wakes at most one worker, and none while one is on its way: that
-    /// worker looks at everything, and calls others if there is more work than it can do.
+    /// Makes sure that a worker handles waiting work, and that a worker is awake at `next_event`
+    /// (`never`: there is none). Wakes at most one worker, and none while a called worker isn't
+    /// running yet: that worker looks at all work, and calls others if there is more than it can
+    /// do.
     void call(bool work_waits, instant next_event, wake_list& woken) noexcept;
 
-    /// Sleeps until called, or until `next_event` if nobody else looks out for it. May return early.
+    /// Sleeps until called, or until `next_event` if there is no other lookout. May return early.
     void park(std::unique_lock<std::mutex>& lock, worker& self, instant next_event, wake_list& woken);
 
     void call_all(wake_list& woken) noexcept;
@@ -51,7 +53,7 @@ private:
     gpushare::detail::plain_list<worker*> idle_;
     worker* lookout_ = nullptr;
     instant lookout_until_ = never;
-    std::size_t on_their_way_ = 0;  // called, but not running yet
+    std::size_t on_their_way_ = 0;  // workers that were called and aren't running yet
 };
 
 #if GPUSHARE_BODIES
@@ -59,7 +61,7 @@ private:
 GPUSHARE_INLINE void parking::call(bool work_waits, instant next_event, wake_list& woken) noexcept {
     if (on_their_way_ != 0) return;
     if (next_event < lookout_until_ && lookout_ != nullptr)
-        wake(*lookout_, woken);  // it would sleep too long
+        wake(*lookout_, woken);  // the lookout would sleep too long
     else if (work_waits || next_event < lookout_until_)
         wake_one(woken);
 }
@@ -97,7 +99,7 @@ GPUSHARE_INLINE void parking::wake_one(wake_list& woken) noexcept {
     } else if (lookout_ != nullptr) {
         wake(*lookout_, woken);
     }
-    // else: all are awake, and look for work before they sleep
+    // otherwise all workers are awake, and look for work before they sleep
 }
 
 GPUSHARE_INLINE void parking::wake(worker& w, wake_list& woken) noexcept {

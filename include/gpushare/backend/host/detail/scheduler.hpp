@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decides what a device runs next, without threads, clocks or work, so that it can be tested step by step. The engine
-// offers the heads of streams, asks for claims, and gives SMs back.
+// Decides what a device runs next, without threads, clocks or work, so that it can be tested step
+// by step. The engine offers the heads of streams, asks for claims, and gives SMs back.
 //
 //   host::detail::scheduler<int> device{4};
 //   device.offer(7, priority{1}, 8, false);
@@ -29,10 +29,11 @@ namespace detail {
 ///   - a free SM takes blocks of the best head: the highest priority, among equals the one offered first;
 ///   - a block that has an SM keeps it until it is released;
 ///   - the blocks of a cooperative head start together: while it is the best head and too few SMs are free,
-///     nobody else gets one, and once its first block is claimed nothing comes before the others;
+///     no other head gets one, and once its first block is claimed nothing comes before the others;
 ///   - SMs can be set apart in groups. A head of a group gets SMs of that group only; a head of group 0
 ///     gets any free SM. A cooperative head reserves only SMs that it may have.
-/// Two cooperative heads can't each hold half of the SMs: the one behind gets none before the first has all.
+/// Two cooperative heads can't each hold half of the SMs: the one behind gets none before the first
+/// has all.
 template <std::regular Work>
 class scheduler {
 public:
@@ -42,11 +43,13 @@ public:
         std::uint32_t first = 0, count = 0, sm = 0;
     };
 
-    /// Claims of up to `largest_batch` blocks where many more blocks than SMs are left.
+    /// A scheduler of `sms` SMs. Claims have up to `largest_batch` blocks if many more blocks than
+    /// SMs are left.
     explicit scheduler(std::uint32_t sms, std::uint32_t largest_batch = 1)
         : largest_batch_(largest_batch), group_of_(sms) {
         groups_.emplace_back(sms, sms);
-        for (std::uint32_t sm = 0; sm < sms; ++sm) groups_[0].free.push_back(sm);  // ascending: already a heap
+        // Ascending: already a heap.
+        for (std::uint32_t sm = 0; sm < sms; ++sm) groups_[0].free.push_back(sm);
     }
 
     [[nodiscard]] std::uint32_t sms() const noexcept { return static_cast<std::uint32_t>(group_of_.size()); }
@@ -56,8 +59,8 @@ public:
         return static_cast<std::uint32_t>(sum);
     }
 
-    /// Sets apart `count` >= 1 of the SMs in group 0, which has as many. Returns the group, from 1;
-    /// numbers are used again. Blocks of others on these SMs stay to their end.
+    /// Sets apart `count` >= 1 SMs of group 0, which must have as many. Returns the group's number,
+    /// from 1; numbers are used again. Other blocks on these SMs run to their end.
     [[nodiscard]] std::uint32_t set_apart(std::uint32_t count) {
         std::uint32_t made = 1;
         while (made < groups_.size() && groups_[made].sms != 0) ++made;
@@ -69,27 +72,28 @@ public:
         }
         return made;
     }
-    /// The SMs of `group`, which no head is left of, belong to group 0 again.
+    /// Returns the SMs of `group`, which must have no heads left, to group 0.
     void put_back(std::uint32_t group) noexcept {
         for (std::uint32_t sm = 0; sm < sms(); ++sm)
             if (group_of_[sm] == group) move_sm(sm, 0);
     }
     [[nodiscard]] std::uint32_t group_of(std::uint32_t sm) const noexcept { return group_of_[sm]; }
-    /// SMs of the group, free or not.
+    /// The number of SMs of the group, free or not.
     [[nodiscard]] std::uint32_t size_of(std::uint32_t group) const noexcept { return groups_[group].sms; }
 
-    /// So many heads at once can be offered without allocating.
+    /// Reserves memory, so that this many heads at once can be offered without allocating.
     void reserve(std::size_t heads) { heads_.reserve(heads); }
 
-    /// `work` may start: `blocks` >= 1 of them, if cooperative no more than there are SMs for it.
+    /// Offers `work`, which may start: `blocks` >= 1 blocks, and for cooperative work at most as
+    /// many as it has SMs.
     void offer(const Work& work, priority level, std::uint32_t blocks, bool cooperative, std::uint32_t group = 0) {
-        // Behind all of its level: the best head is the last one.
+        // Behind all heads of its level: the best head is the last one in the list.
         heads_.push_back({work, level, blocks, 0, group, cooperative});
         for (auto at = heads_.size() - 1; at > 0 && heads_[at - 1].level >= level; --at)
             std::swap(heads_[at - 1], heads_[at]);
     }
 
-    /// Takes back what isn't claimed yet of `work`; false if nothing is left of it.
+    /// Takes back the unclaimed blocks of `work`; false if none are left.
     bool withdraw(const Work& work) noexcept {
         const auto at = std::ranges::find(heads_, work, &head::work);
         if (at == heads_.end()) return false;
@@ -97,7 +101,7 @@ public:
         return true;
     }
 
-    /// The next free SM's work; nothing if none is free or no head may use it.
+    /// The next claim for a free SM; nothing if no SM is free or no head may use one.
     [[nodiscard]] std::optional<claim> next() noexcept {
         ++look_;
         for (auto at = heads_.size(); at-- > 0;) {
@@ -110,14 +114,14 @@ public:
             }
             const std::uint32_t from = group_to_take_from(h.of);
             if (from != no_group) return take(at, left, from);
-            if (h.of == 0) return std::nullopt;  // nobody behind it finds one either
+            if (h.of == 0) return std::nullopt;  // no head behind it finds one either
         }
         return std::nullopt;
     }
 
-    /// For an SM that is taken. Among the heads above `level` that may run on `sm`, chooses the one
-    /// of the highest level that has waited longest: a block of it goes there now. As in next(), no
-    /// head passes a cooperative head that waits for this SM among others.
+    /// For a busy SM. Among the heads above `level` that may run on `sm`, chooses the one of the
+    /// highest level that has waited longest: a block of it goes there now. As in next(), no head
+    /// passes a cooperative head that waits for this SM among others.
     [[nodiscard]] std::optional<claim> next_above(priority level, std::uint32_t sm) noexcept {
         for (auto at = heads_.size(); at-- > 0 && heads_[at].level > level;) {
             head& h = heads_[at];
@@ -129,7 +133,8 @@ public:
         }
         return std::nullopt;
     }
-    /// The highest level of which a block may go onto an SM that is taken; the lowest there is if there is none.
+    /// The highest level of which a block may go onto a busy SM; the lowest possible level if there
+    /// is none.
     [[nodiscard]] std::int32_t highest_waiting() const noexcept {
         for (auto at = heads_.size(); at-- > 0;) {
             if (!heads_[at].cooperative) return heads_[at].level.level;
@@ -138,7 +143,7 @@ public:
         return std::numeric_limits<std::int32_t>::min();
     }
 
-    /// The blocks of a claim have ended.
+    /// Ends a claim, whose blocks have ended.
     void release(std::uint32_t sm) noexcept { groups_[group_of_[sm]].put(sm); }
 
 private:
@@ -151,11 +156,12 @@ private:
     struct sm_group {
         std::uint32_t sms = 0;
         gpushare::detail::plain_list<std::uint32_t> free;  // heap: the lowest SM first
-        std::uint64_t kept_in = 0;  // the look in which a cooperative head waits for more of them
+        // The search in which a cooperative head waits for more of these SMs.
+        std::uint64_t kept_in = 0;
 
         sm_group(std::uint32_t size, std::uint32_t room) : sms(size) { free.reserve(room); }
         void put(std::uint32_t sm) noexcept {
-            free.push_back(sm);  // never beyond its room
+            free.push_back(sm);  // within the reserved memory
             std::push_heap(free.begin(), free.end(), std::greater{});
         }
         std::uint32_t take() noexcept {
@@ -170,7 +176,7 @@ private:
 
     [[nodiscard]] bool is_open(const sm_group& g) const noexcept { return !g.free.empty() && g.kept_in != look_; }
 
-    /// SMs that a head of `of` could have now.
+    /// The number of SMs that a head of group `of` could have now.
     [[nodiscard]] std::size_t free_for(std::uint32_t of) const noexcept {
         if (of != 0) return is_open(groups_[of]) ? groups_[of].free.size() : 0;
         std::size_t sum = 0;
@@ -218,8 +224,9 @@ private:
     }
 
     std::uint32_t largest_batch_;
-    gpushare::detail::plain_list<head> heads_;              // by level; within a level the first offered is the last
-    gpushare::detail::plain_list<std::uint32_t> group_of_;  // of each SM
+    // Sorted by level; within a level the head offered first is the last.
+    gpushare::detail::plain_list<head> heads_;
+    gpushare::detail::plain_list<std::uint32_t> group_of_;  // the group of each SM
     std::vector<sm_group> groups_;
     std::uint64_t look_ = 0;
 };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lets a thread that holds a lock wake another one only after it has released the lock. A thread that is woken under
-// the lock runs into it, and both cores switch threads twice for nothing.
+// Lets a thread that holds a lock wake another thread only after releasing the lock. A thread that
+// is woken under the lock would block on it at once, and both cores would switch threads twice for
+// nothing.
 //
 //   wakeup w;                                   // on the waiting thread's stack, known to others under the lock
 //   lock.unlock();  w.wait(deadline);           // true: somebody raised it
@@ -58,10 +59,11 @@ public:
         if (raised_.compare_exchange_strong(neither, interrupted, std::memory_order_release, std::memory_order_relaxed))
             ::syscall(SYS_futex, &raised_, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
     }
-    /// For the next wait; under the lock.
-    void lower() noexcept { raised_.store(0, std::memory_order_relaxed); }  // relaxed: the lock orders it
+    /// Prepares for the next wait. Call under the lock.
+    // Relaxed: the lock orders it.
+    void lower() noexcept { raised_.store(0, std::memory_order_relaxed); }
 
-    // acquire: a thread that sees it raised sees what was done before.
+    // acquire: a thread that sees the wake-up raised sees all that was done before.
     [[nodiscard]] bool raised() const noexcept { return raised_.load(std::memory_order_acquire) == 1; }
 
 private:
@@ -69,13 +71,14 @@ private:
     static constexpr std::int64_t nanoseconds_per_second = 1'000'000'000;
     static constexpr std::uint32_t interrupted = 2;
 
-    std::atomic<std::uint32_t> raised_{0};  // 1, or interrupted
+    std::atomic<std::uint32_t> raised_{0};  // 1: raised; see interrupt()
 };
 
-/// Those to be woken once the lock is let go of; a few, beyond that they are woken at once.
+/// Threads to wake once the lock is released. The list has room for a few; further threads are
+/// woken at once.
 class wake_list {
 public:
-    /// Under the lock. `w` may be gone afterwards.
+    /// Adds a thread. Call under the lock. `w` may be gone afterwards.
     void add(wakeup& w) noexcept {
         if (size_ == sleeping_.size()) wake_all();
         sleeping_[size_++] = &w.raised_;
