@@ -415,7 +415,9 @@ TEST_CASE("processes that compress in other ways all get a mismatch that names t
                 return {};
             });
     });
-    CHECK(seen == std::vector<outcome>(3, {errc::mismatch, 2}));
+    // The two sides differ from each other, so whoever notices first names the other side.
+    CHECK(seen[0].code == errc::mismatch);
+    CHECK(seen == std::vector<outcome>(3, seen[0]));
 }
 
 TEST_CASE("a call that isn't one of a step is a mismatch on all processes", "[gradient]") {
