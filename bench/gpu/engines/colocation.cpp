@@ -26,13 +26,15 @@ using gate_type = cu::launch_gate<gpushare::launch_gate>;
 class gatekeeper {
 public:
     /// `urgent`: a client is there that goes before others, whether or not it ever asks.
-    /// `in_flight`: as in setting.
-    gatekeeper(strategy how, bool urgent, gpushare::ns in_flight = setting{}.in_flight) {
+    /// `in_flight`: as in setting. `gap`: in front of each launch, which the gate doesn't charge.
+    gatekeeper(strategy how, bool urgent, gpushare::ns in_flight = setting{}.in_flight,
+               gpushare::ns gap = cu::launch_shell_options{}.gap) {
         if (how != strategy::held && how != strategy::gated) return;
         node_.emplace(cu::node_options{.devices = {0}});
-        gate_.emplace(*node_, gpushare::device_id{0}, gpushare::launch_gate{{.in_flight = in_flight}},
-                      cu::launch_shell_options{.waits = how == strategy::gated ? cu::launch_wait::stream
-                                                                               : cu::launch_wait::thread});
+        gate_.emplace(
+            *node_, gpushare::device_id{0}, gpushare::launch_gate{{.in_flight = in_flight}},
+            cu::launch_shell_options{
+                .waits = how == strategy::gated ? cu::launch_wait::stream : cu::launch_wait::thread, .gap = gap});
         if (urgent) requests_.emplace(gate_->add({.level = 1}));
     }
 
@@ -162,7 +164,9 @@ outcome colocate(const setting& s, std::uint64_t seed) {
 }
 
 double charged_over_measured(busy_tenant& t, strategy how, std::size_t passes) {
-    gatekeeper gate(how, false);  // below another client a tenant waits for itself, and leaves gaps
+    // No urgent client: below one, a tenant waits for itself, and leaves the device idle. And no gap
+    // that isn't charged: the two events around a pass count the gaps between its launches.
+    gatekeeper gate(how, false, setting{}.in_flight, gpushare::ns{0});
     const auto seat = gate.admit(t.way, 1);
     double measured_us = 0;
     gpushare::ns before{0};
