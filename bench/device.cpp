@@ -25,6 +25,7 @@
 #include "gpu/job_rig.hpp"
 #include "gpu/mutation.hpp"
 #include "gpu/packing.hpp"
+#include "gpu/softmax.hpp"
 #include "harness.hpp"
 #include "standins/ptx/runtime.hpp"
 
@@ -263,7 +264,7 @@ int main(int argc, char** argv) {
         if (asked.wants("bounds")) wrong += bound_mutants(r, part);
         const std::string others = jobs::trouble_of_forms() + jobs::trouble_of_conversions() +
                                    jobs::trouble_of_packing(1) + jobs::trouble_of_feedback(1) +
-                                   jobs::trouble_of_batch_norm(1);
+                                   jobs::trouble_of_batch_norm(1) + jobs::trouble_of_softmax(1);
         if (!others.empty()) throw std::runtime_error(others);
         if (found.cases != 0) {
             auto all = ptx::runtime::total();
