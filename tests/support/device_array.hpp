@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Floats in the memory of the stand-in's device, which the host may look at.
 //
-//   support::device_floats x(10);
+//   support::device_array x(10);
 //   CHECK(x.seen() == std::vector<float>(10, 3));
 #pragma once
 
@@ -17,17 +17,17 @@
 
 namespace support {
 
-class device_floats {
+class device_array {
 public:
-    explicit device_floats(std::size_t n, float value = 0) : n_(n) {
+    explicit device_array(std::size_t n, float value = 0) : n_(n) {
         void* at = nullptr;
         if (cudaMalloc(&at, n * sizeof(float) + 1) != cudaSuccess) throw std::bad_alloc();
         data_ = static_cast<float*>(at);
         for (float& x : all()) x = value;
     }
-    device_floats(device_floats&& o) noexcept : data_(std::exchange(o.data_, nullptr)), n_(o.n_) {}
-    device_floats& operator=(device_floats&&) = delete;
-    ~device_floats() { (void)cudaFree(data_); }
+    device_array(device_array&& o) noexcept : data_(std::exchange(o.data_, nullptr)), n_(o.n_) {}
+    device_array& operator=(device_array&&) = delete;
+    ~device_array() { (void)cudaFree(data_); }
 
     [[nodiscard]] std::span<float> all() const { return {data_, n_}; }
     [[nodiscard]] std::vector<float> seen() const { return {data_, data_ + n_}; }
