@@ -174,6 +174,25 @@ TEST_CASE("nothing is asked for polls while no request is there", "[cuda][launch
     raw::destroy(third);
 }
 
+TEST_CASE("nothing is asked for polls once the gate is closed", "[cuda][launch_gate]") {
+    const standin::session gpu{stepped};
+    waiting_rig w;
+    const cudaStream_t third = raw::make_stream();
+    standin::hold(third);
+    REQUIRE(launch(third, norm, 10us) == cudaSuccess);
+    const auto request = w.r.gate->announce(w.r.urgent);
+    w.r.gate->close();
+    standin::forget_calls();
+    for (int i = 0; i < 10; ++i) {
+        CHECK(cudaStreamQuery(third) == cudaErrorNotReady);
+        let_gates_look();
+    }
+    CHECK(standin::count_all() == 10);
+    standin::let_go(third);
+    standin::advance(1ms);
+    raw::destroy(third);
+}
+
 TEST_CASE("a thread that polls comes through beside another gate of its device", "[cuda][launch_gate][fault]") {
     const standin::session gpu{stepped};
     const bool is_older = GENERATE(true, false);

@@ -243,6 +243,7 @@ public:
         const std::lock_guard lock(mutex_);
         closed_ = true;
         waits_.end();
+        tell_closing();
         wake();
     }
 
