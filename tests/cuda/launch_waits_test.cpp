@@ -177,6 +177,23 @@ TEST_CASE("of several streams of a request the last one opens the waits", "[cuda
     raw::destroy(second);
 }
 
+TEST_CASE("all streams of a request keep waits closed, however many batches are in one", "[cuda][launch_gate]") {
+    const standin::session gpu{stepped};
+    waiting_rig w;
+    const cudaStream_t second = raw::make_stream();
+    {
+        const auto inside = w.r.gate->enter(w.r.urgent);
+        for (int i = 0; i < 80; ++i) CHECK(launch(w.s.urgent, gemm, 300us) == cudaSuccess);
+        CHECK(launch(second, gemm, 300us) == cudaSuccess);
+    }
+    w.batch_launches(1);
+    standin::advance(300us * 80 - 1us);
+    CHECK(w.ran == 0);
+    standin::advance(1us + 100us);
+    CHECK(w.ran == 1);
+    raw::destroy(second);
+}
+
 TEST_CASE("time in which a stream waited isn't charged", "[cuda][launch_gate]") {
     const standin::session gpu{stepped};
     waiting_rig w;

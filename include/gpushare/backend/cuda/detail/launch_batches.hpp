@@ -180,12 +180,17 @@ public:
         const CUresult code = device_->api().stream_write_value(stream_, word, 0, CU_STREAM_WRITE_VALUE_DEFAULT);
         return device_->health().note(code, "cuStreamWriteValue32") == errc::none;
     }
-    /// Makes later work wait for the last batch of `other` as well.
-    void run_behind(const launch_batches& other) noexcept {
-        if (gone_ || captured() || other.edge_ == nullptr || other.edge_->event == nullptr) return;
+    /// Makes later work wait for the work of `other` as well. If its open batch couldn't end,
+    /// because the ring was full, the batch gets an event only for this.
+    void run_behind(launch_batches& other) noexcept {
+        if (gone_ || captured()) return;
         const context_guard any(device_->context());
         const relaxed_capture relaxed(device_->api());
-        (void)handled(cudaStreamWaitEvent(stream_, other.edge_->event, 0));
+        const bool is_open = other.open_.launches != 0 && !other.is_elsewhere() && !other.captured();
+        point_state* own = is_open ? other.record() : nullptr;
+        const point_state* const end = own != nullptr ? own : other.edge_;
+        if (end != nullptr && end->event != nullptr) (void)handled(cudaStreamWaitEvent(stream_, end->event, 0));
+        release(own);
     }
     /// Whether the ring has room for another batch.
     [[nodiscard]] bool has_room() const noexcept { return count_ + 1 < ring_.size(); }
