@@ -298,6 +298,103 @@ TEST_CASE("whoever waits for a lower client's function of the host's waits for t
     CHECK(w.ran == 1);
 }
 
+TEST_CASE("a request's function of the host's comes through behind lower clients' work", "[cuda][launch_gate][fault]") {
+    const standin::session gpu{stepped};
+    const bool is_bound = GENERATE(true, false);
+    const bool is_legacy = GENERATE(true, false);
+    cudaStream_t blocking = nullptr;
+    REQUIRE(cudaStreamCreateWithPriority(&blocking, cudaStreamDefault, 0) == cudaSuccess);
+    {
+        waiting_rig w;
+        std::atomic<bool> called{false};
+        const cudaStream_t shared = is_legacy ? blocking : w.s.batch;
+        const cudaStream_t into = is_legacy ? cudaStreamLegacy : shared;
+        auto request = std::make_optional(w.r.gate->announce(w.r.urgent));
+        const auto batch_launches = [&](int n) {
+            const auto inside = w.r.gate->enter(w.r.batch);
+            for (int i = 0; i < n; ++i) CHECK(launch(shared, conv, 100us, &w.ran) == cudaSuccess);
+        };
+        batch_launches(6);
+        standin::advance(10ms);
+        CHECK(w.ran == 0);
+        auto bound = is_bound ? std::make_optional(w.r.gate->bind(w.r.urgent, into)) : std::nullopt;
+        CHECK(meanwhile([&] {
+                  if (is_bound) return call_in_stream(into, called);
+                  const auto inside = w.r.gate->enter(w.r.urgent);
+                  return call_in_stream(into, called);
+              }) == cudaSuccess);
+        standin::advance(1ms);
+        CHECK(called);
+        CHECK(w.ran == 6);
+        CHECK_FALSE(w.r.gate->take_forced());
+        bound.reset();
+        w.batch_launches(1);  // closed again
+        standin::advance(10ms);
+        CHECK(w.ran == 6);
+        request.reset();
+        standin::advance(10ms);
+        CHECK(w.ran == 7);
+    }
+    raw::destroy(blocking);
+    (void)standin::take_findings();  // that it uses the default stream
+}
+
+TEST_CASE("a request doesn't stop a higher client's function of the host's that is enqueued",
+          "[cuda][launch_gate][fault]") {
+    const standin::session gpu{stepped};
+    waiting_rig w;
+    std::atomic<bool> called{false};
+    w.batch_launches(20);
+    const auto bound = w.r.gate->bind(w.r.urgent, w.s.batch);
+    CHECK(meanwhile([&] { return call_in_stream(w.s.batch, called); }) == cudaSuccess);
+    const auto request = w.r.gate->announce(w.r.urgent);  // whose thread waits for the function now
+    standin::advance(1ms);
+    CHECK(called);
+}
+
+TEST_CASE("a function of the host's comes through behind another client's closed wait", "[cuda][launch_gate][fault]") {
+    const standin::session gpu{stepped};
+    const bool is_own = GENERATE(true, false);  // the request of the function's client closes the wait
+    waiting_rig w{{.longest_hold = is_own ? ns{1h} : ns{20ms}}};
+    auto between = w.r.gate->add({.level = 1});
+    auto highest = w.r.gate->add({.level = 2});
+    const auto request = w.r.gate->announce(is_own ? between : highest);
+    std::atomic<bool> called{false};
+    w.batch_launches(4);
+    const instant since = device_clock::now();
+    CHECK(meanwhile([&] {
+              const auto inside = w.r.gate->enter(is_own ? between : w.r.batch);
+              return call_in_stream(w.s.batch, called);
+          }) == cudaSuccess);
+    standin::advance(1ms);
+    CHECK(called);
+    if (!is_own) CHECK(device_clock::now() - since >= 19ms);
+    CHECK(w.r.gate->take_forced().has_value() == !is_own);
+}
+
+TEST_CASE("no other client puts a wait in front of a function of the host's", "[cuda][launch_gate][fault]") {
+    const standin::session gpu{stepped};
+    waiting_rig w;
+    std::atomic<bool> called{false};
+    auto request = std::make_optional(w.r.gate->announce(w.r.urgent));
+    std::future<void> other;
+    standin::before_next("cudaLaunchHostFunc", [&] {  // inside the call
+        other = std::async(std::launch::async, [&] { w.batch_launches(1); });
+        CHECK(eventually([&] { return w.r.gate->held() == 1; }));
+    });
+    {
+        const auto inside = w.r.gate->enter(w.r.urgent);
+        CHECK(call_in_stream(w.s.batch, called) == cudaSuccess);
+    }
+    other.get();
+    standin::advance(1ms);
+    CHECK(called);
+    CHECK(w.ran == 0);
+    request.reset();
+    standin::advance(1ms);
+    CHECK(w.ran == 1);
+}
+
 TEST_CASE("no other thread puts a wait in front of a function of the host's", "[cuda][launch_gate][fault]") {
     const standin::session gpu{stepped};
     waiting_rig w;

@@ -270,6 +270,7 @@ public:
     void after(launch_owner who, const launch_call& call, std::uint64_t note, CUresult result) noexcept override {
         const std::lock_guard lock(mutex_);
         if ((note & waits_opened) != 0) end_opening();
+        if ((note & function_inside) != 0) forget_function(call.stream);
         client_state* const c = find(who);
         if (c == nullptr) return;
         if ((note & waits_inside) != 0) {
@@ -335,7 +336,7 @@ public:
             since = stopped ? std::optional(now) : std::nullopt;
             return false;
         }
-        const auto held = opens_for_poll(own, call, now, *since);
+        const auto held = opens_at(own, needs_all(own, call), now, *since);
         if (!held || !keeps_poll({std::this_thread::get_id(), call.awaited(), now})) return false;
         if (held->held != ns{0}) note_forced({*stopped, held->held_by, held->held, now});
         begin_opening();
@@ -469,7 +470,8 @@ public:
 private:
     using entry = gpushare::detail::launch_times::entry;
     // Flags of a launch, kept in `note` beside the predicted time from before() to after().
-    static constexpr std::uint64_t waits_inside = std::uint64_t{1} << 53, waits_opened = std::uint64_t{1} << 54;
+    static constexpr std::uint64_t waits_inside = std::uint64_t{1} << 53, waits_opened = std::uint64_t{1} << 54,
+                                   function_inside = std::uint64_t{1} << 55;
     static constexpr std::uint32_t nobody = std::numeric_limits<std::uint32_t>::max();
 
     struct client_state {
@@ -501,10 +503,6 @@ private:
             std::erase_if(streams, [](const auto& s) { return s->drained() || s->forgettable(); });
             streams.push_back(std::make_unique<launch_batches>(device, call));
             return *streams.back();
-        }
-        // Whether none of the client's work is behind a wait any more.
-        [[nodiscard]] bool passed_waits() const noexcept {
-            return std::ranges::all_of(streams, [](const auto& s) { return s->passed_waits(); });
         }
     };
 
@@ -791,19 +789,53 @@ private:
         return launch_verdict::followed;
     }
     // Another thread may wait for the host function in a way that the gate can't see. So there may
-    // be no wait in front of the function, neither in its stream nor in the client's other streams,
-    // for whose events the stream may wait.
+    // be no wait in front of the function, neither in its stream, whichever client enqueued the
+    // wait, nor in the client's other streams, for whose events the stream may wait.
     [[nodiscard]] launch_verdict before_host(std::unique_lock<std::mutex>& lock, launch_owner who,
                                              const launch_call& call, std::uint64_t& note) noexcept {
-        if (!in_stream_ || !is_gated(*find(who))) return launch_verdict::passes;
+        if (!in_stream_) return launch_verdict::passes;
         note = pass_waits(lock, who, call, ns{0});
         return (note & waits_inside) != 0 ? launch_verdict::followed : launch_verdict::passes;
     }
-    // Waits until none of the client's enqueued work is behind a wait. No further wait is enqueued
-    // for the client until the call is over. After the longest hold the gate opens the waits, until
-    // the call is over. Once the waits have been open for the longest hold, the call goes in any
-    // case: the device may wait for this thread. Returns flags for after(); 0 if the gate lets
-    // everything go.
+    // The client of the lowest level that has enqueued work behind a wait in front of the call;
+    // none if there is no such work.
+    [[nodiscard]] std::optional<std::uint32_t> in_front(std::uint32_t number, const launch_call& call) const noexcept {
+        std::optional<std::uint32_t> lowest;
+        for (std::uint32_t n = 0; n < clients_.size(); ++n) {
+            const client_state& c = clients_[n];
+            if (!c.used || !is_gated(c) || (lowest && clients_[*lowest].level <= c.level)) continue;
+            const auto stops = [&](const auto& in) {
+                const bool counts = n == number || in->of(call) || (is_legacy(call) && in->legacy_waits());
+                return counts && !in->passed_waits();
+            };
+            if (std::ranges::any_of(c.streams, stops)) lowest = n;
+        }
+        return lowest;
+    }
+    // Host functions that threads are about to enqueue, by their streams. The legacy stream waits
+    // for others, so its functions count for all streams.
+    [[nodiscard]] bool keeps_function(CUstream s) noexcept {
+        try {
+            functions_.push_back(s);
+            return true;
+        } catch (const std::bad_alloc&) {
+            return false;
+        }
+    }
+    void forget_function(CUstream s) noexcept {
+        const auto there = std::ranges::find(functions_, s);
+        if (there != functions_.end()) functions_.erase(there);
+        wake();
+    }
+    [[nodiscard]] bool has_function(CUstream s) const noexcept {
+        return std::ranges::any_of(functions_, [s](CUstream f) { return f == s || f == CU_STREAM_LEGACY; });
+    }
+    // Waits until no enqueued work in front of the call is behind a wait. No further wait is
+    // enqueued for the client, or for others in front of a host function, until the call is over.
+    // The gate opens the waits until the call is over: at once if a request's own call is behind a
+    // lower client's work, otherwise after the longest hold. Once the waits have been open for the
+    // longest hold, the call goes in any case: the device may wait for this thread. Returns flags
+    // for after(); 0 if the gate lets everything go.
     [[nodiscard]] std::uint64_t pass_waits(std::unique_lock<std::mutex>& lock, launch_owner who,
                                            const launch_call& call, ns predicted) noexcept {
         const instant since = time_.now();
@@ -813,25 +845,28 @@ private:
         ++find(who)->passing;
         for (unsigned looks = 0;; ++looks) {
             const instant now = time_.now();
-            settle_all(who.client, call.context, now);
+            if (looks != 0 || is_gated(*find(who))) settle_all(who.client, call.context, now);
             if (!passes_gate(who)) break;
             client_state& c = *find(who);
+            const auto front = in_front(who.client, call);
             const bool opened = (how & waits_opened) != 0;
             const bool may = call.host || opened || runs_now(who.client, predicted, now);
-            const bool stopped = !opened && (!may || waits_.closed_above(c.level));
+            const bool stopped = !opened && (!may || waits_.closed_above(clients_[front.value_or(who.client)].level));
             if (stopped) closed = now;
-            if ((may && c.passed_waits()) || (!stopped && core_.awaited(std::nullopt, false, now, closed))) {
+            if ((may && !front) || (!stopped && core_.awaited(std::nullopt, false, now, closed))) {
                 --c.passing;
                 ++c.inside;
+                if (call.host && keeps_function(call.stream)) how |= function_inside;
                 count_hold(c, looks, now - since);
                 return how;
             }
-            if (const auto held = core_.awaited(std::nullopt, false, now, since); stopped && held) {
-                note_forced({who.client, held->held_by, held->held, now});
+            const bool behind_lower = front && clients_[*front].level < c.level;
+            if (const auto held = opens_at(who.client, behind_lower, now, since); stopped && held) {
+                if (held->held != ns{0}) note_forced({who.client, held->held_by, held->held, now});
                 begin_opening();
                 how |= waits_opened;
             }
-            wait(lock, {.own = true}, looks, who.client);
+            wait(lock, {.own = true}, looks, front.value_or(who.client));
         }
         --held_;
         if (client_state* const c = find(who)) --c->passing;
@@ -901,11 +936,11 @@ private:
             end_opening();
         }
     }
-    // If a request polls a stream that it shares with lower clients, the waits open at once. Other
-    // polls open them after the longest hold.
-    [[nodiscard]] auto opens_for_poll(std::optional<std::uint32_t> own, const sync_call& call, instant now,
-                                      instant since) const noexcept {
-        const auto held = core_.awaited(own, needs_all(own, call), now, since);
+    // For a request whose work is behind lower clients' (`needs_all`), the waits open at once. For
+    // others they open after the longest hold.
+    [[nodiscard]] auto opens_at(std::optional<std::uint32_t> own, bool needs_all, instant now,
+                                instant since) const noexcept {
+        const auto held = core_.awaited(own, needs_all, now, since);
         return held && held->held == ns{0} ? held : core_.awaited(std::nullopt, false, now, since);
     }
 
@@ -1005,7 +1040,8 @@ private:
         if (!a.goes || a.forced || call == nullptr || !is_gated(c)) return a;
         // While the waits are open, the launches of the client's other threads would keep its
         // streams behind them.
-        const bool stays_out = c.inside != 0 || (c.passing != 0 && !waits_.closed_above(c.level));
+        const bool stays_out =
+            c.inside != 0 || has_function(call->stream) || (c.passing != 0 && !waits_.closed_above(c.level));
         if (stays_out && !core_.awaited(std::nullopt, false, now, since)) return {.own = true};
         const launch_batches* const in = c.on(*call);
         if (in != nullptr && !(in->has_room() && core_.takes_more(in->launches()))) return {.own = true};
@@ -1122,6 +1158,7 @@ private:
     std::uint64_t launches_ = 0;
     std::size_t held_ = 0, looking_ = 0;
     std::vector<poll_under_way> polls_{};
+    std::vector<CUstream> functions_{};  // under way
     bool told_closing_ = false;
     stream_waits waits_;
     bool in_stream_;
