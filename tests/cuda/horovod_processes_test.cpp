@@ -22,8 +22,8 @@
 #include "standins/cuda/launch.hpp"
 #include "standins/cuda/session.hpp"
 #include "support/catch.hpp"
-#include "support/device_array.hpp"
 #include "support/named_process.hpp"
+#include "support/visible_floats.hpp"
 
 namespace horovod_processes_cuda_test {
 
@@ -71,8 +71,8 @@ struct rig {
     }
 
     const standin::session gpu{{.devices = 1}};
-    support::device_array x[2] = {support::device_array(200), support::device_array(200)};
-    support::device_array to[2] = {support::device_array(11, 1), support::device_array(11, 2)};
+    support::visible_floats x[2] = {support::visible_floats(200), support::visible_floats(200)};
+    support::visible_floats to[2] = {support::visible_floats(11, 1), support::visible_floats(11, 2)};
     std::shared_ptr<cuda::node> node = std::make_shared<cuda::node>();
     cuda::pinned_memory visible{*node};
     cuda::stream beside = node->make_stream(gs::device_id{0});

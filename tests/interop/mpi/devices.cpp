@@ -23,9 +23,9 @@
 #include "conformance/named_suite.hpp"
 #include "standins/cuda/launch.hpp"
 #include "standins/cuda/standin.hpp"
-#include "support/device_array.hpp"
 #include "support/named_process.hpp"
 #include "support/random.hpp"
+#include "support/visible_floats.hpp"
 
 namespace {
 
@@ -53,7 +53,7 @@ void computed_on_devices(const std::shared_ptr<cuda::node>& node, cuda::pinned_m
     gs::horovod::process_set& of = mine.set();
     support::random same(seed), own(seed + 1 + net.rank());
     for (int step = 0; step < 4; ++step) {
-        std::vector<support::device_array> x;
+        std::vector<support::visible_floats> x;
         for (int g = 0; g < 8; ++g) x.emplace_back(same.one_in(4) ? 0 : same.below(2000));
         std::vector<std::size_t> order(x.size());
         std::iota(order.begin(), order.end(), std::size_t{0});
@@ -81,7 +81,7 @@ void one_differs(const std::shared_ptr<cuda::node>& node, cuda::pinned_memory& p
     gs::mpi_transport net(MPI_COMM_WORLD);
     process mine(node, pinned, net);
     const bool last = net.rank() + 1 == net.size();
-    const support::device_array x(last ? 11 : 10), y(5);
+    const support::visible_floats x(last ? 11 : 10), y(5);
     gs::errc code = gs::errc::none;
     try {
         hvd::allreduce(mine.array(x.all()), "x", hvd::Sum, mine.set());
@@ -100,7 +100,7 @@ void one_is_late(const std::shared_ptr<cuda::node>& node, cuda::pinned_memory& p
     gs::mpi_transport net(MPI_COMM_WORLD, {.grace = 2s});
     const std::uint32_t last = net.size() - 1;
     process mine(node, pinned, net, {}, {.patience = 2s});
-    const support::device_array x(10);
+    const support::visible_floats x(10);
     hvd::allreduce(mine.array(x.all()), "before", hvd::Sum, mine.set());
     if (net.rank() == last) standin::hold(mine.caller().native_handle());
     gs::failure seen;

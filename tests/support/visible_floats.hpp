@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Floats in the memory of the stand-in's device, which the host may look at.
 //
-//   support::device_array x(10);
+//   support::visible_floats x(10);
 //   CHECK(x.seen() == std::vector<float>(10, 3));
 #pragma once
 
@@ -17,17 +17,17 @@
 
 namespace support {
 
-class device_array {
+class visible_floats {
 public:
-    explicit device_array(std::size_t n, float value = 0) : n_(n) {
+    explicit visible_floats(std::size_t n, float value = 0) : n_(n) {
         void* at = nullptr;
         if (cudaMalloc(&at, n * sizeof(float) + 1) != cudaSuccess) throw std::bad_alloc();
         data_ = static_cast<float*>(at);
         for (float& x : all()) x = value;
     }
-    device_array(device_array&& o) noexcept : data_(std::exchange(o.data_, nullptr)), n_(o.n_) {}
-    device_array& operator=(device_array&&) = delete;
-    ~device_array() { (void)cudaFree(data_); }
+    visible_floats(visible_floats&& o) noexcept : data_(std::exchange(o.data_, nullptr)), n_(o.n_) {}
+    visible_floats& operator=(visible_floats&&) = delete;
+    ~visible_floats() { (void)cudaFree(data_); }
 
     [[nodiscard]] std::span<float> all() const { return {data_, n_}; }
     [[nodiscard]] std::vector<float> seen() const { return {data_, data_ + n_}; }
