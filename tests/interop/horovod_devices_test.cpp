@@ -27,6 +27,7 @@
 #include <gpushare/gradient/transport.hpp>
 
 #include "support/catch.hpp"
+#include "support/named_outcome.hpp"
 #include "support/named_ranks.hpp"
 #include "support/random.hpp"
 #include "support/threads.hpp"
@@ -64,21 +65,8 @@ struct rig {
     std::vector<std::unique_ptr<process_set>> sets;
 };
 
-struct outcome {
-    errc code = errc::none;
-    std::uint64_t rank = 0;
-    friend bool operator==(const outcome&, const outcome&) = default;
-};
-template <class F>
-outcome outcome_of(const F& f) {
-    try {
-        f();
-    } catch (const gs::error& e) {
-        return {e.code(), e.figures().because == gs::reason::rank_failed ? e.figures().left : 0};
-    }
-    return {};
-}
-std::ostream& operator<<(std::ostream& to, const outcome& o) { return to << gs::to_string(o.code) << " of " << o.rank; }
+using outcome = support::named_outcome;
+using support::outcome_of;
 
 /// Memory for a result.
 template <class E>

@@ -28,6 +28,7 @@
 #include "support/catch.hpp"
 #include "support/few_blocks.hpp"
 #include "support/leaks.hpp"
+#include "support/named_outcome.hpp"
 #include "support/named_process.hpp"
 #include "support/random.hpp"
 #include "support/threads.hpp"
@@ -63,21 +64,8 @@ void on_processes(std::uint32_t count, const F& f, const device_process_options&
     });
 }
 
-struct outcome {
-    errc code = errc::none;
-    std::uint64_t rank = 0;
-    friend bool operator==(const outcome&, const outcome&) = default;
-};
-std::ostream& operator<<(std::ostream& to, const outcome& o) { return to << gs::to_string(o.code) << " of " << o.rank; }
-template <class F>
-outcome outcome_of(const F& f) {
-    try {
-        f();
-    } catch (const gs::error& e) {
-        return {e.code(), e.figures().because == gs::reason::rank_failed ? e.figures().left : 0};
-    }
-    return {};
-}
+using outcome = support::named_outcome;
+using support::outcome_of;
 template <class E>
 detail::device_call::placing into(std::vector<E>& to, std::vector<std::uint64_t>& rows, std::size_t row) {
     return [&, row](std::span<const std::uint64_t> of) -> void* {

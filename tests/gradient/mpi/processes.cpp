@@ -32,20 +32,15 @@
 #include "conformance/shard_suite.hpp"
 #include "conformance/transport_suite.hpp"
 #include "gradient/process_steps.hpp"
+#include "support/mpi_check.hpp"
 
 namespace {
 
 namespace gs = gpushare;
 using namespace std::chrono_literals;
 
-int wrongs = 0;
-void check(const std::string& wrong, const char* what) {
-    int rank = 0;
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    if (wrong.empty()) return;
-    std::fprintf(stderr, "rank %d: %s: %s\n", rank, what, wrong.c_str());
-    ++wrongs;
-}
+using support::check;
+using support::wrongs;
 /// There are more processes than cores: one that is alive may not answer for a while.
 constexpr gs::ns busy_grace = 700ms;
 gs::instant in(gs::ns time) { return std::chrono::steady_clock::now() + time; }

@@ -23,6 +23,7 @@
 #include "conformance/named_suite.hpp"
 #include "standins/cuda/launch.hpp"
 #include "standins/cuda/standin.hpp"
+#include "support/mpi_check.hpp"
 #include "support/named_process.hpp"
 #include "support/random.hpp"
 #include "support/visible_floats.hpp"
@@ -34,14 +35,8 @@ namespace cuda = gpushare::cuda;
 namespace hvd = gpushare::horovod;
 using namespace std::chrono_literals;
 
-int wrongs = 0;
-void check(const std::string& wrong, const char* what) {
-    int rank = 0;
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    if (wrong.empty()) return;
-    std::fprintf(stderr, "rank %d: %s: %s\n", rank, what, wrong.c_str());
-    ++wrongs;
-}
+using support::check;
+using support::wrongs;
 
 using process = support::named_process<cuda::node, cuda::pinned_memory, gs::mpi_transport>;
 

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a call of Horovod's names ended, as a value that tests compare.
+//
+//   CHECK(support::outcome_of([&] { allreduce(x, "x", Sum, set); }) == support::named_outcome{errc::stopped, 1});
+#pragma once
+
+#include <cstdint>
+#include <ostream>
+
+#include <gpushare/error.hpp>
+
+namespace support {
+
+/// The code, and the rank that the error names, or 0.
+struct named_outcome {
+    gpushare::errc code = gpushare::errc::none;
+    std::uint64_t rank = 0;
+    friend bool operator==(const named_outcome&, const named_outcome&) = default;
+    friend std::ostream& operator<<(std::ostream& to, const named_outcome& o) {
+        return to << gpushare::to_string(o.code) << " of " << o.rank;
+    }
+};
+template <class F>
+named_outcome outcome_of(const F& f) {
+    try {
+        f();
+    } catch (const gpushare::error& e) {
+        return {e.code(), e.figures().because == gpushare::reason::rank_failed ? e.figures().left : 0};
+    }
+    return {};
+}
+
+}  // namespace support
