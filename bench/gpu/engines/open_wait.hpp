@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a wait in a stream costs while nothing closes it. A launch gate puts one in front of each
+// Measures the cost of a wait in a stream that nothing closes. A launch gate puts one in front of each
 // piece of a lower client's work.
 //
 //   const auto us = open_wait_us(false);

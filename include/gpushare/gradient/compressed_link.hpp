@@ -13,7 +13,7 @@
 // get the same bits, and two levels of devices get those of two levels of threads over the same
 // link. The processes compare how they compress when they make the link, and at each call whether
 // they add or average: those that don't agree get errc::mismatch. Two levels and the sets of
-// horovod.hpp also compare lengths. Whoever calls a link directly passes the same on all processes.
+// horovod.hpp also compare lengths. Direct callers of a link must pass equal lengths on all processes.
 #pragma once
 
 #include <algorithm>
@@ -50,7 +50,7 @@ template <class T, class Op>
 inline constexpr bool adds_floats = std::same_as<T, float> && (std::same_as<Op, sum> || std::same_as<Op, average> ||
                                                                std::same_as<Op, without_finish<average>>);
 
-/// What all links do. `Link` has add_up(data, averages, deadline), which adds all processes' floats.
+/// The base of all links. `Link` has add_up(data, averages, deadline), which adds all processes' floats.
 template <host_transport Net, class Link>
 class link_over {
 public:
@@ -112,7 +112,8 @@ protected:
         if (const auto odd = odd_one(all)) raise_fault({errc::mismatch, collective_kind::all_reduce, *odd, 0});
     }
     ~link_over() = default;
-    /// What a process sends first: of another type in an average, so that transports notice if others add.
+    /// Calls `f` with the data that a process sends first. An average passes the data as another type,
+    /// so transports notice if other processes add.
     template <class Adding, class Averaging, class F>
     [[nodiscard]] static collective_fault as_called(bool averages, std::span<Adding> data, const F& f) {
         static_assert(sizeof(Adding) == sizeof(Averaging) && type_id<Adding>() != type_id<Averaging>());
@@ -135,7 +136,7 @@ public:
     ~lasting_bytes() {
         if (in_use_) (void)memory_.release();
     }
-    /// So many, of any content. What was there before is gone.
+    /// Returns `n` bytes of any content. The earlier content is gone.
     [[nodiscard]] std::span<std::byte> of(std::size_t n) {
         if (n > size_) {
             memory_ = std::make_unique_for_overwrite<std::byte[]>(n);

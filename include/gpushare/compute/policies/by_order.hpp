@@ -343,7 +343,7 @@ private:
     };
     struct level_state {
         priority level{};
-        // What each client would have had under the ideal, in ns over weight.
+        // The service of each client under the ideal, in ns over weight.
         std::int64_t fair = 0;
         std::int64_t weights = 0;  // the sum of the waiting clients' weights
     };
