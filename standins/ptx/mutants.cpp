@@ -123,12 +123,13 @@ const std::map<word (*)(word, word, word), std::pair<std::string, word (*)(word,
 
 class sources {
 public:
-    /// "FILE, FUNCTION: the line".
+    /// "FILE, FUNCTION: the line", without the comment behind the code: a reworded comment leaves the
+    /// name of a mutant as it was.
     [[nodiscard]] std::string place(const std::string& path, std::uint32_t line) {
         const std::string file = path.substr(path.rfind('/') + 1);
         const auto& all = lines_of(path);
         if (line == 0 || line > all.size()) return file + ":" + std::to_string(line);
-        return file + ", " + function_of(all, line - 1) + ": " + trimmed(all[line - 1]);
+        return file + ", " + function_of(all, line - 1) + ": " + trimmed(without_comment(all[line - 1]));
     }
 
 private:
@@ -140,6 +141,7 @@ private:
         }
         return at->second;
     }
+    static std::string_view without_comment(std::string_view line) { return line.substr(0, line.find("  // ")); }
     static std::string trimmed(std::string_view line) {
         const std::size_t first = line.find_first_not_of(" \t");
         return first == line.npos ? "" : std::string(line.substr(first, line.find_last_not_of(" \t") - first + 1));
