@@ -39,7 +39,7 @@
 // **Unequal parts**: submit_all_gatherv, submit_reduce_scatterv and submit_all_to_allv. Each rank reads the lengths from
 // its own memory when it runs, and they stay as they are until it has run. So kernels may compute them (where tokens go,
 // say), and a captured graph takes those of the moment. A part may be empty. Lengths that don't fit into an array end
-// the collective before anything is written. Ranks that disagree end it as well; what their outputs hold then is
+// the collective before anything is written. Ranks that disagree end it as well, and their outputs are then
 // undefined. All ranks get errc::mismatch, which names one that is wrong.
 //
 //   const std::uint64_t* counts[] = {counts_on_0, counts_on_1};      // as many numbers as ranks, on each rank's device

@@ -429,7 +429,7 @@ private:
     bool asleep_ = false, spilled_ = false, released_ = false;
 };
 
-/// What happens to a group's memory while the group sleeps.
+/// Where a group's memory is while the group sleeps.
 enum class group_memory : std::uint8_t {
     moved,   ///< goes to the host with its contents, and comes back; needs tenant_spec::spill
     dropped  ///< is freed; on waking the same amount comes back, elsewhere, with undefined contents

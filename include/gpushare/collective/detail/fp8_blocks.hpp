@@ -25,7 +25,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// What a thread codes or decodes at once: 16 bytes of codes.
+/// The elements that a thread codes or decodes at once: 16 bytes of codes.
 using coded_floats = floats<16>;
 
 /// The byte of a block's scale, 1 to 247, where `largest` is the largest finite magnitude in it.

@@ -215,8 +215,8 @@ struct small_float_moves {
     static constexpr bool is_e5m2 = std::same_as<T, fp8_e5m2>;  // the upper half of a float16
     static constexpr float largest = is_e5m2 ? 57344.0F : 448.0F, smallest_normal = is_e5m2 ? 0x1p-14F : 0x1p-6F;
     static constexpr float to_float16 = is_e5m2 ? 1.0F : 0x1p-8F;
-    // Added to the bits of a power of two: what has its last bit 3 or 2 powers below, and a half of
-    // itself, for negative numbers.
+    // The bits of a power of two plus this constant are those of a number whose last bit is 3 or 2
+    // powers below. The constant's half is for negative numbers.
     static constexpr std::uint32_t adder = ((is_e5m2 ? 21U : 20U) << 23) + 0x40'0000U;
 
     [[gnu::always_inline]] static void load(const std::byte* from, wide& to) noexcept {
