@@ -38,7 +38,7 @@ struct simulation {
     std::map<std::uint64_t, gpushare::instant> large_since{};  // of those that wait
     outcome all{};
 
-    // A job has found its place. It runs for some hours, and leaves; who waits and fits then goes next.
+    // A job has found its place. It runs for some hours and leaves. A waiting job that then fits goes next.
     void run(const gpushare::placement& where) {
         ++all.placed;
         world.at(world.now() + any.between(1h, 3h), [this, left = std::make_shared<gpushare::placement>(where)] {

@@ -52,7 +52,7 @@ int main() {
     expect(of_chat.all.size() <= 3 && of_voice.all.size() == 1, "a kernel has the SMs of its tenant's slice");
     expect(!of_chat.all.contains(*of_voice.all.begin()), "and no others");
 
-    // Who waits in one slice isn't waited for in the other.
+    // Work that waits in one slice delays no work in the other.
     std::vector<decltype(a)> line;
     for (int i = 0; i < 20; ++i) line.push_back(batch.submit([](auto& stream) { stream.enqueue(20ms); }));
     voice.submit([](auto& stream) { stream.enqueue(1ms); }).wait();

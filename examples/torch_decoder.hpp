@@ -217,8 +217,8 @@ private:
 };
 static_assert(gpushare::iteration_engine<engine>);
 
-/// What is added to a prompt by itself: all of the text is computed anew for each token. `margin`, if
-/// given, becomes the least distance of a best token's score to the next one's, where that is less.
+/// The tokens added to a prompt that runs by itself. The whole text is computed anew for each token. If `margin` is
+/// given, it is lowered to the least distance between the scores of a best token and the next.
 [[nodiscard]] inline std::vector<token> alone(const model& m, std::span<const token> prompt, std::uint32_t most_new,
                                               double* margin = nullptr) {
     std::vector<std::int64_t> text(prompt.begin(), prompt.end());

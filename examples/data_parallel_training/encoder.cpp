@@ -156,7 +156,7 @@ void attend_back(const float* qkv, const float* taken, const float* d, float* d_
         }
 }
 
-/// What is kept of one image's way forward.
+/// The values that the forward pass of one image keeps for the backward pass.
 struct activations {
     std::array<float, digits::pixels> input;
     std::array<float, features> embedded, first_norm, attended, mixed, second_norm, last;

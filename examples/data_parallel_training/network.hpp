@@ -41,7 +41,7 @@ public:
     virtual void backward(const std::function<void(std::size_t)>& ready) = 0;
     /// One step down all gradients, with momentum: of each parameter, one of so many shards.
     void step(float rate, float momentum, std::uint32_t shard = 0, std::uint32_t shards = 1);
-    /// What it takes the image for.
+    /// The class that the network gives the image.
     [[nodiscard]] std::size_t classify(std::span<const float> image);
 
     [[nodiscard]] std::vector<parameter>& parameters() noexcept { return parameters_; }

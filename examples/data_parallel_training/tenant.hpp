@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The same training as a tenant: on devices that another tenant answers requests on, behind it. What a rank computes is a submission of
-// the training tenant, and so is each piece of a collective, on all devices or none: admitted, charged, and the other tenant's requests get
-// in between any two. Within a computation they get in between two images, where the device can do that.
+// The same training as a tenant of devices on which another tenant answers requests. The other tenant goes first. Each
+// computation of a rank is a submission of the training tenant. So is each piece of a collective, which runs on all
+// devices or on none. All are admitted and charged, and the other tenant's requests run between any two of them. Where
+// the device can preempt, these requests also run between two images of one computation.
 //
 //   device_ranks devices(node, training);           // `training` is admitted on a device for each rank
 //   device_transport net(devices, r);               // in thread r
@@ -163,7 +164,7 @@ private:
     gpushare::collective_fault fault_;
 };
 
-/// One rank's end. What is small and rare, as comparing fingerprints, goes between the threads.
+/// One rank's end. Small and rare messages, such as fingerprints, go between the threads.
 class device_transport {
 public:
     static constexpr bool rank_ordered = true, in_host_memory = true;
@@ -209,7 +210,7 @@ private:
 };
 static_assert(gpushare::host_transport<device_transport>);
 
-/// What both tenants had while one training ran.
+/// The figures of both tenants while one training ran.
 struct tenant_run {
     training_result training;
     double steps_per_second = 0;

@@ -179,8 +179,8 @@ public:
         return result_.fault;
     }
 
-    /// After a fault, before run() over a transport of the rest: all take the state of who got furthest. A rank that didn't come may have
-    /// sent its part of a step to some ranks alone.
+    /// After a fault, before run() over a transport of the remaining ranks: all take the state of the rank that got furthest.
+    /// A missing rank may have sent its part of a step to some ranks only.
     template <gpushare::host_transport Net>
     gpushare::collective_fault agree(Net& net) {
         std::vector<std::uint64_t> all(net.size());

@@ -66,7 +66,7 @@ public:
         if (n > 0) read_.append(some, static_cast<std::size_t>(n));
         return n > 0;
     }
-    /// What comes next, into `room`; empty at the end.
+    /// Receives the next bytes into `room`; empty at the end.
     template <std::size_t N>
     std::string_view receive_some(char (&room)[N]) const {
         ::pollfd p{fd_, POLLIN, 0};

@@ -38,12 +38,13 @@ protected:
     generation& operator=(const generation&) = default;
 };
 
-/// What generate() throws where its tenant's memory has no room for the text's cache now, but will have: the text waits for it.
+/// generate() throws this if its tenant's memory has no room for the text's cache now, but will have. The text waits.
 struct no_room : std::exception {
     [[nodiscard]] const char* what() const noexcept override { return "no memory for the text's cache"; }
 };
 
-/// A loaded model of one tenant. One call at a time; what it throws is the answer to the request, and to nobody else's.
+/// A loaded model of one tenant. One call at a time. An exception is the answer to the request of the call, and to no
+/// other request.
 class engine {
 public:
     engine() = default;
@@ -73,8 +74,8 @@ public:
                            place& on);
     /// Frees what it can make anew in no time, as it hasn't been used for a while. Quickly: requests wait meanwhile.
     virtual void drop_caches() noexcept {}
-    /// Of a model that streams: of at most so many tokens. What its cache needs for all of them it takes here, or throws no_room: so a
-    /// text that has begun is never without memory, and what waits for some holds none.
+    /// For a model that streams: begins a text of at most `most` tokens. Takes the memory of the text's cache for all
+    /// tokens, or throws no_room. So a text that has begun never lacks memory, and a waiting text holds none.
     virtual std::unique_ptr<generation> generate(const std::string& prompt, std::size_t most);
 };
 
@@ -85,7 +86,7 @@ using kv_cache = gpushare::page_store<cache_memory, server_stream>;
 
 struct owner;  // lane.hpp: the tenant itself
 
-/// What an engine finds at its tenant's; it outlives the engine.
+/// The tenant's parts that an engine may use. They outlive the engine.
 struct surroundings {
     std::pmr::memory_resource& memory;  ///< for weights
     cache_chunks& chunks;               ///< for caches, with what follows
@@ -102,8 +103,8 @@ struct surroundings {
     operator std::pmr::memory_resource&() const noexcept { return memory; }
 };
 
-/// A model that can be loaded for a tenant. Its weights and caches are to lie in the tenant's memory, and are charged to it; what an
-/// engine allocates by itself it says in `beside`, and that is charged as well.
+/// A model that can be loaded for a tenant. Its weights and caches lie in the tenant's memory, and are charged to the
+/// tenant. An engine states in `beside` how much it allocates elsewhere, which is charged as well.
 struct model_source {
     model_info info;
     std::function<std::unique_ptr<engine>(const surroundings& at)> load;

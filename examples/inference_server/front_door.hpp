@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Connections of one port: how many there may be, and which one goes where there are too many.
-// Nobody is kept out by those who came before: a new connection closes the oldest one of those that
-// have shown no key, and where all have, the oldest one of whoever has most.
+// Connections of one port: how many there may be, and which one is closed if there are too many.
+// Earlier clients can't keep a new one out. A new connection closes the oldest connection that has
+// shown no key. If all have shown one, it closes the oldest connection of the key that has most.
 //
 //   front_door door({.most = connections_for(files)});
 //   const auto id = door.come();

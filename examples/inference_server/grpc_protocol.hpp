@@ -15,7 +15,7 @@
 
 namespace inference_server {
 
-/// What a call's head says of its deadline, `grpc-timeout`. Throws refused (400).
+/// The timeout in a call's head, `grpc-timeout`. Throws refused (400).
 [[nodiscard]] std::chrono::nanoseconds timeout_of(std::string_view text);
 
 /// Looks at a request's bytes before a message is made of them, which takes many times their memory where they are many small things.

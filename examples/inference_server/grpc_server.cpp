@@ -112,7 +112,7 @@ std::string bytes_of(const Message& m) {
 
 class link;
 
-/// What is counted of a call, of its tenant and of all, until it goes. Of its connection's thread.
+/// A call's part in the counts of its tenant and of all calls, until the call goes. For its connection's thread.
 struct share {
     explicit share(std::atomic<std::size_t>& of_all) : all(of_all) {}
     share(const share&) = delete;
@@ -198,7 +198,7 @@ struct room {
 
 }  // namespace
 
-/// What all connections share.
+/// The state that all connections share.
 struct grpc_server::shell {
     shell(service& s, grpc_options o)
         : of(s),
@@ -249,7 +249,7 @@ namespace {
 using shell = grpc_server::shell;
 
 /// A connection. It begins among the strangers, and moves to the tenants' room once it has shown a
-/// key. What a key opens begins there, so that what comes of it comes back to there.
+/// key. Calls with a key begin in that room, so their answers come back there.
 class link final : public std::enable_shared_from_this<link>, public http2::events {
 public:
     link(std::shared_ptr<shell> of, tcp::socket socket, front_door::id id)
@@ -421,7 +421,7 @@ private:
         leave(*c);
         session_->finish(c->id, {code_of(why.status), why.what(), why.retry_after});
     }
-    /// Runs `f`; what it throws is the call's answer.
+    /// Runs `f`. An exception of `f` is the call's answer.
     template <class F>
     void attempt(const call_ptr& c, F f) {
         try {
@@ -437,7 +437,7 @@ private:
         calls_.emplace(id, c);
         attempt(c, [&] { begin(*c, head); });
     }
-    // Whatever can be said before a message comes is said then.
+    // Refuses all that can be refused before a message comes.
     void begin(call& c, const call_head& head) {
         const auto& o = shell_->options;
         if (leaving_) throw refused(503, "the server is going down");
@@ -515,7 +515,7 @@ private:
         leave(*c);
         used_ = clock::now();
     }
-    /// What time does to a call.
+    /// Ends a call that is too slow, past its deadline, or whose key was taken away.
     void check(const call_ptr& c, when now) {
         const auto written = session_->written(c->id);
         if (written != c->written || session_->is_drained(c->id)) {
@@ -648,7 +648,7 @@ private:
         const auto mine = static_cast<std::uint64_t>(std::max<std::int64_t>(left, 1));
         return us == 0 ? mine : std::min(us, mine);
     }
-    // Elsewhere. What is thrown there comes back as the answer.
+    // Reads on another thread. An exception there comes back as the answer.
     void read_tensors(const call_ptr& c, std::string message) {
         auto& reader = shell_->reader_of(message.size());
         reader.later(
@@ -772,7 +772,7 @@ private:
         attempt(c, [&] { feed(c, ahead); });
         step(c);
     }
-    /// What was written may have been waited for.
+    /// Makes the next piece of each text whose last piece is written.
     void make_pieces() {
         std::vector<call_ptr> waiting;
         for (const auto& [id, c] : calls_)

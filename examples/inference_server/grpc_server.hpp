@@ -2,8 +2,8 @@
 // The service over gRPC (open_inference.proto): HTTP/2 by the distribution's libnghttp2, messages
 // by its Protobuf. Not by its libgrpc++, whose 1.51 has no bound on what a stranger makes it keep
 // (compressed messages, heads without end) and ends its listener for good where descriptors run
-// out. Who asks says so by metadata, `authorization: Bearer KEY` or `x-api-key: KEY`: it is known
-// before a byte of a message is kept. A call's deadline is the request's. Without TLS, as
+// out. A client names itself by metadata, `authorization: Bearer KEY` or `x-api-key: KEY`, so it is
+// known before a byte of a message is kept. A call's deadline is the request's. Without TLS, as
 // http_server.hpp.
 //
 //   grpc_server grpc(service, {.port = 8001});

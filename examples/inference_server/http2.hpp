@@ -17,7 +17,7 @@
 
 namespace inference_server {
 
-/// What a client says of a call before its messages.
+/// The head of a call, which a client sends before the messages.
 struct call_head {
     std::string method, path, content_type, encoding, timeout, authorization, api_key;
     unsigned keys = 0;  ///< how many keys it names
@@ -34,7 +34,7 @@ class http2 {
 public:
     using call_id = std::int32_t;
 
-    /// What the connection tells. All are called from receive() and output(), and may call send(),
+    /// The events of a connection. receive() and output() call them, and they may call send(),
     /// finish() and consumed().
     class events {
     public:
@@ -63,8 +63,8 @@ public:
     http2& operator=(const http2&) = delete;
     ~http2();
 
-    /// What the client sent. False: it broke the protocol or a limit, and the connection ends once
-    /// all output is written.
+    /// Takes bytes that the client sent. False: the client broke the protocol or a limit, and the
+    /// connection ends once all output is written.
     [[nodiscard]] bool receive(std::string_view bytes);
     /// Appends up to about 64 KiB of what is to be written. False where there is nothing.
     [[nodiscard]] bool output(std::string& to);
@@ -101,7 +101,7 @@ private:
     std::unique_ptr<parts> parts_;
 };
 
-/// What a client begins with.
+/// The first bytes of each client.
 inline constexpr std::string_view http2_preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 }  // namespace inference_server

@@ -46,8 +46,8 @@ class session;
 
 }  // namespace
 
-/// What all sessions share. A session is of one thread at a time, its home; whoever holds it last
-/// ends it, an engine too.
+/// The state that all sessions share. A session belongs to one thread at a time, its home. The last
+/// holder ends the session, even if that is an engine.
 struct http_server::shell {
     shell(service& s, http_options o)
         : of(s),
@@ -189,7 +189,7 @@ private:
         read_body();
     }
 
-    // Whatever can be said before the body comes is said then.
+    // Refuses all that can be refused before the body comes.
     void begin() {
         const auto& head = parser_->get();
         check_framing(head);
@@ -290,7 +290,8 @@ private:
         stream_->expires_after(shell_->options.body_timeout + std::chrono::seconds(mib));
         read_some_body();
     }
-    // What has come is counted, not what was announced: or four clients that send nothing could keep all others out.
+    // Counts the bytes that have come, and not those that were announced. Otherwise four clients that send nothing could
+    // keep all others out.
     void read_some_body() {
         if (parser_->is_done()) return on_body();
         http::async_read_some(*stream_, buffer_, *parser_, [self = shared_from_this()](error_code e, std::size_t) {
@@ -381,8 +382,9 @@ private:
             size, size, [this] { return parse_generate(parser_->get().body()); },
             [this, use](generate_request r) { (this->*use)(std::move(r)); });
     }
-    // JSON of 4 KiB takes a tenth of a millisecond, and so does copying a MiB. What takes longer isn't of this thread, on which everybody waits, but of one
-    // where tenants take turns; and another one has what takes longer still: 4 MiB of JSON, a fifth of a second.
+    // JSON of 4 KiB takes a tenth of a millisecond, and so does copying a MiB. Longer work doesn't run on this thread, for
+    // which everybody waits, but on one where tenants take turns. A third thread takes still longer work, such as 4 MiB of
+    // JSON, which takes a fifth of a second.
     static constexpr std::size_t quick_json = 4096, quick_bytes = std::size_t{1} << 20, short_json = 65'536;
     template <class Parse, class Use>
     void parse(std::size_t json, std::size_t all, Parse what, Use use) {
@@ -504,7 +506,7 @@ private:
             http::async_write(*stream_, *serializer_, std::move(written));
     }
     void refuse(const refused& why) { reply(why.status, error_json(why.what()), as_json, {}, why.retry_after); }
-    /// What is left of the request isn't read, so there can't be another one behind it.
+    /// The rest of the request isn't read, so no other request can come behind it.
     void refuse_unread(const refused& why) {
         keep_alive_ = false;
         refuse(why);

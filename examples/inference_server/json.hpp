@@ -86,9 +86,9 @@ private:
 /// Whether it is UTF-8: no overlong forms, no halves of surrogate pairs.
 [[nodiscard]] bool is_utf8(std::string_view text) noexcept;
 
-/// Appends a string in quotes. What isn't UTF-8 becomes U+FFFD, byte by byte.
+/// Appends a string in quotes. Each byte that isn't UTF-8 becomes U+FFFD.
 void append(std::string& out, std::string_view text);
-/// Appends a number so that it is read back as the same; what JSON can't say (NaN, infinity) as null.
+/// Appends a number that reads back as the same number. NaN and infinity, which JSON lacks, become null.
 void append(std::string& out, double x);
 void append(std::string& out, float x);
 template <std::integral T>

@@ -124,7 +124,7 @@ bool lacked_memory(const gpushare::completion& how) noexcept {
     return false;
 }
 
-/// What the protocol says of a submission that failed: the engine's own refusal, or its error with the tenant's name.
+/// The refusal for a submission that failed: the engine's own, or the error with the tenant's name.
 refused reason_of(const gpushare::completion& how) noexcept {
     if (auto own = refusal_of(how)) return *std::move(own);
     try {
@@ -476,8 +476,8 @@ void lane::submit(std::shared_ptr<batch> mine) noexcept {
     finish(*mine, how);
 }
 
-// Hands over the steps that are due, in their order: a step may end before its thread is back from here, and whoever
-// notices leaves the next one to that thread.
+// Hands over the steps that are due, in their order: a step may end before its thread is back from here, and the
+// thread that notices leaves the next step to it.
 void lane::hand_on(const std::shared_ptr<batch>& mine) noexcept {
     for (;;) {
         std::uint32_t step = 0;
@@ -529,7 +529,7 @@ void lane::take(batch& b) {
         const auto now = tenant_->now();
         b.late = waiting_.take_expired(now);
         b.on = engine_;  // none where it broke meanwhile: then they wait for the next one
-        // What came for a batch of a higher level went with another one: these go at their own.
+        // The request that raised the batch's level went with another batch. The others go at their own level.
         if (b.on != nullptr && waiting_.level() >= b.level) b.requests = waiting_.take_now(now);
     }
     b.starved = false;
@@ -932,7 +932,7 @@ bool lane::waits_behind_others(const piece& p) {
 }
 
 void lane::cache_freed() noexcept {
-    // release: pairs with who looks for memory.
+    // release: pairs with the lane that looks for memory.
     settings_.freed->fetch_add(1, std::memory_order_release);
     try {
         settings_.on_freed();

@@ -62,7 +62,7 @@ struct token_end {
     [[nodiscard]] int status() const noexcept { return why ? why->status : 200; }
 };
 
-/// What a tenant's engines work in, one after the other.
+/// The scratch memory that a tenant's engines use one after the other.
 using scratch = gpushare::leased_scratch<tenant::memory_type, server_stream>;
 
 using answer = std::variant<infer_response, refused>;
@@ -101,7 +101,7 @@ private:
     const std::string prompt_;
     std::uint32_t left_;
     bool open_ = true;  // it has its place
-    // Of whoever runs the piece; the next one begins behind it.
+    // Belongs to the thread that runs the piece; the next piece begins behind it.
     std::shared_ptr<engine> engine_;
     std::unique_ptr<generation> text_;
 };
@@ -110,7 +110,7 @@ class lane : public std::enable_shared_from_this<lane> {
 public:
     enum class state : std::uint8_t { unloaded, loading, ready, closed };
 
-    /// What a lane is told by its service.
+    /// The settings that a lane gets from its service.
     struct settings {
         later run_later;
         std::uint32_t stream = 0;  ///< of the tenant's
@@ -120,9 +120,9 @@ public:
         std::shared_ptr<scratch> room;   ///< of the tenant
         /// A request's time is over then, unless it is answered before: refuse_late() is to be called.
         std::function<void(gpushare::instant)> on_deadline = [](gpushare::instant) {};
-        /// What lanes tell each other of memory for caches: how often some came free, and who is to look then.
+        /// How often memory for caches came free, in all lanes. A lane that waits for memory looks at this count.
         std::shared_ptr<std::atomic<std::uint64_t>> freed = std::make_shared<std::atomic<std::uint64_t>>(0);
-        std::function<void()> on_freed = [] {};
+        std::function<void()> on_freed = [] {};  ///< makes the other lanes look
         gpushare::ns text_waits = std::chrono::seconds(30);  ///< for memory, at most
         std::shared_ptr<tenant_calls> calls{};  ///< of the tenant; null: who drives the device makes its calls
     };
@@ -143,8 +143,8 @@ public:
     gpushare::instant refuse_late();
     /// Tries again what the host's memory didn't suffice for, and memory_came(). Once a second.
     void look_again() noexcept;
-    /// Takes the weights away; the next request loads them again. False while requests wait or run, or a text isn't over. Who is
-    /// being answered doesn't count.
+    /// Takes the weights away; the next request loads them again. False while requests wait or run, or a text isn't over. Requests
+    /// that are being answered don't count.
     bool unload();
     /// Goes to sleep, as deep as it is time for. Whether it sleeps as deep as it goes.
     bool let_sleep();
@@ -175,7 +175,7 @@ private:
         std::uint32_t rows;
     };
     struct batch;
-    /// What is over at the end of a submission.
+    /// The parts that are over at the end of a submission.
     struct ended {
         std::size_t requests = 0;
         gpushare::ns call_took{};      ///< each call of the engine; 0: not known

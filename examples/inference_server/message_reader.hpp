@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // gRPC's messages out of the bytes of a call: each has a prefix of five bytes, a flag and its
-// length. What is compressed is refused before a byte of it is kept: a megabyte could stand for a
-// gigabyte.
+// length. A compressed message is refused before a byte of it is kept, since a megabyte could
+// expand to a gigabyte.
 //
 //   message_reader in(4096);
 //   while (!bytes.empty()) {

@@ -53,7 +53,7 @@ element element_of(datatype d) {
     return element::unknown;
 }
 
-/// What clients see of a value at the model's edge.
+/// The description that clients get of an input or output.
 tensor_info info_of(const graph::value& v, bool batches) {
     const auto type = datatype_of(v.type);
     if (!type) throw model_error(model_fault::bad_model, v.name, "its elements are of a type that isn't served");
@@ -230,7 +230,7 @@ split_plan measured_plan(const prepared& p, const model_setting& s, const onnx_e
     return plan;
 }
 
-/// Keeps a plan for the next load. What can't be written is measured again.
+/// Keeps a plan for the next load. If it can't be written, the next load measures again.
 void keep(const split_plan& plan, const graph::model_graph& g, const std::string& path) {
     const std::string next = path + ".next";
     std::ofstream to(next);

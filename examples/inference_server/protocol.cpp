@@ -91,7 +91,7 @@ infer_request read_infer(json::value v, std::string_view rest) {
     return r;
 }
 
-/// What parsing throws is the client's fault.
+/// Runs a parser, whose exceptions are the client's fault.
 template <class F>
 auto as_refused(F f) {
     try {

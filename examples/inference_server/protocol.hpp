@@ -40,7 +40,7 @@ struct refused : std::exception {
 /// {"error": why}
 [[nodiscard]] std::string error_json(std::string_view why);
 
-/// What a path asks for.
+/// The action that a path asks for.
 enum class action : std::uint8_t {
     server_live,
     server_ready,
@@ -64,7 +64,7 @@ struct route {
 /// control character, what isn't UTF-8. A query is ignored.
 [[nodiscard]] route route_of(std::string_view method, std::string_view target);
 
-/// What a request may have.
+/// The limits of a request.
 inline constexpr std::size_t most_tensors = 64, most_extents = 8, longest_name = 256;
 inline constexpr std::uint32_t longest_text = 4096;  ///< tokens
 
@@ -86,8 +86,8 @@ struct infer_response {
     std::vector<tensor> outputs;
 };
 
-/// Throws refused (400) for a parameter of Triton's that would change what is answered and isn't spoken: classes, shared memory,
-/// sequences. Whatever else is in `parameters` is ignored.
+/// Throws refused (400) for a parameter of Triton's that would change the answer and isn't supported: classes, shared
+/// memory, sequences. All others in `parameters` are ignored.
 void check_parameter(std::string_view name);
 /// Throws refused (400) where two inputs, or two outputs that are asked for, have one name.
 void check_names(const infer_request& r);
@@ -136,7 +136,7 @@ void check_inputs(const model_info& m, const infer_request& r);
 [[nodiscard]] std::uint32_t rows_of(const model_info& m, const infer_request& r) noexcept;
 
 inline constexpr std::string_view server_name = "gpushare", model_version = "1";
-/// What of Triton's extensions is spoken.
+/// The supported extensions of Triton's.
 inline constexpr std::string_view extensions[] = {"binary_tensor_data", "model_repository", "model_configuration",
                                                   "generate"};
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Paths. One table; whoever isn't in it isn't there.
+// All paths, in one table. Any other path is answered 404.
 #include <algorithm>
 #include <span>
 

@@ -290,7 +290,7 @@ bool service::drain(instant deadline, const std::stop_token& hurry) {
     return std::ranges::all_of(lanes_at_end(), [&](const auto& l) { return l->wait_idle(deadline, hurry); });
 }
 
-// What loads: one at a time, so that a slow one of many doesn't take all the memory; tenants take turns.
+// Loads run one at a time, so that a slow load doesn't take all the memory. Tenants take turns.
 void service::later(std::function<void()> f, const void* whose) {
     loads_.later(
         [f = std::move(f)] {
@@ -311,8 +311,8 @@ void service::answer_all(const std::vector<on_reload>& asked, std::string_view w
         }
 }
 
-// What comes once a second, and reloads. By a thread of its own: no load that takes long keeps bills and tenants waiting, and no
-// reload that waits for a tenant's work a load.
+// The work of each second, and reloads. It has a thread of its own. So a long load doesn't delay bills and tenants, and
+// a reload that waits for a tenant's work doesn't delay a load.
 void service::keep_house(const std::stop_token& stop) {
     for (unsigned round = 0;;) {
         std::unique_lock lock(reloads_mutex_);
@@ -355,8 +355,8 @@ void service::expect_late(gpushare::instant when) noexcept {
     late_comes_.notify_one();
 }
 
-// Who waits behind a long call, or for a model that is being loaded, is told at its deadline, not when that is over. By a
-// thread of its own: house-keeping may take seconds.
+// A request that waits behind a long call, or for a model that loads, is answered at its deadline and not at the end of
+// that call or load. This has a thread of its own, because house-keeping may take seconds.
 void service::tell_late(const std::stop_token& stop) {
     while (!stop.stop_requested()) {
         {
@@ -385,7 +385,7 @@ void service::reload_if_changed() {
     (void)reload();
 }
 
-// Whoever asks for it may be as quick as whoever writes.
+// The thread that asks may be as quick as the thread that writes.
 void service::wait_until_written() const {
     constexpr auto quiet = 100ms;
     for (int i = 0; i < 10; ++i) {
@@ -634,7 +634,7 @@ void service::bill(const std::vector<std::shared_ptr<tenant>>& gone) {
     }
     for (const auto& t : tenants_.all()) read(*t);
     if (!journal_) return unwritten_.clear();
-    // What can't be written is tried again with the next lines: no bill is ever dropped.
+    // Lines that can't be written are tried again with the next lines. No bill is ever dropped.
     if (const auto why = journal_->append_from(unwritten_); why.code != gpushare::errc::none) {
         tell("the journal can't be written: ", to_string(why.code));
         if (unwritten_.size() > options_.kept_lines) sum_by_tenant(unwritten_);
@@ -660,7 +660,8 @@ void service::tell_forced() const {
     tell(text);
 }
 
-// Engines and tenants under no lock: what they call back, of whatever tenant, may take it. Who asks a tenant meanwhile wakes it.
+// Engines and tenants are called under no lock, since their callbacks, of any tenant, may take it. A request for a
+// tenant meanwhile wakes the tenant.
 void service::let_idle_go() {
     struct candidate {
         std::shared_ptr<tenant> who;
@@ -686,7 +687,7 @@ void service::let_idle_go() {
         };
         if (was_asleep(idle) || !idle) continue;
         if (c.room != nullptr) (void)c.room->trim();
-        // Its pools and caches go as well. What comes is refused, and so its lane knows that it has to wake it.
+        // Its pools and caches go as well. Allocations are refused, so the lane knows that it has to wake the tenant.
         if (!c.who->sleep(now(), {}, gpushare::while_asleep::refuse)) (void)was_asleep(false);
     }
 }

@@ -55,7 +55,7 @@ struct service_options {
 
 class service {
 public:
-    /// Who asks. Goes before the service, as all that was got from it.
+    /// The client of a request. Like all that a service hands out, it must be gone before the service.
     struct caller {
         std::shared_ptr<tenant> who{};
         std::shared_ptr<account> counts{};
@@ -123,13 +123,13 @@ public:
     /// For operators.
     [[nodiscard]] std::string metrics();
     [[nodiscard]] std::string status_json();
-    /// What ran when, for Perfetto: recorded from the first call on.
+    /// The timeline of all work, for Perfetto, recorded from the first call on.
     [[nodiscard]] std::string timeline_json();
-    /// Reads the file of tenants again, now. What was wrong; empty: nothing. It may wait for the work of tenants that are gone, for some
-    /// seconds. A file that can't be read, or is invalid in any line, changes nothing.
-    /// Throws std::bad_alloc where the host has no memory: it is read again a second later.
+    /// Reads the file of tenants again, now. Returns the error, or an empty text. May wait for the work of tenants that are
+    /// gone, for some seconds. A file that can't be read, or is invalid in any line, changes nothing. Throws
+    /// std::bad_alloc if the host has no memory; the file is read again a second later.
     std::string reload();
-    /// What was wrong, as reload() says. What it throws is dropped.
+    /// Gets the error, as reload() returns it. Exceptions are dropped.
     using on_reload = std::function<void(std::string_view)>;
     /// The same by another thread, which waits while the file is being written, and then calls back, once: at the end of the service, too, and where the host has no memory.
     /// Throws std::bad_alloc; then it isn't called.
@@ -158,7 +158,7 @@ private:
         bool asleep = false;
     };
 
-    /// Who may ask, by the file that holds.
+    /// The keys of the file that is in force.
     struct key_ring {
         struct entry {
             caller who{};

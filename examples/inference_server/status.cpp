@@ -18,7 +18,7 @@ double bucket_end(std::size_t i) { return std::ldexp(1e-6, static_cast<int>(i));
 
 double seconds(gpushare::ns t) { return static_cast<double>(t.count()) * 1e-9; }
 
-/// What the status page says of a model: {"name": ..., "state": ..., "predicted_wake_ms": ..., "last_wake_ms": ...}
+/// A model on the status page: {"name": ..., "state": ..., "predicted_wake_ms": ..., "last_wake_ms": ...}
 std::string model_json(const lane& l) {
     using enum gpushare::sleep_level;
     const auto s = l.sleep();

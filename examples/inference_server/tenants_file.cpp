@@ -91,7 +91,7 @@ bool read_shape(std::string_view text, model_setting& to) {
     return to.shapes.emplace(text.substr(0, colon), std::move(shape)).second;
 }
 
-/// What a path is served as: none where that would be no name.
+/// The name under which a path is served, or none if the result would be no name.
 std::optional<std::string> name_of(std::string_view path) {
     const auto file = path.substr(path.rfind('/') + 1);
     if (!file.ends_with(".onnx")) return std::nullopt;

@@ -16,7 +16,7 @@
 //
 // A file is read while somebody may be writing it, so one that could be the first part of another
 // is refused: its last line ends with a line feed, and one without tenants says so, `tenants=none`.
-// What is cut between two lines looks whole: write another file and rename it.
+// A file that is cut between two lines looks whole, so write another file and rename it.
 #pragma once
 
 #include <cstddef>
@@ -98,7 +98,7 @@ struct tenants_file {
     std::vector<std::string> tenants_of_keys{};  ///< in the order of `keys`
     std::vector<model_setting> models{};
 
-    /// Whose key it is; empty for nobody's.
+    /// The tenant of a key; empty if no tenant has it.
     [[nodiscard]] std::string_view tenant_of(std::string_view key) const noexcept {
         const auto found = keys.find(key);
         return found ? std::string_view(tenants_of_keys[*found]) : std::string_view{};
@@ -106,8 +106,8 @@ struct tenants_file {
 };
 
 /// Throws gpushare::specification_error, and model_setting_error, whose text calls the file `file`. A key has 8 to 256 characters and belongs to one tenant,
-/// whose name is before it: on its line, or above where the line is indented. What it throws has no
-/// word of the file that isn't a setting's name: a key may have slipped there.
+/// whose name is before it: on its line, or above where the line is indented. The error's text has no
+/// word of the file except names of settings, since a key may have slipped in elsewhere.
 [[nodiscard]] tenants_file parse_tenants(std::string_view text, std::string_view file = "tenants");
 
 }  // namespace inference_server

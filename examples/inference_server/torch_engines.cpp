@@ -65,7 +65,7 @@ void refuse_without_memory(std::string_view text) {
     throw refused(507, std::string(line.substr(0, line.find('\n'))));
 }
 
-/// What f() returns. Torch's errors end with a trace of this program, no client's business.
+/// Returns f(). Torch's errors end with a trace of this program, which clients don't get.
 template <class F>
 auto without_trace(F f) try {
     return f();
@@ -142,7 +142,7 @@ public:
     }
 
 private:
-    /// What f() returns, with a lack of memory as a refusal, of which a package doesn't tell.
+    /// Returns f(). Turns a lack of memory into a refusal, since a package doesn't tell.
     template <class F>
     auto told(F f) {
         const auto before = where_.refusals();

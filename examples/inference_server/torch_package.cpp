@@ -19,7 +19,7 @@ namespace {
 
 using runner = torch::inductor::AOTIModelContainerRunner;
 
-/// What the runner keeps of the package's library: it asks for no count of inputs itself.
+/// The runner's handle of the package's library. The runner itself asks for no count of inputs.
 class opened : public runner {
 public:
     [[nodiscard]] static torch_package::counts counts_of(runner& of) {
@@ -74,7 +74,7 @@ void check_counts(std::string_view verb, std::size_t has, std::size_t described)
                                " tensors, its description has " + std::to_string(described));
 }
 
-/// What f() returns. Torch's runner throws no type of its own for what a package reports.
+/// Returns f(). Torch's runner has no exception of its own for a package's errors.
 template <class F>
 auto as_failure(const char* what, F f) try {
     return f();

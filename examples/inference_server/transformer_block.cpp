@@ -28,7 +28,7 @@ constexpr std::size_t tokens = 8, width = 64, ranks = 2, heads = 2, head = 16,
                       hidden = 128;  // heads and hidden of a rank
 using rows = std::array<float, tokens * width>;
 
-/// What one rank has, and what it brings to an all-reduce and takes from it.
+/// One rank's weights, and its input and output of an all-reduce.
 struct half {
     half(gs::sim::random& any, std::pmr::memory_resource& memory)
         : query(some(width * heads * head, any, memory)),
@@ -46,7 +46,7 @@ struct half {
     weights query, key, value, out, up, down;
 };
 
-/// What a rank works with during a run.
+/// A rank's working memory during a run.
 struct working {
     rows partial, attended, result;
     std::array<float, tokens * heads * head> q, k, v, seen;

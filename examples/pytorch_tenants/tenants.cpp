@@ -59,7 +59,7 @@ std::string& problem() {
     return text;
 }
 
-/// What f() returns, else `failed`.
+/// Returns f(), or `failed`.
 template <class R, class F>
 R guarded(R failed, F f) noexcept {
     try {

@@ -65,7 +65,7 @@ struct axis {
     bool log = false;
     std::vector<double> ticks;
 
-    /// 0 at the low end, 1 at the high one; what lies outside stays at the edge.
+    /// 0 at the low end, 1 at the high one. Values outside are at the edge.
     [[nodiscard]] double place(double value) const {
         const double at = log ? std::log(value / low) / std::log(high / low) : (value - low) / (high - low);
         return std::clamp(at, 0.0, 1.0);

@@ -16,7 +16,7 @@ namespace trace_replay {
 
 inline constexpr double no_value = std::numeric_limits<double>::quiet_NaN();
 
-/// One value per time bin; what isn't finite is a gap (and, on a logarithmic axis, what isn't positive).
+/// One value per time bin. A value that isn't finite is a gap. On a logarithmic axis, so is one that isn't positive.
 struct series {
     std::string name{};  // series of one name have one colour throughout the chart
     std::vector<double> y{};

@@ -184,7 +184,7 @@ private:
     std::vector<group_profile> groups_;
 };
 
-/// What a session asks for, request after request.
+/// Generates the requests of a session, one after the other.
 class asker {
 public:
     explicit asker(const group_profile& group) noexcept : group_(&group) {}

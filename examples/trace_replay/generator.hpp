@@ -29,7 +29,7 @@ namespace trace_replay {
 /// not for 3.4) and rows that can't be used.
 [[nodiscard]] trace generate(std::uint64_t seed, std::size_t requests);
 
-/// What the demo makes up where it has no file: a few days' worth.
+/// The number of requests that the demo generates without a file: those of a few days.
 inline constexpr std::size_t demo_requests = 20000;
 
 }  // namespace trace_replay

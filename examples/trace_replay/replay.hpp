@@ -49,7 +49,7 @@ struct outcome {
 };
 
 /// Takes about o.seconds times the load, and runs the node's SMs and a dispatcher per device meanwhile. Throws
-/// std::runtime_error if the ledger isn't complete. What the limiters do is drawn in `timeline`, if there are any.
+/// std::runtime_error if the ledger isn't complete. Draws the limiters' work in `timeline`, if the way has limiters.
 [[nodiscard]] outcome replay(const workload& w, const options& o, way how,
                              gpushare::timeline_trace* timeline = nullptr);
 

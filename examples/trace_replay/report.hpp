@@ -22,7 +22,7 @@ namespace trace_replay {
 /// How many jobs that two or more runs finished had not the same bits in all of them.
 [[nodiscard]] std::size_t differing_results(std::span<const outcome> runs);
 
-/// What sharing changed. `runs`: unlimited, fair, weighted.
+/// The effect of sharing. `runs`: unlimited, fair, weighted.
 [[nodiscard]] std::string verdict(const workload& w, std::span<const outcome> runs);
 
 [[nodiscard]] chart to_chart(const workload& w, std::span<const outcome> runs);

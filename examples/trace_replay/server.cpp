@@ -73,7 +73,7 @@ server::start server::try_start(std::size_t index) {
     r->job = index;
     if (!acquire(*r, j)) {
         release(*r);
-        // What is under way will free something; with nothing under way, all there is has been tried.
+        // Running jobs will free something. If no job runs, all memory has been tried.
         return running_.empty() ? start::never : start::later;
     }
     submit(*r, j);

@@ -35,7 +35,7 @@ public:
     virtual void submit(gpushare::submission_work<host::stream> work, std::vector<ticket>& tickets) = 0;
 };
 
-/// What became of a job. Times are instants of the node's clock.
+/// The outcome of a job. Times are instants of the node's clock.
 struct job_record {
     bool done = false, refused = false, failed = false;
     gpushare::instant submitted{};  // its kernels were handed over

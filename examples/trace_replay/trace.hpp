@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reads a trace of inference requests: a CSV file with one row per request, as published with Alibaba's
-// cluster-trace-v2026-GenAI. What a replay can't use is counted and named, what shows that the file is not a
-// trace at all is a trace_error with one clear line.
+// cluster-trace-v2026-GenAI. Rows that a replay can't use are counted and named. A file that isn't
+// a trace is a trace_error with one clear line.
 //
 //   const trace_replay::trace t = trace_replay::read_trace_file("lora_request_trace.csv");
 //   std::cout << to_string(t.summary) << '\n';
@@ -52,7 +52,7 @@ struct trace {
     trace_summary summary;
 };
 
-/// Not a usable trace. what() is one line that names the file and, where there is one, the line and the field.
+/// The file isn't a usable trace. `what()` is one line that names the file and, if known, the line and the field.
 class trace_error : public std::runtime_error {
 public:
     using std::runtime_error::runtime_error;

@@ -30,7 +30,7 @@ namespace {
 
 using namespace data_parallel_training;
 
-/// MPI_Finalize would wait for who is gone.
+/// MPI_Finalize would wait for processes that are gone.
 [[noreturn]] void leave(int code) {
     std::fflush(nullptr);
     std::_Exit(code);

@@ -17,7 +17,7 @@ std::shared_ptr<ov::Model> read(const std::string& name, const ov::PartialShape&
     return model;
 }
 
-/// What a model is given: three planes, here alike, from -1 to 1.
+/// Fills a model's input: three planes, here alike, from -1 to 1.
 void fill(ov::Tensor to, const std::vector<float>& grey) {
     auto* p = to.data<float>();
     for (int plane = 0; plane < 3; ++plane) p = std::ranges::transform(grey, p, [](float g) { return 2 * g - 1; }).out;
