@@ -76,7 +76,7 @@ enum class errc : std::uint8_t {
     no_device,       ///< there is no such device
     io_failed,       ///< a file couldn't be read or written
     // collectives
-    in_flight,  ///< earlier work is in flight: a rank's collective, a block's move, a moving tenant's work
+    in_flight,  ///< earlier work is in flight: a rank's collective, or a block's or tenant's move
     mismatch,   ///< ranks called different collectives, or with different sizes
     aborted,    ///< a rank, or the embedder, gave up the collective
 };

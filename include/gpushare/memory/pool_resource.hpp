@@ -781,7 +781,7 @@ private:
                 asked = true;
                 if (detail::pool_block* const b = grow(request.least, request.least, request, r)) return b;
             }
-            // Each further round means that another thread has got memory from the upstream or given it some.
+            // Each further round means that another thread took or gave memory upstream.
             if (const auto [b, again] = store_.settle_and_take(request, own, seen, upstream_); b != nullptr || !again) {
                 if (b == nullptr) r.why = explain(request, r.why);
                 return b;

@@ -63,8 +63,10 @@ enum class memory_stack : std::uint8_t {
     /// bytes that are left if that is less. A small block that stays keeps its segment charged, and
     /// a larger block only itself.
     pool,
-    arena,  ///< a pool whose segments are chunks mapped to addresses, which tenants pass on: a block takes whole chunks, or shares one
-            ///< with others that are smaller than a chunk; memory is promised in whole chunks. See tenancy::offer
+    /// a pool whose segments are chunks mapped to addresses, which tenants pass on: a block takes
+    /// whole chunks, or shares one with others that are smaller than a chunk; memory is promised in
+    /// whole chunks. See tenancy::offer
+    arena,
     stream_ordered,  ///< each block is of the device's pool for all tenants: no call waits for the device. See tenancy::offer
 };
 
@@ -202,8 +204,9 @@ struct tenant_event {
     /// The kind of event.
     enum class kind : std::uint8_t {
         leak,  ///< a block that was still out at close; it was taken back
-        wrong_free,  ///< a free of something that isn't out, or isn't of that size; nothing was changed, but an adaptor for other
-                     ///< libraries then frees what is out there by its address
+        /// a free of a block that isn't out, or isn't of that size; nothing was changed, but an
+        /// adaptor for other libraries then frees the block at that address
+        wrong_free,
         overcommitted,  ///< something other than tenants took `size` bytes of promised memory
         stuck,          ///< work was still on the device when closing gave up; the memory stays charged until it ends
         charged,  ///< the handle was destroyed before a resource built on it: `size` bytes stay charged until that goes
