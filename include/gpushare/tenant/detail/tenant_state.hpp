@@ -202,8 +202,8 @@ public:
             closed_.store(true, std::memory_order_release);
             forget_lent();
         }
-        with_memory([](part& p) { return p.memory.close(), true; });             // drivers are slow: no lock
-        const auto all = [&](bool (*f)(typename part::memory_type&, instant)) {  // compiled once
+        with_memory([](part& p) { return p.memory.close(), true; });  // drivers are slow: no lock
+        const auto all = [&](bool (*f)(typename part::memory_type&, instant)) {
             return with_memory(
                 [&](part& p) { return in_pieces([&](instant by) { return f(p.memory, by); }, deadline, stop); });
         };

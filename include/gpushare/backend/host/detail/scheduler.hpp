@@ -26,12 +26,14 @@ namespace host {
 namespace detail {
 
 /// The rules:
-///   - a free SM takes blocks of the best head: the highest priority, among equals the one offered first;
-///   - a block that has an SM keeps it until it is released;
-///   - the blocks of a cooperative head start together: while it is the best head and too few SMs are free,
-///     no other head gets one, and once its first block is claimed nothing comes before the others;
-///   - SMs can be set apart in groups. A head of a group gets SMs of that group only; a head of group 0
-///     gets any free SM. A cooperative head reserves only SMs that it may have.
+/// - A free SM takes blocks of the best head: the one of the highest priority. Of equals, the one
+///   that was offered first.
+/// - A block keeps its SM until the SM is released.
+/// - The blocks of a cooperative head start together. While it is the best head and too few SMs are
+///   free, no other head gets one. Once its first block is claimed, no other head's block comes
+///   before the rest.
+/// - SMs can be set apart in groups. A head of a group gets SMs of that group only; a head of
+///   group 0 gets any free SM. A cooperative head reserves only SMs that it may have.
 /// Two cooperative heads can't each hold half of the SMs: the one behind gets none before the first
 /// has all.
 template <std::regular Work>
