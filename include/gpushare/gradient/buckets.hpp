@@ -1,29 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank's gradients, registered once, and combined with those of the other ranks in buckets while
+// A rank's gradients: registered once, and combined in buckets with those of the other ranks while
 // the backward pass goes on.
 //
-//   gpushare::gradient_buckets<> mine;                         // on every rank alike
+//   gpushare::gradient_buckets<> mine;                // the same on every rank
 //   for (auto& p : parameters) mine.add(p.name, p.gradient);
-//   mine.ready(g);                                             // the thread that computes, as soon as gradient g is there
-//   mine.reduce(net, gpushare::average{}, patience);           // a thread of yours that communicates: returns when the step's gradients are combined
-//   mine.wait(deadline);                                       // the thread that computes, before it uses them or begins another step
+//   mine.ready(g);                                    // computing thread: gradient g is ready
+//   mine.reduce(net, gpushare::average{}, patience);  // communicating thread: combines a step
+//   mine.wait(deadline);                              // computing thread: before it goes on
 //
-// (Or all of it by one thread: ready() for all, then reduce(), without wait().) Between threads no
-// gradient is copied: ranks tell each other where theirs are. Other transports get a packed copy,
-// unless they lie behind each other as registered. The bits are the same for every size of buckets,
-// number of channels and algorithm, where the transport combines in the order of ranks.
+// One thread can do it all: ready() for all gradients, then reduce(), without wait(). Between
+// threads no gradient is copied: ranks tell each other where their gradients are. Other transports
+// get a packed copy, unless a bucket's gradients are adjacent in the order of registration. If the
+// transport combines in the order of ranks, the bits are the same for every size of buckets, number
+// of channels and algorithm.
 //
-// Sharded training: each rank combines its shard of every gradient, steps its shard of every
-// parameter, and gets the others' shards before the next forward pass. An optimiser's state
-// (momentum, master copies) exists once and not on every rank: ZeRO's first two stages (Rajbhandari
+// Sharded training: each rank combines its shard of every gradient, updates its shard of every
+// parameter, and gets the others' shards before the next forward pass. The group has an optimiser's
+// state (momentum, master copies) once, and not on every rank: ZeRO's first two stages (Rajbhandari
 // et al., SC 2020).
 //
 //   while (!mine.reduce_scatter(net, gpushare::average{}, patience)) {}   // in place of reduce()
 //   for (auto& p : parameters) {
 //       const gpushare::element_range own = gpushare::shard_of(p.values.size(), net.rank(), net.size());
-//       ...                                                               // step the elements `own` of p.values by those of p.gradient
+//       ...  // update the elements `own` of p.values by those of p.gradient
 //   }
-//   if (auto fault = gpushare::all_gather_shards<float>(net, values, deadline)) ...        // spans, the same sizes on all ranks
+//   if (auto fault = gpushare::all_gather_shards<float>(net, values, deadline)) ...  // spans
 #pragma once
 
 #include <algorithm>
@@ -55,31 +56,30 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// How a gradient travels.
+/// How one gradient travels between ranks.
 struct gradient_options {
-    wire_format wire = wire_format::as_is;  ///< 16 bits are for floats
+    wire_format wire = wire_format::as_is;  ///< 16 bits require T = float
     /// Adds each step's rounding error to the next step's gradient; a skipped step leaves the
-    /// earlier error. Takes twice as much memory as the gradient.
+    /// earlier error. Takes twice the gradient's memory.
     bool error_feedback = false;
 };
 
-/// One rank's gradients. add(), arrange() and the like between steps only, by one thread; ready()
-/// by the thread or threads that compute, reduce() or reduce_scatter() by one thread a channel. T
-/// is what gradients consist of.
+/// One rank's gradients, of elements of type T. One thread calls add(), arrange() and
+/// adopt_order(), between steps only. Threads that compute call ready(). One thread for each
+/// channel calls reduce() or reduce_scatter().
 template <reducible T = float>
 class gradient_buckets {
 public:
-    gradient_buckets() = default;  ///< With the default choice.
+    gradient_buckets() = default;  ///< the default choice, one channel
     /// `channels`: the number of channels on which reduce() is called in every step, at least
-    /// choice.in_flight; buckets use choice.in_flight of them. Throws operation_error
+    /// choice.in_flight. Buckets use choice.in_flight of them. Throws operation_error
     /// (errc::invalid_specification) if choice.in_flight is 0.
     explicit gradient_buckets(const bucket_choice& choice, std::uint32_t channels = 1)
         : channels_(std::max(channels, choice.in_flight)), choice_(checked(choice)) {}
 
-    /// Registers a gradient, which stays where it is, and returns its number: the count of
-    /// gradients registered before. All ranks register their gradients in the same order and with
-    /// the same sizes. Throws operation_error (errc::invalid_specification) if `options` asks for
-    /// 16 bits and T isn't float.
+    /// Registers a gradient, which stays where it is, and returns its number, counted from 0. All
+    /// ranks register gradients of the same sizes in the same order. Throws operation_error
+    /// (errc::invalid_specification) if `options` asks for 16 bits and T isn't float.
     std::uint32_t add(std::string name, std::span<T> gradient, const gradient_options& options = {}) {
         if (options.wire != wire_format::as_is && !std::same_as<T, float>)
             raise({.code = errc::invalid_specification, .because = reason::not_float}, {}, "registering a gradient");
@@ -94,22 +94,24 @@ public:
         return size() - 1;
     }
 
-    /// Sets how gradients are fused from the next step on; on all ranks alike. Throws as the
-    /// constructor, and for more in flight than there are channels.
+    /// Sets how gradients are fused from the next step on. All ranks make the same call. Throws
+    /// like the constructor, and if more buckets are in flight than there are channels.
     void arrange(const bucket_choice& choice) {
-        const std::scoped_lock lock(mutex_);  // a thread may wait in reduce() for the next step already
+        const std::scoped_lock lock(mutex_);  // a thread in reduce() may already wait for the step
         arranged_ = checked(choice) == choice_ && arranged_;
         choice_ = choice;
     }
-    /// Sets in which order gradients become ready; on all ranks alike. Throws as bucket_plan.
+    /// Sets the order in which gradients become ready. All ranks make the same call. Throws like
+    /// bucket_plan.
     void arrange(std::span<const std::uint32_t> order) {
         const std::scoped_lock lock(mutex_);
-        (void)bucket_plan(wire_sizes(), order, choice_.bucket);  // throws while nothing has changed
+        (void)bucket_plan(wire_sizes(), order, choice_.bucket);  // throws before anything changes
         order_.assign(order.begin(), order.end());
         arranged_ = false;
         prepare();
     }
-    /// All ranks take the order in which rank 0's became ready in its last step. Called by all between two steps.
+    /// All ranks take the order in which rank 0's gradients became ready in its last step. All
+    /// ranks call it between two steps.
     template <host_transport Net>
     [[nodiscard]] collective_fault adopt_order(Net& net, instant deadline = never) {
         std::vector<std::uint32_t> seen =
@@ -122,29 +124,29 @@ public:
     [[nodiscard]] std::uint32_t size() const noexcept {
         return static_cast<std::uint32_t>(gradients_.size());
     }                                                                                          ///< gradients
-    [[nodiscard]] std::string_view name(std::uint32_t g) const { return gradients_[g].name; }  ///< as it was registered
-    [[nodiscard]] const bucket_choice& choice() const noexcept { return choice_; }             ///< of this step
-    [[nodiscard]] std::uint32_t channels() const noexcept { return channels_; }  ///< that reduce() is called on
-    /// Which gradients go together.
+    [[nodiscard]] std::string_view name(std::uint32_t g) const { return gradients_[g].name; }  ///< as registered
+    [[nodiscard]] const bucket_choice& choice() const noexcept { return choice_; }             ///< the latest
+    [[nodiscard]] std::uint32_t channels() const noexcept { return channels_; }  ///< for calls of reduce()
+    /// Which gradients are in which bucket.
     [[nodiscard]] const bucket_plan& plan() {
         const std::scoped_lock lock(mutex_);
         prepare();
         return plan_;
     }
-    /// In which order they became ready in the step before.
+    /// The order in which gradients became ready in the last step.
     [[nodiscard]] std::span<const std::uint32_t> seen_order() const noexcept { return seen_; }
-    /// The bytes that one step of this rank's gradients takes on the wire.
+    /// The bytes on the wire of this rank's gradients, for one step.
     [[nodiscard]] bytes wire_bytes() const noexcept {
         bytes all;
         for (const auto& g : gradients_) all += bytes_on_wire(g.wire, g.data.size(), sizeof(T));
         return all;
     }
 
-    /// Reports that gradient `g` is ready for this step. errc::mismatch if it was ready already, or
-    /// doesn't exist: report a parameter that is used twice once, after its last use.
-    /// errc::in_flight if all gradients were ready, and a thread is in reduce() for them: another
-    /// step began without wait(), and overwrites data that is being combined. That is a fault,
-    /// which ends the training on all ranks.
+    /// Reports that gradient `g` is ready for this step. Returns errc::mismatch if `g` was ready
+    /// already or doesn't exist: report a parameter that is used twice only after its last use.
+    /// Returns errc::in_flight if all gradients were ready and a thread is in reduce() for them:
+    /// the caller has begun another step without wait(), and overwrites data that is being
+    /// combined. This fault ends the training on all ranks.
     errc ready(std::uint32_t g) {
         const std::scoped_lock lock(mutex_);
         prepare();
@@ -155,7 +157,7 @@ public:
             changed_.notify_all();
             return errc::in_flight;
         }
-        if (now_seen_.empty()) waited_for_ = steps_;  // whoever reduced the steps before itself had no need to wait
+        if (now_seen_.empty()) waited_for_ = steps_;  // a caller of reduce() needed no wait()
         is_ready_[g] = true;
         now_seen_.push_back(g);
         ++signs_;
@@ -164,39 +166,42 @@ public:
     }
 
     /// Combines the step's buckets of one channel, in their order, each as soon as it is ready.
-    /// With several channels, each has a transport and a thread of its own. May be called long
-    /// before the step. Waits for other ranks from the time when a bucket is ready here, each time
-    /// for `patience`. This rank's backward pass may also be silent for at least so long, from its
-    /// first gradient on, or from wait(). After a fault no later step succeeds, and the step has to
-    /// be computed again. After a fault with buffers_in_use, the gradients may still be read and
-    /// written, and so may the channel's packed and 16-bit copies, whose memory is never freed
-    /// then.
-    ///   deadline_exceeded, of this rank   a gradient isn't ready: stalled() says which
-    ///   in_flight, of this rank           see ready()
-    ///   stopped, of this rank             stop() was called, and no gradient of the step is ready: the group isn't aborted
-    ///   of this rank                      the transport threw: that exception's code if it has one, else out_of_memory or backend_failed
+    /// Each channel has a transport and a thread of its own. The call may come long before the
+    /// step. Once a bucket is ready here, reduce() waits up to `patience` for other ranks. This
+    /// rank's backward pass may be silent for at least as long, from its first gradient or from
+    /// wait() on. After a fault no later step succeeds, and the step has to be computed again.
+    /// After a fault with buffers_in_use, the transport may still read and write the gradients and
+    /// the channel's packed and 16-bit copies, whose memory is then never freed. Faults that name
+    /// this rank:
+    ///   deadline_exceeded      a gradient isn't ready: stalled() says which
+    ///   in_flight              see ready()
+    ///   stopped                stop() came before the step's first gradient; the group isn't aborted
+    ///   invalid_specification  there is no such channel
+    ///   other codes            the transport threw an error with this code; out_of_memory for
+    ///                          std::bad_alloc, and backend_failed for other exceptions
     template <host_transport Net, class Op = average>
     [[nodiscard]] collective_fault reduce(Net& net, const Op& op = {}, ns patience = ns::max(),
                                           std::uint32_t channel = 0) {
         return combine<false>(net, op, patience, channel);
     }
-    /// The same, but this rank gets only its shard (shard_of) of each gradient; the rest of a
-    /// gradient is of no use then. Half the bytes of reduce() go to other ranks, and eight more a
-    /// step and channel. In each step all ranks call the same of the two.
+    /// Like reduce(), but this rank gets only its shard (shard_of) of each gradient; the rest of
+    /// the gradient has any content. Sends half the bytes of reduce() to other ranks, and eight
+    /// more per step and channel. In each step, all ranks call the same of the two functions.
     template <host_transport Net, class Op = average>
     [[nodiscard]] collective_fault reduce_scatter(Net& net, const Op& op = {}, ns patience = ns::max(),
                                                   std::uint32_t channel = 0) {
         return combine<true>(net, op, patience, channel);
     }
 
-    /// No further step comes: lets a thread that waits in reduce() for the next one go. From any thread.
+    /// No further step comes: a thread that waits in reduce() for the next step returns. Any thread
+    /// may call it.
     void stop() {
         const std::scoped_lock lock(mutex_);
         stopped_ = true;
         changed_.notify_all();
     }
     /// Waits until reduce() has combined the step's gradients on all channels. Returns the fault,
-    /// if any: after one at once, for no later step succeeds.
+    /// if any; after a fault it returns at once, since no later step succeeds.
     [[nodiscard]] collective_fault wait(instant deadline = never) {
         std::unique_lock lock(mutex_);
         prepare();
@@ -210,20 +215,20 @@ public:
     }
 
     /// Whether all combined gradients of the last step were finite, with the same answer on all
-    /// ranks: if not, the step is to be skipped.
+    /// ranks. If not, skip the step.
     [[nodiscard]] bool was_finite() const {
         const std::scoped_lock lock(mutex_);
         return was_finite_;
     }
-    /// The rounding error that error feedback owes gradient `g`; none without error feedback; after
-    /// a failed step, the error before it. Between steps only: save it with the parameters, or copy
-    /// it into the buckets that go on after a fault.
+    /// The rounding error that error feedback owes gradient `g`: empty without error feedback, and
+    /// the error before the step if the step failed. Call it between steps only. Save the error
+    /// with the parameters, or copy it into the buckets that go on after a fault.
     [[nodiscard]] std::span<float> owed(std::uint32_t g) {
         const std::scoped_lock lock(mutex_);
         registered& r = gradients_[g];
         return fault_ && r.rounded ? r.owed_before : r.residual;
     }
-    /// The gradient that the next bucket waits for, by its name; none if all are ready.
+    /// The name of the gradient that the next bucket waits for; none if all are ready.
     [[nodiscard]] std::optional<std::string> stalled() const {
         const std::scoped_lock lock(mutex_);
         for (const std::uint32_t g : plan_.order())
@@ -240,7 +245,7 @@ private:
         return std::min(deadline, far);
     }
 
-    /// `finite` becomes whether it is on all ranks.
+    /// `finite` becomes whether it is true on all ranks.
     template <class Net>
     [[nodiscard]] static collective_fault agree(Net& net, bool& finite, ns patience) {
         const std::uint64_t here = finite ? 0 : 1;
@@ -250,7 +255,7 @@ private:
         finite = anywhere == 0;
         return fault;
     }
-    /// A step of one channel.
+    /// One channel's step.
     template <bool Sharded, class Net, class Op>
     [[nodiscard]] collective_fault combine(Net& net, const Op& op, ns patience, std::uint32_t channel) {
         std::unique_lock lock(mutex_);
@@ -261,8 +266,8 @@ private:
         const detail::counted here(inside_);
         return step.run();
     }
-    /// One channel's part of a step, by the thread in reduce(): under the mutex, which the
-    /// transport's calls and waits release.
+    /// One channel's part of a step, run by the thread in reduce(). It holds the mutex, but not
+    /// during the transport's calls and waits.
     template <bool Sharded, class Net, class Op>
     class channel_step {
     public:
@@ -274,13 +279,13 @@ private:
             return {code, Sharded ? collective_kind::reduce_scatter : collective_kind::all_reduce, net_.rank(), epoch};
         }
         [[nodiscard]] collective_fault run() {
-            // Other channels may still be in the step before; and until this one's first gradient
-            // is ready there may come another plan.
+            // Other channels may still be in the last step. The plan may change until the step's
+            // first gradient is ready.
             there_ = wait_for([&] { return all_.steps_of_channel_[channel_] == all_.steps_; }) &&
                      wait_for([&] { return !all_.now_seen_.empty() || all_.gradients_.empty(); });
             if (there_ && is_idle()) return own(errc::stopped);
             combine_buckets();
-            if constexpr (Sharded)  // each has looked at its own shards
+            if constexpr (Sharded)  // each rank has looked at its own shards only
                 if (there_ && !fault_) unlocked([&] { fault_ = agree(net_, finite_, patience_); });
             if (!there_) fault_ = all_.fault_ ? all_.fault_ : own(errc::deadline_exceeded);
             if (!there_ || threw_) tell_others();
@@ -289,7 +294,7 @@ private:
         }
 
     private:
-        /// Begins ready buckets, as many as may be under way at once; then waits for the oldest.
+        /// Begins ready buckets, as many as may be under way at once. Then waits for the oldest.
         void combine_buckets() {
             const std::uint32_t stride = all_.choice_.in_flight, buckets = channel_ < stride ? all_.plan_.size() : 0;
             const auto is_ready = [&](std::uint32_t b) { return b < buckets && all_.missing_[b] == 0; };
@@ -314,7 +319,8 @@ private:
                 b += stride;
             }
         }
-        /// A gradient isn't ready, or another channel has failed: nobody shall wait for this one.
+        /// A gradient isn't ready, another channel has failed, or the transport threw: other ranks
+        /// should not wait for this channel.
         void tell_others() {
             lock_.unlock();
             const bool in_use = tell(net_, fault_);
@@ -359,7 +365,7 @@ private:
         ns patience_;
         std::uint32_t channel_;
         collective_fault fault_;
-        bool there_ = false;  // what it waited for came
+        bool there_ = false;  // the last wait has succeeded
         bool finite_ = true, threw_ = false;
     };
     /// Waits until `seen()` holds. Returns false once a step that has begun has been silent for
@@ -374,21 +380,21 @@ private:
             if (signs_ == before && (awaited_ || !now_seen_.empty())) return false;
         }
     }
-    /// Tells the other ranks of a fault, and doesn't wait for them. Returns whether the transport
-    /// may still touch the memory of transfers under way.
+    /// Tells the other ranks of a fault without waiting for them. Returns whether the transport may
+    /// still touch the memory of transfers under way.
     template <class Net>
     [[nodiscard]] static bool tell(Net& net, const collective_fault& fault) noexcept {
         try {
             net.abort(fault.rank, fault.code);
-            // A transport without a thread informs the other ranks with its next call, and gives up
-            // work under way.
+            // A transport without a thread of its own tells the other ranks in its next call, and
+            // gives up work under way.
             return net.barrier(std::chrono::steady_clock::now()).buffers_in_use;
-        } catch (...) {  // it has thrown before: the others are left to their own patience
+        } catch (...) {  // it has thrown before: the others end by their own patience
             return true;
         }
     }
 
-    /// `channels_` is set before.
+    /// Requires that `channels_` is set.
     [[nodiscard]] const bucket_choice& checked(const bucket_choice& choice) const {
         if (choice.in_flight == 0)
             raise({.code = errc::invalid_specification, .because = reason::no_channel}, {}, "choosing buckets");
@@ -402,7 +408,7 @@ private:
         for (const auto& g : gradients_) sizes.push_back(bytes_on_wire(g.wire, g.data.size(), sizeof(T)).count());
         return sizes;
     }
-    /// The plan of the next step, if something has changed.
+    /// Makes the plan of the next step if something has changed.
     void prepare() {
         if (arranged_) return;
         if (order_.size() != gradients_.size()) order_ = bucket_plan::backward_order(gradients_.size());
@@ -428,7 +434,7 @@ private:
         std::swap(seen_, now_seen_);
         ++steps_;
         channels_done_ = 0;
-        if (fault_) return;  // stalled() and owed() still tell
+        if (fault_) return;  // keeps the state that stalled() and owed() report
         for (const std::uint32_t n : rounding_) {
             registered& g = gradients_[n];
             if (!finite_) g.residual.swap(g.owed_before);
@@ -449,22 +455,22 @@ private:
     mutable std::mutex mutex_;
     std::condition_variable changed_;  // a bucket is ready, or a channel is done
     std::vector<bool> is_ready_;
-    std::vector<std::uint32_t> missing_;  // of each bucket, how many aren't ready
+    std::vector<std::uint32_t> missing_;  // of each bucket: gradients that aren't ready
     std::vector<std::uint32_t> seen_, now_seen_;
     std::uint32_t channels_done_ = 0;
     std::vector<std::uint64_t> steps_of_channel_;
     std::uint64_t steps_ = 0, waited_for_ = 0;
-    std::uint64_t signs_ = 0;   // of this rank's life: calls of ready() and wait(), and buckets that are combined
+    std::uint64_t signs_ = 0;   // of progress: calls of ready() and wait(), and of the transport
     std::uint32_t inside_ = 0;  // threads in reduce()
     std::uint32_t rank_ = 0;    // of the transport
-    bool awaited_ = false;      // somebody is in wait() for this step
+    bool awaited_ = false;      // a thread is in wait() for this step
     bool finite_ = true, was_finite_ = true;
     collective_fault fault_;
 };
 
 namespace detail {
 
-/// Some arrays of a list, on the way.
+/// Some arrays of a list, under way between ranks.
 template <class T>
 struct gathered_group {
     std::span<const std::span<T>> arrays;
@@ -494,12 +500,12 @@ struct gathered_group {
 
 }  // namespace detail
 
-/// Every rank gets each rank's shard (shard_of) of every array of the list from that rank, in
-/// place. All ranks call it alike, with the same sizes. Between threads nothing is packed;
-/// otherwise arrays go in groups of at most `group` bytes, and a larger array alone. After a fault
-/// with buffers_in_use, or an exception, the arrays may still be read and written. The
-/// communicating thread's transport may be used between a step's gradient_buckets::wait() and the
-/// next step's first ready(): that thread waits then. May throw std::bad_alloc, and the transport's
+/// Every rank gets each rank's shard (shard_of) of every array of the list, in place. All ranks
+/// make the same call, with the same sizes. Between threads nothing is packed; otherwise arrays go
+/// in groups of at most `group` bytes, and a larger array alone. After a fault with buffers_in_use,
+/// or an exception, the transport may still read and write the arrays. The call may use the
+/// communicating thread's transport between a step's gradient_buckets::wait() and the next step's
+/// first ready(), since that thread waits then. May throw std::bad_alloc, and the transport's
 /// exceptions.
 template <class T, host_transport Net>
 requires std::is_trivially_copyable_v<T>
@@ -508,7 +514,7 @@ requires std::is_trivially_copyable_v<T>
     if constexpr (list_transport<Net>) {
         return net.template all_gather_list<T>(list, deadline);
     } else {
-        // One goes over the link while the other is packed.
+        // One group goes over the link while the next one is packed.
         std::array<detail::gathered_group<T>, pipelined_transport<Net> ? 2 : 1> under_way;
         std::size_t begun = 0, ended = 0;
         collective_fault fault;
@@ -527,7 +533,7 @@ requires std::is_trivially_copyable_v<T>
                     fault = under_way[ended++ % under_way.size()].end(net, deadline);
                 }
             }
-        } catch (...) {  // of the host's memory, say: the group before is still under way
+        } catch (...) {  // std::bad_alloc, for example: another group may be under way
             leave_behind();
             throw;
         }

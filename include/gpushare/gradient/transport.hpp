@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// A transport carries gradients between ranks: our own collectives between the threads of a
+// A transport carries gradients between ranks: over our own collectives between the threads of a
 // process, an MPI between processes (interop/mpi.hpp), NCCL between devices (interop/nccl.hpp), or
-// two of them, one inside the other (two_level.hpp). The algorithms of gradient/ run over
-// transports whose bytes the host reads (host_transport). That excludes NCCL, whose collectives are
-// called directly.
+// two of them, one inside the other (two_level.hpp). The algorithms of gradient/ require transports
+// of host memory (host_transport). NCCL's isn't one: call its collectives directly.
 //
 //   gpushare::communicator group(4);
 //   gpushare::thread_transport net(group.rank(r));          // in thread r of four
 //   if (auto fault = net.all_reduce(gradient, gradient, gpushare::average{}, deadline)) ...
 //
-// A transport is one rank's end. One thread uses it at a time, but for abort(), which any may call.
+// A transport is one rank's end of a group. One thread at a time uses it. Any thread may call
+// abort().
 //
-// Parameters can be averaged in place of gradients: with the neighbours in a topology at every step
-// (gossip), or with all ranks every so many steps (local steps).
+// Ranks can average parameters instead of gradients: with their neighbours in a graph at every step
+// (gossip), or with all ranks every few steps (local steps).
 //
 //   const auto ring = gpushare::neighbour_graph::ring(net.size());
 //   gpushare::gossip_average(net, ring, parameters, deadline);
@@ -50,17 +50,17 @@ inline namespace GPUSHARE_ABI {
 
 namespace detail {
 
-/// Mixes words to one: equal where all of them are equal, and hardly ever elsewhere.
+/// A hash of the words.
 [[nodiscard]] constexpr std::uint64_t mixed_word(std::initializer_list<std::uint64_t> words) noexcept {
     std::uint64_t mix = 0;
     for (const std::uint64_t word : words) {
-        mix = (mix ^ word) * 0x9e37'79b9'7f4a'7c15U;  // of the golden ratio: spreads what differs over the bits above
+        mix = (mix ^ word) * 0x9e37'79b9'7f4a'7c15U;  // golden ratio: spreads differences upwards
         mix ^= mix >> 29;
     }
     return mix;
 }
 
-/// A hash of everything in which ranks must agree. Ranks compare their words before they use each
+/// A hash of everything that ranks must agree on. Ranks compare these hashes before they use each
 /// other's bytes. `op` and `root` are 0 for calls that have none.
 template <class T>
 [[nodiscard]] constexpr std::uint64_t call_word(collective_kind what, std::size_t elements, std::uint32_t op = 0,
@@ -69,8 +69,8 @@ template <class T>
         {elements, std::uint64_t{sizeof(T)} << 32 | type_id<T>(), static_cast<std::uint64_t>(what) << 32 | op, root});
 }
 
-/// The first rank whose word isn't the largest party's; between equal parties, the party of the
-/// lowest rank counts as the larger. All ranks choose the same one.
+/// The first rank whose word differs from the most common one; of equally common words, the one of
+/// the lowest rank counts. All ranks compute the same answer.
 [[nodiscard]] inline std::optional<std::uint32_t> odd_one(std::span<const std::uint64_t> words) noexcept {
     const auto party = [&](std::uint64_t word) { return std::count(words.begin(), words.end(), word); };
     std::uint64_t most = words.empty() ? 0 : words.front();
@@ -83,21 +83,24 @@ template <class T>
 
 }  // namespace detail
 
-/// One rank's end of a group. Its collectives are those of collective/ by name and meaning: called
-/// by all ranks in the same order, back by the deadline, with the fault if there is one, which
-/// names the rank. After a fault, every later call returns one. Ranks that call something else than
-/// the others (another collective, length, type, operator or root) all get errc::mismatch.
+/// One rank's end of a group. The collectives have the names and meanings of collective/: all ranks
+/// call them in the same order, and each returns by the deadline, with a fault or none. A fault
+/// names a rank. After a fault, every later call returns a fault. If calls differ between ranks (in
+/// the collective, length, type, operator or root), all ranks get errc::mismatch.
 ///
-///   all_reduce(in, out, op, deadline)        any length; `in` may be `out`
-///   reduce_scatter(in, out, op, deadline)    size() * out.size() elements in; `out` may be this rank's part of `in`
-///   all_gather(in, out, deadline)            size() * in.size() elements out; `in` may be this rank's part of `out`
+///   all_reduce(in, out, op, deadline)      any length; `in` may be `out`
+///   reduce_scatter(in, out, op, deadline)  `in` has size() * out.size() elements; `out` may be
+///                                          this rank's part of `in`
+///   all_gather(in, out, deadline)          `out` has size() * in.size() elements; `in` may be
+///                                          this rank's part of `out`
 ///   broadcast(data, root, deadline)
 ///   barrier(deadline)
-///   abort(rank, why)                         ends the collectives of all ranks, naming `rank`, which may be any number; doesn't wait
-///   carried()                                how many bytes went into its collectives so far: of `in`, or of broadcast data
-///   rank_ordered                             whether each element is combined in the order of ranks, in float or wider: the same
-///                                            bits for every length, chunk and run
-///   in_host_memory                           whether spans are of memory that the host reads: see host_transport
+///   abort(rank, why)  ends the collectives of all ranks, naming `rank`, which may be any number;
+///                     doesn't wait
+///   carried()         bytes that went into this rank's collectives: of `in`, or of broadcast data
+///   rank_ordered      whether each element is combined in the order of ranks, in float or wider:
+///                     the same bits for every length, chunk and run
+///   in_host_memory    whether spans are of memory that the host reads: see host_transport
 template <class T>
 concept transport = requires(T& t, const T& c, std::span<const float> in, std::span<float> out,
                              std::span<std::uint64_t> words, instant deadline) {
@@ -117,14 +120,14 @@ concept transport = requires(T& t, const T& c, std::span<const float> in, std::s
     t.abort(std::uint32_t{}, errc::aborted);
 };
 
-/// A transport whose spans are of the host's memory, with results there once a call has returned.
-/// Code that looks at elements, or keeps its own on the stack, requires it.
+/// A transport of host memory. Results are in memory once a call has returned. Code that reads
+/// elements, or passes arrays on its stack, requires a host_transport.
 template <class T>
 concept host_transport = transport<T> && T::in_host_memory;
 
-/// A transport whose parts may differ in length, and be empty: `counts` has the number of elements
-/// of each rank's part, the same on every rank. Arrays are at least as long as their elements need.
-/// errc::mismatch on all ranks if counts differ or don't fit.
+/// A transport whose parts may differ in length, and be empty. `counts` has the number of elements
+/// of each rank's part, the same on every rank. Arrays may be longer than that. If the counts
+/// differ or don't fit, all ranks get errc::mismatch.
 ///
 ///   reduce_scatterv(in, out, counts, op, deadline)   `out` may be this rank's part of `in`
 ///   all_gatherv(in, out, counts, deadline)           `in` may be this rank's part of `out`
@@ -138,7 +141,7 @@ concept unequal_transport = transport<T> && requires(T& t, std::span<const float
     { t.all_to_allv(in, counts, out, counts, deadline) } -> std::same_as<collective_fault>;
 };
 
-/// One that combines many arrays where they lie, without packing them: see collective/collectives.hpp.
+/// A transport that combines many arrays in place, without packing: see collective/collectives.hpp.
 template <class T>
 concept list_transport = transport<T> && requires(T& t, std::span<const std::span<float>> list, instant deadline) {
     { t.all_reduce_list(list, sum{}, deadline) } -> std::same_as<collective_fault>;
@@ -146,13 +149,14 @@ concept list_transport = transport<T> && requires(T& t, std::span<const std::spa
     { t.all_gather_list(list, deadline) } -> std::same_as<collective_fault>;
 };
 
-/// One whose collectives can be under way, several at once, while the caller does something else.
+/// A transport that can run several collectives at once while the caller does other work.
 ///
-///   start_all_reduce(data, op)         a ticket; `data`, the input and the output, isn't touched until it is finished
-///   start_reduce_scatter(data, op)     the same, of size() parts; the part of this rank is its output
-///   start_all_gather(data)             the same; the part of this rank is its input
-///   advance()                          does what can be done without waiting
-///   finish(ticket, deadline)           waits for it
+///   start_all_reduce(data, op)      a ticket; `data` is the input and the output: don't touch
+///                                   `data` before the all-reduce is finished
+///   start_reduce_scatter(data, op)  the same, of size() parts; this rank's part is its output
+///   start_all_gather(data)          the same; this rank's part is its input
+///   advance()                       does what can be done without waiting
+///   finish(ticket, deadline)        waits until the ticket's collective is finished
 template <class T>
 concept pipelined_transport = transport<T> && requires(T& t, std::span<float> data, instant deadline) {
     { t.finish(t.start_all_reduce(data, sum{}), deadline) } -> std::same_as<collective_fault>;
@@ -161,30 +165,30 @@ concept pipelined_transport = transport<T> && requires(T& t, std::span<float> da
     t.advance();
 };
 
-/// A transport that a rank can leave in order, without loss of the others' last results.
+/// A transport that a rank can leave without costing the others their last results.
 ///
-///   leave(rank, why)    this rank makes no more calls. The others finish the calls that it took
-///                       part in; their later calls return `why` and name `rank`, which may be any
-///                       number. Called by the thread that uses the transport, with nothing under
-///                       way. Doesn't wait for the others' calls
+///   leave(rank, why)  this rank makes no more calls. The other ranks finish the calls in which
+///                     it took part; their later calls return `why` and name `rank`, which may be
+///                     any number. Called by the thread that uses the transport, with nothing
+///                     under way. Doesn't wait for the others' later calls
 template <class T>
 concept leaving_transport = transport<T> && requires(T& t) {
     t.leave(std::uint32_t{}, errc::stopped);
 };
 
-/// The transport for a communicator's rank that is a thread of this process.
+/// The transport of a communicator's rank, which is a thread of this process.
 class thread_transport {
 public:
     static constexpr bool rank_ordered = true;    ///< see transport
     static constexpr bool in_host_memory = true;  ///< see transport
 
-    /// The rank `me`, on its channel: one transport a channel.
+    /// Makes the transport of rank `me` on its channel. Make one for each channel.
     explicit thread_transport(const member& me) noexcept : me_(me) {}
 
     [[nodiscard]] std::uint32_t rank() const noexcept { return me_.rank(); }  ///< from 0
-    [[nodiscard]] std::uint32_t size() const noexcept { return me_.size(); }  ///< ranks of the group
+    [[nodiscard]] std::uint32_t size() const noexcept { return me_.size(); }  ///< ranks
     [[nodiscard]] bytes carried() const noexcept { return carried_; }         ///< see transport
-    [[nodiscard]] const member& me() const noexcept { return me_; }           ///< for all else that collective/ has
+    [[nodiscard]] const member& me() const noexcept { return me_; }           ///< for collective/
 
     /// See transport.
     template <reducible T, class Op>
@@ -271,8 +275,8 @@ public:
         const rank_progress at = me_.progress();
         me_.close({why, at.what, rank, at.epoch});
     }
-    /// See leaving_transport. Waits for the other ranks to come out of the last call that this rank
-    /// took part in.
+    /// See leaving_transport. Waits until the other ranks have returned from the last call in which
+    /// this rank took part.
     void leave(std::uint32_t rank, errc why) const noexcept {
         me_.await_last();
         abort(rank, why);
@@ -290,21 +294,21 @@ private:
 static_assert(list_transport<thread_transport> && host_transport<thread_transport> &&
               unequal_transport<thread_transport> && leaving_transport<thread_transport>);
 
-/// A transport that exchanges elements with some ranks alone: `out` gets each neighbour's elements,
-/// one behind the other. The relation is mutual: a neighbour of a rank has that rank as its
-/// neighbour.
+/// A transport that exchanges elements with some ranks only: `out` gets the elements of one
+/// neighbour after the other. If q is a neighbour of r, r must be a neighbour of q.
 template <class T>
 concept neighbour_transport = transport<T> && requires(T& t, std::span<const float> in, std::span<float> out,
                                                        std::span<const std::uint32_t> neighbours, instant deadline) {
     { t.exchange(in, neighbours, out, deadline) } -> std::same_as<collective_fault>;
 };
 
-/// The averaging partners: a graph of ranks, with weights for which repeated averages converge to
-/// the average of all ranks, if the graph is connected. A value, the same on all ranks.
+/// Which ranks average with each other: a graph of ranks, with weights. If the graph is connected,
+/// repeated averaging converges to the average of all ranks. A plain value, the same on all ranks.
 class neighbour_graph {
 public:
-    /// Made of pairs; each counts for both. Throws operation_error (errc::invalid_specification)
-    /// for a rank that isn't there, or a pair of a rank with itself.
+    /// Each pair makes two ranks neighbours of each other. Throws operation_error
+    /// (errc::invalid_specification) for a rank that doesn't exist, or a pair of a rank with
+    /// itself.
     neighbour_graph(std::uint32_t ranks, std::span<const std::pair<std::uint32_t, std::uint32_t>> edges)
         : neighbours_(ranks) {
         for (const auto& [a, b] : edges) {
@@ -318,7 +322,7 @@ public:
             n.erase(std::unique(n.begin(), n.end()), n.end());
         }
     }
-    /// Each with the one before and the one behind.
+    /// Connects each rank with the ranks before and after it, and the last rank with the first.
     [[nodiscard]] static neighbour_graph ring(std::uint32_t ranks) {
         std::vector<std::pair<std::uint32_t, std::uint32_t>> edges;
         for (std::uint32_t r = 0; r + 1 < ranks; ++r) edges.emplace_back(r, r + 1);
@@ -340,8 +344,8 @@ public:
     }  ///< ranks
     /// A rank's neighbours, ascending.
     [[nodiscard]] std::span<const std::uint32_t> neighbours(std::uint32_t r) const noexcept { return neighbours_[r]; }
-    /// The weight with which rank r takes rank q's numbers. The weights that a rank takes sum to 1,
-    /// and so do the weights with which others take its numbers.
+    /// The weight of rank q's numbers in rank r's average. The weights in a rank's average sum to
+    /// 1, and so do the weights of a rank's numbers in all averages.
     [[nodiscard]] float weight(std::uint32_t r, std::uint32_t q) const noexcept {
         if (r != q) {
             const auto& mine = neighbours_[r];
@@ -357,9 +361,9 @@ private:
     std::vector<std::vector<std::uint32_t>> neighbours_;
 };
 
-/// One step of averaging: `x` becomes the weighted mean of this rank's and its neighbours', added
-/// in the order of ranks. Called by all ranks, with as many elements and the same topology.
-/// errc::mismatch, on this rank alone, for a topology of another size.
+/// One step of gossip: `x` becomes the weighted mean of this rank's and its neighbours' elements,
+/// added in the order of ranks. All ranks pass the same number of elements and the same graph. If
+/// the graph is of another size than `net`, this rank alone gets errc::mismatch.
 template <neighbour_transport Net>
 requires host_transport<Net>
 [[nodiscard]] collective_fault gossip_average(Net& net, const neighbour_graph& among, std::span<float> x,
@@ -384,16 +388,16 @@ requires host_transport<Net>
     return {};
 }
 
-/// Steps between two averages of all ranks.
+/// How often all ranks average.
 struct local_steps {
-    std::uint64_t every = 1;  ///< 1: after each
-    /// Whether the ranks average behind this step, which is counted from 0.
+    std::uint64_t every = 1;  ///< average after this many steps; 0: never
+    /// Whether the ranks average after this step. Steps are counted from 0.
     [[nodiscard]] constexpr bool due(std::uint64_t step) const noexcept {
         return every != 0 && (step + 1) % every == 0;
     }
 };
 
-/// Each array becomes the mean of all ranks'.
+/// Each array becomes the mean of all ranks' arrays at its place in the list.
 template <transport Net>
 [[nodiscard]] collective_fault average_all(Net& net, std::span<const std::span<float>> list, instant deadline = never) {
     if constexpr (list_transport<Net>) {

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// How gradients travel: as they are, or in 16 bits. They are combined in float32 either way, and
-// rounded once on the way out and once on the way back (of two levels, once more between these).
+// The formats of gradients between ranks: unchanged, or 16 bits. Gradients in 16 bits are combined
+// in float32. Each rank's gradient is rounded once before it is sent, and the result is rounded
+// once (with two levels, also the result of each process).
 //
-//   gpushare::to_wire(gradient, std::span(halves), residual);        // bfloat16 or float16; the residual keeps the rounded part
+//   gpushare::to_wire(gradient, std::span(halves), residual);  // keeps the rounding error
 //   net.all_reduce<gpushare::bfloat16>(halves, halves, gpushare::average{}, deadline);
 //   gpushare::from_wire(std::span(std::as_const(halves)), gradient);
-//   if (!gpushare::all_finite(gradient)) skip_this_step();           // on all ranks alike: they have the same bits
+//   if (!gpushare::all_finite(gradient)) skip_this_step();  // all ranks have the same bits
 //
-// Or ranks send only the k elements of a gradient that matter most, and keep the rest for later
-// steps (error feedback): nothing is lost, only late. Stich, Cordonnier and Jaggi, "Sparsified SGD
-// with memory", NeurIPS 2018.
+// Or each rank sends only the k largest elements of a gradient, and keeps the rest for later steps
+// (error feedback): elements come late, but none is lost. Stich, Cordonnier and Jaggi, "Sparsified
+// SGD with memory", NeurIPS 2018.
 //
 //   gpushare::top_k_feedback mine(gradient.size(), gradient.size() / 100);
-//   if (auto fault = gpushare::all_reduce_top_k(net, mine, gradient, deadline)) ...     // the average of all ranks' elements
+//   if (auto fault = gpushare::all_reduce_top_k(net, mine, gradient, deadline)) ...  // the average
 #pragma once
 
 #include <algorithm>
@@ -38,8 +39,8 @@ inline namespace GPUSHARE_ABI {
 
 /// The format of a gradient between ranks.
 enum class wire_format : std::uint8_t {
-    as_is,  ///< as it is in memory
-    fp16,   ///< more digits; beyond 65504 it is infinite, and the step is skipped
+    as_is,  ///< unchanged
+    fp16,   ///< more digits than bf16; a value beyond 65504 becomes infinite: skip the step
     bf16,   ///< the range of float32
 };
 
@@ -58,12 +59,12 @@ enum class wire_format : std::uint8_t {
     return bytes{elements * (f == wire_format::as_is ? element : 2)};
 }
 
-/// 16 bits for all gradients but sensitive, cheap ones: gradients of fewer than `least` elements,
-/// such as most norms and biases, stay as they are. A caller that knows the sensitive ones
-/// (torch_gradients: those of one dimension) doesn't ask for 16 bits for them.
+/// 16 bits for large gradients. Gradients of fewer than `least` elements, such as most norms and
+/// biases, stay as they are: they are sensitive and cost little. A caller that knows the sensitive
+/// gradients doesn't ask for 16 bits for them (torch_gradients: those of one dimension).
 struct mixed_format {
-    wire_format large = wire_format::bf16;  ///< of the others
-    std::size_t least = 4096;               ///< elements
+    wire_format large = wire_format::bf16;  ///< of gradients of at least `least` elements
+    std::size_t least = 4096;               ///< smaller gradients stay as they are
     /// The format of a gradient.
     [[nodiscard]] constexpr wire_format of(std::size_t elements) const noexcept {
         return elements < least ? wire_format::as_is : large;
@@ -72,7 +73,7 @@ struct mixed_format {
 
 namespace detail {
 
-/// As many as are whole vectors, and how many that were.
+/// Converts the elements that fill whole vectors, and returns their number.
 template <class V, class From, class To>
 [[gnu::always_inline]] inline std::size_t convert_vectors(const From* from, To* to, std::size_t n) noexcept {
     std::size_t i = 0;
@@ -86,8 +87,8 @@ template <class From, class To>
     return convert_vectors<floats<16, 8>>(from, to, n);
 }
 #endif
-/// The same bits as one by one. Float16 by the processor's own instructions where it has them;
-/// bfloat16 is as fast as memory without.
+/// Gives the bits of a conversion one by one. Float16 uses the processor's own instructions where
+/// they exist; bfloat16 is as fast as memory even without them.
 template <class From, class To>
 void convert(const From* from, To* to, std::size_t n) noexcept {
     std::size_t i = 0;
@@ -101,9 +102,9 @@ void convert(const From* from, To* to, std::size_t n) noexcept {
 
 }  // namespace detail
 
-/// Rounds to nearest even. With a residual, which is as long or empty: adds the earlier rounding
-/// error to `from`, rounds the sum and keeps the new error, so that small gradients add up instead
-/// of being lost. Values that aren't finite leave no residual. `to` is as long.
+/// Rounds to nearest even. `to` is as long as `from`; `residual` is as long, or empty. Adds the
+/// residual, the earlier rounding error, to `from`, rounds the sum and keeps the new error. So
+/// small gradients add up instead of being lost. A sum that isn't finite leaves no residual.
 template <class Wire>
 requires detail::is_half<Wire>
 void to_wire(std::span<const float> from, std::span<Wire> to, std::span<float> residual = {}) noexcept {
@@ -116,18 +117,19 @@ void to_wire(std::span<const float> from, std::span<Wire> to, std::span<float> r
     }
 }
 
-/// Exact. `to` is as long.
+/// Exact. `to` is as long as `from`.
 template <class Wire>
 requires detail::is_half<Wire>
 void from_wire(std::span<const Wire> from, std::span<float> to) noexcept {
     detail::convert(from.data(), to.data(), from.size());
 }
 
-/// The elements of one gradient that one rank sends, and the remainder that it still owes. A plain
+/// The elements of one gradient that one rank sends, and the rest that it still owes. A plain
 /// value.
 class top_k_feedback {
 public:
-    /// `k` of `elements`, at most all of them.
+    /// Sends `k` of `elements` elements at each step, or all elements if `k` is larger. Throws
+    /// operation_error (errc::size_overflow) for more than 2^32 - 1 elements.
     top_k_feedback(std::size_t elements, std::size_t k)
         : residual_(elements), order_(elements), indices_(std::min(k, elements)), values_(indices_.size()) {
         if (elements > std::size_t{0xffff'ffff})
@@ -135,9 +137,9 @@ public:
                   "choosing the largest elements of a gradient");
     }
 
-    /// Chooses elements: adds `gradient`, of as many elements, to the residuals, and takes the k
-    /// largest sums by absolute value; of equal ones the first. NaN counts as the largest of all,
-    /// so that it arrives and is noticed.
+    /// Adds `gradient`, of as many elements, to the residuals and chooses the k largest sums by
+    /// absolute value; of equal sums the first. NaN counts as infinity, so that it is sent and
+    /// noticed.
     void select(std::span<const float> gradient) {
         owed_before_ = residual_;
         for (std::size_t i = 0; i < residual_.size(); ++i) residual_[i] += gradient[i];
@@ -156,9 +158,10 @@ public:
             residual_[indices_[j]] = 0;
         }
     }
-    /// The step is skipped: what select() chose isn't applied, and what was owed before it is owed again.
+    /// Call it if the step is skipped: the chosen elements aren't applied, and the earlier debt
+    /// stands.
     void skip() noexcept { residual_.swap(owed_before_); }
-    [[nodiscard]] std::span<const std::uint32_t> indices() const noexcept { return indices_; }  ///< rising
+    [[nodiscard]] std::span<const std::uint32_t> indices() const noexcept { return indices_; }  ///< sorted
     [[nodiscard]] std::span<const float> values() const noexcept { return values_; }            ///< of these
     [[nodiscard]] std::span<const float> residual() const noexcept { return residual_; }        ///< what is owed
     /// The bytes of the two collectives of one step.
@@ -175,10 +178,10 @@ private:
     std::vector<float> values_;
 };
 
-/// `gradient` becomes the average of what all ranks sent of theirs, added in the order of ranks.
-/// The same sizes on all ranks. If it isn't finite, the step is to be skipped (all_finite, with the
-/// same answer on all ranks), and `mine` has skipped it. So it has after a fault, or if the
-/// transport throws: then `gradient` is as it was, and nothing of it is owed.
+/// `gradient` becomes the average of the elements that all ranks sent, added in the order of ranks.
+/// All ranks pass the same sizes. If the average isn't finite, `mine` has skipped the step: skip it
+/// too (all_finite has the same answer on all ranks). After a fault, or an exception of the
+/// transport, `mine` has skipped the step, `gradient` is unchanged, and nothing of it is owed.
 template <host_transport Net>
 [[nodiscard]] collective_fault all_reduce_top_k(Net& net, top_k_feedback& mine, std::span<float> gradient,
                                                 instant deadline = never) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How one bucket goes over a transport: as a list of arrays if the transport takes lists, as one
-// array if the gradients are adjacent, or otherwise packed; in 16 bits for the gradients that ask
-// for it. All ranks get the whole sum, or each rank its shards.
+// array if the gradients are adjacent, or otherwise packed. Gradients that ask for 16 bits are
+// rounded into an array of their own. Each rank gets the whole sum, or its shards only.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// One more while this is there.
+/// Counts the calls that are under way.
 class counted {
 public:
     explicit counted(std::uint32_t& n) noexcept : n_(n) { ++n_; }
@@ -59,24 +59,24 @@ struct registered_gradient {
     std::string name;
     std::span<T> data;
     wire_format wire;
-    std::vector<float> residual, owed_before;  // of error feedback: now, and when the step began
+    std::vector<float> residual, owed_before;  // of error feedback: now, and before the step
     bool rounded;                              // in this step
 };
 
 /// How many buckets of a channel are under way at once. Between processes, one bucket goes over the
-/// link while the last answers of another one arrive.
+/// link while another one's last answers arrive.
 inline constexpr std::uint32_t most_buckets_at_once = 2;
 template <class Net>
 inline constexpr std::uint32_t buckets_at_once = pipelined_transport<Net> ? most_buckets_at_once : 1;
 
-/// The staging memory of a bucket under way: kept from step to step.
+/// The staging memory of a bucket under way, kept from step to step.
 template <class T>
 class bucket_staging {
     using registered = registered_gradient<T>;
 
 public:
-    /// Begins to combine those of `all` that are in `bucket`, without waiting. All ranks begin and
-    /// end their buckets in the same order.
+    /// Begins to combine the gradients of `all` that are in `bucket`, without waiting. All ranks
+    /// begin and end their buckets in the same order.
     template <bool Sharded, host_transport Net, class Op>
     void begin(Net& net, const Op& op, std::span<registered> all, std::span<const std::uint32_t> bucket) {
         parts_ = Sharded ? net.size() : 1;
@@ -107,7 +107,8 @@ public:
                 return collective_fault{};
             });
     }
-    /// Waits until they are combined; `finite` becomes false if one isn't, of what this rank gets.
+    /// Waits until the bucket is combined. `finite` becomes false if an element that this rank gets
+    /// isn't finite.
     template <bool Sharded, host_transport Net, class Op>
     [[nodiscard]] collective_fault end(Net& net, const Op& op, std::span<registered> all,
                                        std::span<const std::uint32_t> bucket, bool& finite, instant deadline) {
@@ -138,11 +139,11 @@ public:
         }
         return {};
     }
-    /// The transport may still touch what was begun, after a fault with buffers_in_use: its memory is never freed.
+    /// Never frees the memory: after a fault with buffers_in_use, the transport may still touch it.
     void leave_behind() noexcept { (void)new (std::nothrow) bucket_staging(std::move(*this)); }
 
 private:
-    /// Calls `f` with each array that is combined as one array, until one has a fault.
+    /// Calls `f` with each array that is combined as one array, until a call returns a fault.
     template <class Net, class F>
     [[nodiscard]] collective_fault each_array(const Net&, const F& f) {
         collective_fault fault;
@@ -174,7 +175,7 @@ private:
             return fault;
         }
     }
-    /// At what this rank has got of the list.
+    /// Looks at the elements of the list that this rank has got.
     void look(bool& finite) const noexcept {
         for (const std::span<const T> array : list_) {
             const element_range kept = shard_of(array.size(), kept_.begin, parts_);
@@ -211,18 +212,18 @@ private:
     void widen(std::span<registered> all, std::span<const std::uint32_t> bucket, std::vector<Wire>& memory,
                wire_format format, bool& finite) const {
         each_of(all, bucket, format, memory, kept_, [&](registered& g, element_range some, std::span<const Wire> wire) {
-            finite = finite && all_finite(wire);  // half the bytes to look at
+            finite = finite && all_finite(wire);  // half as many bytes as of floats
             from_wire<Wire>(wire, g.data.subspan(some.begin, some.size()));
         });
     }
 
-    std::vector<std::span<T>> list_;  // arrays that travel unpacked
-    packed_list<T> packed_;           // the same as one array, where the transport takes no list
+    std::vector<std::span<T>> list_;  // gradients that travel unrounded
+    packed_list<T> packed_;           // these as one array, for a transport without lists
     std::vector<float16> float16s_;
     std::vector<bfloat16> bfloat16s_;
     std::vector<std::uint64_t> tickets_;
-    std::uint32_t parts_ = 1;  // of what is packed: one, or one a rank
-    part_range kept_;          // which of them this rank gets
+    std::uint32_t parts_ = 1;  // of each packed array: one, or one for each rank
+    part_range kept_;          // the parts that this rank gets
 };
 
 }  // namespace detail

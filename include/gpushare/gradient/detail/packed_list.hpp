@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Many arrays as one, for transports that take no list: in one part as they are, or in as many
-// parts of equal length as there are ranks, each with a shard of every array.
+// Packs many arrays into one, for transports that take no list. The result has one part with the
+// arrays as they are, or one part for each rank, of equal lengths, each with a shard of every
+// array.
 #pragma once
 
 #include <algorithm>
@@ -18,23 +19,23 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// The slot of an array of `n` elements in each part: the size of the largest shard, so that all
-/// ranks have one layout.
+/// The size of an array's slot in each part: that of its largest shard, so that all ranks have the
+/// same layout. The array has `n` elements.
 [[nodiscard]] constexpr std::size_t slot_of(std::size_t n, std::uint32_t parts) noexcept {
     return n / parts + (n % parts != 0 ? 1 : 0);
 }
 
-/// Which parts of a packed_list are meant.
+/// A range of a packed_list's parts.
 struct part_range {
     std::uint32_t begin = 0, end = 1;
 };
 
-/// Kept from step to step for its memory.
+/// The packed copy of some arrays, kept from step to step for its memory.
 template <class T>
 class packed_list {
 public:
     /// If the arrays already have this layout, data() is their own memory. Otherwise data() is a
-    /// copy of `which` parts; other parts, and gaps between shards, have any content.
+    /// copy of the parts `which`; other parts, and gaps between shards, have any content.
     void pack(std::span<const std::span<T>> list, std::uint32_t parts, part_range which) {
         parts_ = parts;
         std::size_t elements = 0, slots = 0;
@@ -51,17 +52,17 @@ public:
         data_ = copy_;
         each_slot(list, which, [](std::span<T> array, std::span<T> slot) { std::ranges::copy(array, slot.begin()); });
     }
-    /// Back into the arrays.
+    /// Copies the parts `which` back into the arrays.
     void unpack(std::span<const std::span<T>> list, part_range which) const noexcept {
         if (!is_copy_) return;
         each_slot(list, which, [](std::span<T> array, std::span<T> slot) { std::ranges::copy(slot, array.begin()); });
     }
     [[nodiscard]] std::span<T> data() const noexcept { return data_; }  ///< all parts
-    /// A transport may still touch it, after a fault with buffers_in_use: its memory is never freed.
+    /// Never frees the copy: after a fault with buffers_in_use, a transport may still touch it.
     void leave_behind() noexcept { (void)new (std::nothrow) std::vector<T>(std::move(copy_)); }
 
 private:
-    /// `f(shard, where it lies packed)` for each array and part.
+    /// Calls f(shard, its packed place) for each array and part.
     template <class F>
     void each_slot(std::span<const std::span<T>> list, part_range which, const F& f) const {
         const std::size_t each = data_.size() / parts_;
