@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// How gradients are cut into buckets: which go together in one all-reduce, and in which order. A value.
+// How gradients are cut into buckets: which share an all-reduce, and in which order. A plain value.
 //
-//   const gpushare::bucket_plan plan(sizes, order, 4_MiB);      // order: as they become ready in the backward pass
-//   for (std::uint32_t g : plan.gradients(0)) ...               // those of the first bucket
+//   const gpushare::bucket_plan plan(sizes, order, 4_MiB);  // `order` of the backward pass
+//   for (std::uint32_t g : plan.gradients(0)) ...           // of the first bucket
 //
-// A bucket_tuner finds on line the best size of buckets and number of all-reduces in flight: the caller reports how long
-// each training step took, and after at most 50 steps the best choice is known. A value, too: times are arguments.
+// A bucket_tuner finds on line the best size of buckets and number of all-reduces in flight. The
+// caller reports how long each step of the training took. After at most 50 steps the choice is
+// final. A tuner is a plain value: times are arguments.
 //
-//   gpushare::bucket_tuner tuner;                                            // begins with buckets of 1 MiB
+//   gpushare::bucket_tuner tuner;  // begins with buckets of 1 MiB
 //   for (int step = 0; step < 50; ++step) {
-//       const auto use = tuner.choice();      ...                            // a step with it
+//       const auto use = tuner.choice();      ...  // a step with it
 //       tuner.step_took(agreed_time);
 //   }
-//   std::ofstream("buckets.txt") << tuner.save();                            // bucket_tuner::load: settled from the first step on
+//   std::ofstream("buckets.txt") << tuner.save();  // for bucket_tuner::load
 //
-// All ranks must report the same times, or they would choose differently: agree() makes the times
-// equal. The choice changes no bit of a result, only when the result is there.
+// All ranks must report the same times to make the same choice: agree() makes the times equal. If
+// the transport combines in the order of ranks, the choice changes no bit of a result.
 #pragma once
 
 #include <algorithm>
@@ -39,12 +40,13 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
 /// Cuts consecutive gradients of an order into buckets, before each gradient that would make a
-/// bucket larger than the limit. A gradient larger than the limit is a bucket of its own. The plan
-/// is the same on all ranks for the same arguments.
+/// bucket larger than the limit. A gradient larger than the limit has a bucket of its own. The same
+/// arguments give the same plan on all ranks.
 class bucket_plan {
 public:
     bucket_plan() = default;  ///< No gradients.
-    /// sizes[g] is in bytes; `order` has each gradient once. Throws operation_error (errc::invalid_specification) if it hasn't.
+    /// sizes[g] is in bytes. Throws operation_error (errc::invalid_specification) unless `order`
+    /// has each gradient once.
     bucket_plan(std::span<const std::size_t> sizes, std::span<const std::uint32_t> order, bytes limit)
         : order_(order.begin(), order.end()), bucket_of_(sizes.size(), none) {
         bool good = order.size() == sizes.size();
@@ -69,7 +71,7 @@ public:
             raise({errc::invalid_specification, order.size(), 0, sizes.size(), reason::no_order}, {},
                   "an order of gradients");
     }
-    /// In the order in which a backward pass is expected to have them: the last that was registered comes first.
+    /// The order in which a backward pass should finish gradients: the last registered one first.
     [[nodiscard]] static std::vector<std::uint32_t> backward_order(std::size_t gradients) {
         std::vector<std::uint32_t> order(gradients);
         std::iota(order.rbegin(), order.rend(), 0U);
@@ -79,14 +81,13 @@ public:
     [[nodiscard]] std::uint32_t size() const noexcept {
         return static_cast<std::uint32_t>(first_.size());
     }                                                                                       ///< buckets
-    [[nodiscard]] std::span<const std::uint32_t> order() const noexcept { return order_; }  ///< of all gradients
-    /// The gradients of bucket `b` in the order of registration: memory is fastest forwards, and no
-    /// order within a bucket is better.
+    [[nodiscard]] std::span<const std::uint32_t> order() const noexcept { return order_; }  ///< of all
+    /// The gradients of bucket `b` in the order of registration, since forward reads are fastest.
     [[nodiscard]] std::span<const std::uint32_t> gradients(std::uint32_t b) const noexcept {
         const std::size_t behind = b + 1 < first_.size() ? first_[b + 1] : order_.size();
         return std::span(together_).subspan(first_[b], behind - first_[b]);
     }
-    /// Which bucket gradient `g` is in.
+    /// The bucket that has gradient `g`.
     [[nodiscard]] std::uint32_t bucket_of(std::uint32_t g) const noexcept { return bucket_of_[g]; }
 
     friend bool operator==(const bucket_plan&, const bucket_plan&) = default;
@@ -95,28 +96,28 @@ private:
     static constexpr std::uint32_t none = ~0U;
 
     std::vector<std::uint32_t> order_;
-    std::vector<std::uint32_t> together_;  // each bucket's in the order of their numbers
-    std::vector<std::uint32_t> first_;     // of each bucket, in either
+    std::vector<std::uint32_t> together_;  // each bucket's gradients, sorted by number
+    std::vector<std::uint32_t> first_;     // of each bucket, in order_ and together_
     std::vector<std::uint32_t> bucket_of_;
 };
 
 /// How gradients are fused.
 struct bucket_choice {
-    /// The most bytes of a bucket. The last gradient waits for no more than that, and is combined
-    /// while it is in the caches.
+    /// The most bytes of a bucket. It is small so that little is left to send when the last
+    /// gradient is ready, and so that a bucket stays in the caches while it is combined.
     bytes bucket{1 << 20};
     std::uint32_t in_flight = 1;  ///< all-reduces at once: channels, or streams
     friend constexpr bool operator==(const bucket_choice&, const bucket_choice&) = default;
 };
 
-/// Tries every size once or twice, then the best three again, then more in flight, and at last the
-/// winner against the default, in turn. The winner is taken only if it wins by more than each of
-/// the two scatters.
+/// Tries every size twice, then the best three sizes three times, then other numbers in flight, and
+/// at last the winner against the default, in turn. The winner is taken only if it wins four of
+/// five pairs and its median is half a percent shorter.
 class bucket_tuner {
 public:
-    static constexpr std::uint32_t longest = 50;  ///< steps until it is settled, at most
+    static constexpr std::uint32_t longest = 50;  ///< the most steps until the choice is final
 
-    /// `most_in_flight`: how many channels there are.
+    /// `most_in_flight`: the number of channels.
     explicit bucket_tuner(bucket_choice by_default = {}, std::uint32_t most_in_flight = 1)
         : default_(by_default), best_(by_default), most_in_flight_(most_in_flight) {
         add(default_);
@@ -126,14 +127,14 @@ public:
             for (std::size_t c = 0; c < tried_.size(); ++c) plan_.push_back(c);
     }
 
-    /// For the next step.
+    /// The choice for the next step.
     [[nodiscard]] bucket_choice choice() const noexcept { return settled() ? best_ : tried_[plan_[at_]].choice; }
     /// Whether the choice is final.
     [[nodiscard]] bool settled() const noexcept { return phase_ == phase::settled; }
-    /// Steps that it was told of.
+    /// The number of steps reported so far.
     [[nodiscard]] std::uint32_t steps() const noexcept { return steps_; }
 
-    /// How long the step with choice() took, the same on all ranks.
+    /// Reports how long the step with choice() took. All ranks report the same time.
     void step_took(ns time) {
         if (settled()) return;
         ++steps_;
@@ -141,14 +142,13 @@ public:
         if (++at_ == plan_.size()) next_phase();
     }
 
-    /// The choice as text, to begin with the next time.
+    /// The choice as text, for load() in the next run.
     [[nodiscard]] std::string save() const {
         return "bucket=" + std::to_string(best_.bucket.count()) + " in_flight=" + std::to_string(best_.in_flight) +
                '\n';
     }
-    /// One that is settled; with no more in flight than there are channels now, whatever there were
-    /// when it was saved. Throws operation_error (errc::invalid_specification) for anything but
-    /// what save() wrote.
+    /// A settled tuner with the saved choice, and with at most `most_in_flight` in flight. Throws
+    /// operation_error (errc::invalid_specification) for text that save() didn't write.
     [[nodiscard]] static bucket_tuner load(std::string_view text, std::uint32_t most_in_flight) {
         bucket_choice c;
         std::uint64_t size = 0;
@@ -166,16 +166,16 @@ public:
 
 private:
     enum class phase : std::uint8_t {
-        sizes,            ///< each of them
+        sizes,            ///< every size
         best_sizes,       ///< the best three again
-        flights,          ///< more in flight
+        flights,          ///< other numbers in flight
         against_default,  ///< the best so far, in turn with the default
-        settled,          ///< nothing is tried any more
+        settled,          ///< the choice is final
     };
     struct trial {
         bucket_choice choice;
         std::vector<ns> times{};
-        /// Half of its steps were shorter; the shortest would be luck.
+        /// The shortest time would be luck.
         [[nodiscard]] ns median() const {
             std::vector<ns> sorted = times;
             std::sort(sorted.begin(), sorted.end());
@@ -203,12 +203,12 @@ private:
         plan_.clear();
         at_ = 0;
         std::vector<std::size_t> order = by_time();
-        if (phase_ == phase::sizes) {  // 22 steps until here
+        if (phase_ == phase::sizes) {  // after 22 steps
             phase_ = phase::best_sizes;
             order.resize(std::min<std::size_t>(order.size(), 3));
             return repeat(order, 3);
         }
-        if (phase_ == phase::best_sizes) {  // 31
+        if (phase_ == phase::best_sizes) {  // after 31
             phase_ = phase::flights;
             std::vector<std::size_t> more;
             for (std::uint32_t n = 1; n <= std::min(most_in_flight_, 4U); n *= 2)
@@ -218,7 +218,7 @@ private:
             if (!plan_.empty()) return;
             order = by_time();
         }
-        if (phase_ == phase::flights) {  // 40
+        if (phase_ == phase::flights) {  // after 40
             phase_ = phase::against_default;
             if (order.front() != 0) {
                 for (const std::size_t c : {std::size_t{0}, order.front()}) tried_[c].times.clear();
@@ -230,8 +230,8 @@ private:
         phase_ = phase::settled;
         if (challenger_ != 0 && beats_default()) best_ = tried_[challenger_].choice;
     }
-    /// The winner must win four of five consecutive pairs, so that a machine that slows down
-    /// decides nothing, and by half a percent.
+    /// The challenger must win four of five consecutive pairs, so that a machine that slows down
+    /// decides nothing, and its median must be half a percent shorter.
     [[nodiscard]] bool beats_default() const {
         const auto &ours = tried_[challenger_].times, &theirs = tried_[0].times;
         std::size_t won = 0;
@@ -260,7 +260,7 @@ private:
     std::size_t challenger_ = 0;
 };
 
-/// The longest of all ranks' times: what a step of the whole group took.
+/// `time` becomes the longest of all ranks' times: the step's time for the whole group.
 template <host_transport T>
 [[nodiscard]] collective_fault agree(T& net, ns& time, instant deadline = never) {
     std::int64_t count = time.count();

@@ -6,7 +6,7 @@
 //   for (auto& p : parameters) mine.add(p.name, p.gradient);
 //   mine.ready(g);                                    // computing thread: gradient g is ready
 //   mine.reduce(net, gpushare::average{}, patience);  // communicating thread: combines a step
-//   mine.wait(deadline);                              // computing thread: before it goes on
+//   mine.wait(deadline);                              // computing thread: before it uses them
 //
 // One thread can do it all: ready() for all gradients, then reduce(), without wait(). Between
 // threads no gradient is copied: ranks tell each other where their gradients are. Other transports
@@ -21,7 +21,8 @@
 //
 //   while (!mine.reduce_scatter(net, gpushare::average{}, patience)) {}   // in place of reduce()
 //   for (auto& p : parameters) {
-//       const gpushare::element_range own = gpushare::shard_of(p.values.size(), net.rank(), net.size());
+//       const gpushare::element_range own =
+//           gpushare::shard_of(p.values.size(), net.rank(), net.size());
 //       ...  // update the elements `own` of p.values by those of p.gradient
 //   }
 //   if (auto fault = gpushare::all_gather_shards<float>(net, values, deadline)) ...  // spans
@@ -71,8 +72,8 @@ template <reducible T = float>
 class gradient_buckets {
 public:
     gradient_buckets() = default;  ///< the default choice, one channel
-    /// `channels`: the number of channels on which reduce() is called in every step, at least
-    /// choice.in_flight. Buckets use choice.in_flight of them. Throws operation_error
+    /// In every step, reduce() is called on `channels` channels, or on choice.in_flight if that is
+    /// more. Buckets use choice.in_flight of them. Throws operation_error
     /// (errc::invalid_specification) if choice.in_flight is 0.
     explicit gradient_buckets(const bucket_choice& choice, std::uint32_t channels = 1)
         : channels_(std::max(channels, choice.in_flight)), choice_(checked(choice)) {}
@@ -101,7 +102,7 @@ public:
         arranged_ = checked(choice) == choice_ && arranged_;
         choice_ = choice;
     }
-    /// Sets the order in which gradients become ready. All ranks make the same call. Throws like
+    /// Sets the order in which gradients become ready, the same on all ranks. Throws like
     /// bucket_plan.
     void arrange(std::span<const std::uint32_t> order) {
         const std::scoped_lock lock(mutex_);
@@ -143,9 +144,9 @@ public:
     }
 
     /// Reports that gradient `g` is ready for this step. Returns errc::mismatch if `g` was ready
-    /// already or doesn't exist: report a parameter that is used twice only after its last use.
-    /// Returns errc::in_flight if all gradients were ready and a thread is in reduce() for them:
-    /// the caller has begun another step without wait(), and overwrites data that is being
+    /// already or doesn't exist: report a parameter that is used twice only once, after its last
+    /// use. Returns errc::in_flight if all gradients were ready and a thread is in reduce() for
+    /// them: the caller has begun another step without wait(), and overwrites data that is being
     /// combined. This fault ends the training on all ranks.
     errc ready(std::uint32_t g) {
         const std::scoped_lock lock(mutex_);
@@ -175,7 +176,7 @@ public:
     /// this rank:
     ///   deadline_exceeded      a gradient isn't ready: stalled() says which
     ///   in_flight              see ready()
-    ///   stopped                stop() came before the step's first gradient; the group isn't aborted
+    ///   stopped                stop() came before the step's first gradient; the group goes on
     ///   invalid_specification  there is no such channel
     ///   other codes            the transport threw an error with this code; out_of_memory for
     ///                          std::bad_alloc, and backend_failed for other exceptions
@@ -214,8 +215,8 @@ public:
         return fault_;
     }
 
-    /// Whether all combined gradients of the last step were finite, with the same answer on all
-    /// ranks. If not, skip the step.
+    /// Whether all combined gradients of the last step were finite: the same answer on all ranks.
+    /// If not, skip the step.
     [[nodiscard]] bool was_finite() const {
         const std::scoped_lock lock(mutex_);
         return was_finite_;
@@ -279,8 +280,8 @@ private:
             return {code, Sharded ? collective_kind::reduce_scatter : collective_kind::all_reduce, net_.rank(), epoch};
         }
         [[nodiscard]] collective_fault run() {
-            // Other channels may still be in the last step. The plan may change until the step's
-            // first gradient is ready.
+            // Other channels may still be in the last step. The plan may change until a gradient is
+            // ready.
             there_ = wait_for([&] { return all_.steps_of_channel_[channel_] == all_.steps_; }) &&
                      wait_for([&] { return !all_.now_seen_.empty() || all_.gradients_.empty(); });
             if (there_ && is_idle()) return own(errc::stopped);
@@ -368,8 +369,7 @@ private:
         bool there_ = false;  // the last wait has succeeded
         bool finite_ = true, threw_ = false;
     };
-    /// Waits until `seen()` holds. Returns false once a step that has begun has been silent for
-    /// `patience`.
+    /// Waits until `seen()` holds. Returns false once a step in progress was silent for `patience`.
     template <class Seen>
     [[nodiscard]] bool heard(std::unique_lock<std::mutex>& lock, ns patience, const Seen& seen) {
         for (;;) {
@@ -386,8 +386,8 @@ private:
     [[nodiscard]] static bool tell(Net& net, const collective_fault& fault) noexcept {
         try {
             net.abort(fault.rank, fault.code);
-            // A transport without a thread of its own tells the other ranks in its next call, and
-            // gives up work under way.
+            // A transport without a thread tells the other ranks in its next call, and ends work
+            // under way.
             return net.barrier(std::chrono::steady_clock::now()).buffers_in_use;
         } catch (...) {  // it has thrown before: the others end by their own patience
             return true;

@@ -1,19 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// A transport between processes that sends fewer bytes than it is given: fp8 blocks, or the largest
-// elements of each process. For the link of a group of two levels, of threads or of devices
+// Transports between processes that send fewer bytes: fp8 blocks, or only the largest elements of
+// each process. They are for the link of a group of two levels, of threads or of devices
 // (two_level.hpp), which combines exactly inside each process.
 //
-//   gpushare::fp8_link coded(net);                            // a scale for 128 elements
-//   gpushare::two_level_devices levels(node.gangs(), devices, std::span(streams), members, coded, pinned);
+//   gpushare::fp8_link coded(net);                            // a scale for each 128 elements
+//   gpushare::two_level_devices levels(node.gangs(), devices, std::span(streams),
+//                                      members, coded, pinned);
 //
-//   gpushare::top_k_link sparse(net, elements, 0.01);         // of a step; what isn't sent is owed
-//   gpushare::two_level_devices fewer(node.gangs(), devices, std::span(streams), members, sparse, pinned);
+//   gpushare::top_k_link sparse(net, elements, 0.01);         // elements of a step; 1 % are sent
+//   gpushare::two_level_devices fewer(node.gangs(), devices, std::span(streams),
+//                                     members, sparse, pinned);
 //
-// All-reduces of floats by a sum or an average are compressed; all else goes as it is. All processes
-// get the same bits, and two levels of devices get those of two levels of threads over the same
-// link. The processes compare how they compress when they make the link, and at each call whether
-// they add or average: those that don't agree get errc::mismatch. Two levels and the sets of
-// horovod.hpp also compare lengths. Direct callers of a link must pass equal lengths on all processes.
+// The links compress all-reduces of floats by a sum or an average, and pass on all other calls. All
+// processes get the same bits, and two levels of devices get those of two levels of threads over
+// the same link. The processes compare how they compress when they make the link, and at each call
+// whether they add or average. If they differ, they get errc::mismatch. Two levels and the sets of
+// horovod.hpp also compare lengths. Direct callers of a link must pass equal lengths on all
+// processes.
 #pragma once
 
 #include <algorithm>
@@ -45,16 +48,16 @@ inline namespace GPUSHARE_ABI {
 
 namespace detail {
 
-/// Whether a link compresses it: a sum, or the part of an average that is one.
+/// Whether a link compresses an all-reduce of T by Op: it adds floats, perhaps for an average.
 template <class T, class Op>
 inline constexpr bool adds_floats = std::same_as<T, float> && (std::same_as<Op, sum> || std::same_as<Op, average> ||
                                                                std::same_as<Op, without_finish<average>>);
 
-/// The base of all links. `Link` has add_up(data, averages, deadline), which adds all processes' floats.
+/// The base of all links. Link::add_up(data, averages, deadline) adds or averages processes' data.
 template <host_transport Net, class Link>
 class link_over {
 public:
-    static constexpr bool rank_ordered = false;   ///< of what is compressed, bits depend on chunks
+    static constexpr bool rank_ordered = false;   ///< bits of compressed sums depend on chunks
     static constexpr bool in_host_memory = true;  ///< see transport
 
     link_over(const link_over&) = delete;
@@ -62,9 +65,9 @@ public:
 
     [[nodiscard]] std::uint32_t rank() const noexcept { return net_.rank(); }  ///< see transport
     [[nodiscard]] std::uint32_t size() const noexcept { return net_.size(); }  ///< see transport
-    [[nodiscard]] bytes carried() const noexcept { return net_.carried(); }    ///< what the processes sent of it
+    [[nodiscard]] bytes carried() const noexcept { return net_.carried(); }    ///< compressed bytes
 
-    /// See transport. One process compresses nothing.
+    /// See transport. A single process compresses nothing.
     template <reducible T, class Op>
     requires std::is_empty_v<Op>
     [[nodiscard]] collective_fault all_reduce(std::span<const std::type_identity_t<T>> in, std::span<T> out,
@@ -105,15 +108,15 @@ public:
     void leave(std::uint32_t rank, errc why) requires leaving_transport<Net> { net_.leave(rank, why); }
 
 protected:
-    /// The processes compare a word for how they compress.
+    /// The processes compare `word`, which says how they compress.
     link_over(Net& net, std::uint64_t word, instant deadline) : net_(net) {
         std::vector<std::uint64_t> all(net.size());
         raise_fault(net.all_gather(std::span<const std::uint64_t>(&word, 1), std::span(all), deadline));
         if (const auto odd = odd_one(all)) raise_fault({errc::mismatch, collective_kind::all_reduce, *odd, 0});
     }
     ~link_over() = default;
-    /// Calls `f` with the data that a process sends first. An average passes the data as another type,
-    /// so transports notice if other processes add.
+    /// Calls `f` with the data that a process sends first. An average passes the data as another
+    /// type, so that transports notice if other processes add.
     template <class Adding, class Averaging, class F>
     [[nodiscard]] static collective_fault as_called(bool averages, std::span<Adding> data, const F& f) {
         static_assert(sizeof(Adding) == sizeof(Averaging) && type_id<Adding>() != type_id<Averaging>());
@@ -124,10 +127,10 @@ protected:
     Net& net_;
 
 private:
-    collective_fault stuck_{};  // its buffers may still be in use: no call touches them
+    collective_fault stuck_{};  // while its buffers may be in use, no call touches them
 };
 
-/// Memory that stays where it is if a transport may still touch it.
+/// Memory that is never freed if a transport may still touch it.
 class lasting_bytes {
 public:
     lasting_bytes() = default;
@@ -154,10 +157,10 @@ private:
 
 }  // namespace detail
 
-/// Sends fp8 blocks, with a scale for each `Block` floats: in two shots, as quantised_all_reduce
-/// does, with its bits and its bound (quantised_error_bound) for the processes' sums. Blocks begin
-/// at the first element of each call: of two levels, of each chunk. The bytes are those of
-/// quantised_bytes, and up to 15 more for each process. `net` outlives it.
+/// Sends fp8 blocks, with a scale for each `Block` floats: in two shots, like quantised_all_reduce,
+/// and with its bits and its bound (quantised_error_bound) for the processes' sums. Blocks begin at
+/// the first element of each call; with two levels, of each chunk. The link sends quantised_bytes,
+/// and up to 15 bytes more for each process. `net` must outlive it.
 template <host_transport Net, std::uint32_t Block = 128>
 requires quantised_block<Block> && unequal_transport<Net>
 class fp8_link : public detail::link_over<Net, fp8_link<Net, Block>> {
@@ -165,19 +168,19 @@ class fp8_link : public detail::link_over<Net, fp8_link<Net, Block>> {
     friend base;
 
 public:
-    /// Collective over `net`. Throws operation_error: errc::mismatch, with the process that
-    /// compresses in another way; what `net` fails for.
+    /// Collective over `net`. Throws operation_error: errc::mismatch, naming the process that
+    /// compresses in another way, or a fault of `net`.
     explicit fp8_link(Net& net, instant deadline = never) : base(net, detail::mixed_word({0xf8, Block}), deadline) {}
 
 private:
     using base::net_;
 
-    /// The parts of so many elements, in blocks: each rank combines one.
+    /// Cuts the elements, in blocks, into parts. Each rank combines one part.
     struct parts {
         std::size_t blocks, elements;
         std::uint32_t ranks;
         [[nodiscard]] element_range of(std::uint32_t r) const noexcept { return shard_of(blocks, r, ranks); }
-        /// Codes, then scales. Codes of the next part begin at a multiple of 16.
+        /// The bytes of a part: codes, then scales. The next part begins at a multiple of 16.
         [[nodiscard]] std::size_t size(std::uint32_t r) const noexcept {
             return (of(r).size() * (Block + 1) + 15) / 16 * 16;
         }
@@ -185,7 +188,7 @@ private:
             return {reinterpret_cast<fp8_e4m3*>(begin), reinterpret_cast<std::uint8_t*>(begin) + of(r).size() * Block};
         }
     };
-    /// What all ranks sent of one part, added in their order.
+    /// The sum, or average, of what all ranks sent of one part, added in their order.
     struct added {
         const parts& all;
         std::byte* from;
@@ -223,7 +226,7 @@ private:
                                     std::span<const std::uint64_t>(receives), deadline);
         });
         if (!f) {
-            std::fill(own.begin(), own.end(), std::byte{});  // of no bytes at all if there are few blocks
+            std::fill(own.begin(), own.end(), std::byte{});  // not memset: `own` may be null
             each_block(all.of(me).size(), all.at(own.data(), me), added{all, taken.data(), me, averages});
             f = net_.all_gatherv(std::span<const std::byte>(own), brought, std::span<const std::uint64_t>(sends),
                                  deadline);
@@ -262,30 +265,30 @@ private:
     detail::lasting_bytes brought_, taken_, own_;
 };
 
-/// Sends the largest elements of each process's sum, and keeps the rest for later steps (error
-/// feedback), as all_reduce_top_k (wire.hpp) does, with its choice and in its order. A step is as
-/// many elements as the link was made for, in the same calls at each step: a call (of two levels, a
-/// chunk) of n elements sends the given part of n, at least one. `net` outlives it. The bytes of an
-/// element that is sent are 8. (horovod.hpp fuses arrays as they come, so that calls may differ from
-/// step to step: use fp8_link there.)
+/// Sends the largest elements of each process's sum, 8 bytes each, and keeps the rest for later
+/// steps (error feedback). It chooses and adds elements as all_reduce_top_k (wire.hpp) does. A step
+/// has the constructor's number of elements, in the same calls at each step. A call (with two
+/// levels, a chunk) of n elements sends the given part of n, at least one. `net` must outlive the
+/// link. Use fp8_link for horovod.hpp, which fuses arrays as they come: calls may differ from step
+/// to step.
 ///
-/// A call whose sum isn't finite owes what it owed before, on all processes, and so does one that
-/// fails or throws. skip() takes the rest of the step back.
+/// If a call's sum isn't finite, all processes owe for the call what they owed before. The same
+/// holds for a process whose call fails or throws. skip() takes the rest of the step back.
 template <host_transport Net>
 class top_k_link : public detail::link_over<Net, top_k_link<Net>> {
     using base = detail::link_over<Net, top_k_link<Net>>;
     friend base;
 
 public:
-    /// Collective over `net`, with the same elements and part. Throws operation_error:
-    /// errc::invalid_specification for a part that isn't above 0 and at most 1; as fp8_link.
+    /// Collective over `net`. All processes pass the same `elements` and `part`. Throws like
+    /// fp8_link, and operation_error (errc::invalid_specification) unless 0 < part <= 1.
     top_k_link(Net& net, std::size_t elements, double part, instant deadline = never)
         : base(net, word(elements, part), deadline), elements_(elements), part_(part) {
         if (!(part > 0 && part <= 1))
             raise({.code = errc::invalid_specification}, {}, "sending the largest elements between processes");
     }
-    /// The last step, which is complete, isn't applied: what was owed before it is owed again. Call
-    /// between steps, on all processes. A second call does nothing.
+    /// Takes back the last complete step, which isn't applied: the link owes what it owed before
+    /// the step. All processes call it between steps. A second call does nothing.
     void skip() noexcept {
         for (call& c : calls_) c.take_back();
     }
@@ -299,7 +302,7 @@ public:
 private:
     using base::net_;
 
-    /// A call of each step.
+    /// One of the calls that each step makes.
     struct call {
         top_k_feedback owing;
         bool sent = false;  // by the last step, and not taken back
@@ -308,7 +311,7 @@ private:
             if (std::exchange(sent, false)) owing.skip();
         }
     };
-    /// Also if the transport throws.
+    /// Takes the call back unless it succeeds, also if the transport throws.
     struct undo {
         call* of;
         ~undo() {
@@ -318,7 +321,7 @@ private:
     [[nodiscard]] static std::uint64_t word(std::size_t elements, double part) noexcept {
         return detail::mixed_word({0x70, elements, __builtin_bit_cast(std::uint64_t, part)});
     }
-    /// Null: it isn't one of a step.
+    /// The step's next call; null if a call of `n` elements doesn't fit there.
     [[nodiscard]] call* next(std::size_t n) {
         if (next_ == calls_.size()) {
             if (n > elements_ - begun_) return nullptr;
@@ -355,14 +358,14 @@ private:
         if (++next_; begun_ == elements_) next_ = begun_ = 0;
         return {};
     }
-    /// In place: others may read longer than this object lives.
+    /// Gathers in place, since other processes may read the data after this object has ended.
     template <class Own, class T>
     [[nodiscard]] collective_fault gather(std::span<const Own> own, std::span<T> all, instant deadline) {
         const auto mine = all.subspan(own.size() * net_.rank(), own.size());
         std::memcpy(mine.data(), own.data(), own.size_bytes());
         return net_.all_gather(std::span<const T>(mine), all, deadline);
     }
-    /// The other processes hear of it.
+    /// Tells the other processes of the mismatch.
     [[nodiscard]] collective_fault refuse() {
         net_.abort(net_.rank(), errc::mismatch);
         (void)net_.barrier(std::chrono::steady_clock::now());
@@ -372,7 +375,7 @@ private:
     std::size_t elements_;
     double part_;
     std::vector<call> calls_;
-    std::size_t next_ = 0, begun_ = 0;  // call of this step; elements of the calls before it
+    std::size_t next_ = 0, begun_ = 0;  // the step's next call; elements of earlier calls
     detail::lasting_bytes places_, values_;
 };
 

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients on devices, registered once and combined in buckets while the backward pass goes on:
-// all on streams. The ranks are devices of this process, or share one. (gradient_buckets is for
+// Gradients on devices: registered once, and combined in buckets on streams while the backward pass
+// goes on. Each rank has a device of this process, or all ranks share one. (gradient_buckets is for
 // gradients in the host's memory.)
 //
 //   gpushare::device_buckets<float> mine(ranks);
-//   for (auto& p : parameters) mine.add(p.name, p.of_ranks, p.size);       // where it is on each device
+//   for (auto& p : parameters) mine.add(p.name, p.of_ranks, p.size);  // where it is on each device
 //   for (unsigned r = 0; r < ranks; ++r)
 //       staging[r] = static_cast<float*>(memory[r]->allocate(mine.staging_bytes().count(), 256));
 //   const auto engine = [&](auto ins, auto outs, std::size_t n, auto op) {
-//       return gpushare::submit_all_reduce<float>(node.gangs(), devices, std::span(streams), members,
-//                                                 ins, outs, n, op);
+//       return gpushare::submit_all_reduce<float>(node.gangs(), devices, std::span(streams),
+//                                                 members, ins, outs, n, op);
 //   };
-//   mine.ready(r, g);              // what computes gradient g is enqueued on streams[r]
+//   mine.ready(r, g);              // streams[r] has the work that computes gradient g
 //   while (!mine.complete()) mine.advance(std::span(streams), staging, engine);  // enqueues it
 //
 // Work enqueued on a rank's stream after the last bucket finds the averages in the gradients. NCCL
@@ -20,18 +20,17 @@
 //
 // If a rank's gradients of a bucket are adjacent, in the order of registration, they aren't packed:
 // one flat buffer of all gradients is combined in place. Other gradients go through one staging
-// array for each rank. With `device_buckets<float, bfloat16>` 16 bits travel, to which packing
-// rounds. With error feedback no rounding is lost: the next step adds it.
+// array for each rank. With `device_buckets<float, bfloat16>`, packing rounds to 16 bits. With
+// error feedback, the next step adds what rounding has taken.
 //
-// The memory is mine.feedback_bytes() of each rank's device.
+// Error feedback takes halves.feedback_bytes() of each rank's device:
 //
 //   gpushare::device_buckets<float, gpushare::bfloat16> halves(ranks);
 //   halves.feed_back(zeroed);
-//   halves.watch(flags);           // a word of each rank is 1 if a combined gradient isn't finite: then halves.skip()
+//   halves.watch(flags);           // if one becomes 1, a gradient isn't finite: halves.skip()
 //
-// `device_fp8_feedback` gives an engine that sends fp8 blocks error feedback. `device_top_k` is an
-// engine that sends the largest elements alone. `device_gossip` averages each
-// rank's parameters with its neighbours'.
+// `device_fp8_feedback` adds error feedback to an engine that sends fp8 blocks. `device_top_k` is
+// an engine that sends the largest elements only. `device_gossip` averages neighbours' parameters.
 #pragma once
 
 #include <algorithm>
@@ -61,27 +60,27 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// An engine that keeps something for each element gets the number of elements in the buckets
-/// before this one as well, in the plan's order: `errc(ins, outs, count, op, before)`.
+/// An engine that keeps state for each element: `errc(ins, outs, count, op, before)`, where
+/// `before` is the number of elements in earlier buckets, in the plan's order.
 template <class E, class T, class Op>
 concept placed_engine = requires(const E& engine, std::span<const T* const> ins, std::span<T* const> outs,
                                  std::size_t count, Op op) {
     { engine(ins, outs, count, op, count) } -> std::same_as<errc>;
 };
-/// Combines arrays of all ranks on their streams: a function `errc(ins, outs, count, op)` with one
-/// pointer for each rank in `ins` and `outs`, which are the same. It only enqueues, but for what
-/// two_level_devices asks other processes.
+/// Combines the ranks' arrays on their streams: a function `errc(ins, outs, count, op)`. `ins` and
+/// `outs` have a pointer for each rank; device_buckets passes the same ones in both. The function
+/// only enqueues; two_level_devices also waits for the devices and for other processes.
 template <class E, class T, class Op>
 concept device_engine = placed_engine<E, T, Op> ||
     requires(const E& engine, std::span<const T* const> ins, std::span<T* const> outs, std::size_t count, Op op) {
     { engine(ins, outs, count, op) } -> std::same_as<errc>;
 };
 
-/// How device_buckets packs: by a kernel of its own, in one pass, whatever the types. cub_packing
-/// (interop/cub.cuh) is another one. Both have pack(stream, pieces, flat) and
-/// unpack(stream, pieces, flat), where `pieces` are pairs of a pointer and a number of elements.
+/// Packs by a kernel of its own, in one pass, whatever the types. cub_packing (interop/cub.cuh) is
+/// another packing. Both have pack(stream, pieces, flat) and unpack(stream, pieces, flat), where
+/// `pieces` are pairs of a pointer and a number of elements.
 struct kernel_packing {
-    /// Enqueues the copy of all pieces to `flat`, one behind the other.
+    /// Enqueues the copy of all pieces to `flat`, one after the other.
     template <launcher Stream, class T, class Wire>
     void pack(Stream& stream, std::span<const std::pair<T*, std::size_t>> pieces, Wire* flat) const {
         run<true>(stream, pieces, flat);
@@ -92,8 +91,8 @@ struct kernel_packing {
         run<false>(stream, pieces, flat);
     }
 
-    /// The same with error feedback: a piece also has the place of an element's residual, and
-    /// `next` elements further on is the residual for the next step.
+    /// Packs with error feedback. A piece also points to the residuals of its elements. The
+    /// residuals for the next step go `next` elements further on.
     template <launcher Stream, class Wire>
     void pack_owing(Stream& stream, std::span<const typename detail::packing_owing<Wire>::piece> pieces, Wire* flat,
                     std::ptrdiff_t next) const {
@@ -122,19 +121,19 @@ private:
     }
 };
 
-/// The gradients of all ranks of this process. T is the type of the gradients, Wire the type that
-/// is combined: T, or 16 bits of floats. Call add() and arrange() between steps only, in one
+/// The gradients of all ranks of this process. T is the type of the gradients. Wire is the type
+/// that is combined: T, or 16 bits of floats. Call add() and arrange() between steps only, in one
 /// thread; ready() from any thread; advance() in one thread at a time.
 template <reducible T, reducible Wire = T, class Packing = kernel_packing>
 requires std::same_as<T, Wire> ||(std::same_as<T, float>&& detail::is_half<Wire>)class device_buckets {
 public:
-    /// Of so many ranks. `bucket` is in bytes of the wire.
+    /// For this many ranks. `bucket` counts bytes on the wire.
     explicit device_buckets(std::uint32_t ranks, bytes bucket = bucket_choice{}.bucket, Packing packing = {})
         : ranks_(ranks), bucket_(bucket), packing_(std::move(packing)), ins_(ranks), outs_(ranks) {}
 
     /// Registers a gradient of `count` elements, which stays at of_ranks[r] on rank r's device.
-    /// Returns its number, the count of gradients registered before. Throws operation_error
-    /// (errc::invalid_specification) unless there is a pointer for each rank.
+    /// Returns its number, counted from 0. Throws operation_error (errc::invalid_specification)
+    /// unless there is a pointer for each rank.
     std::uint32_t add(std::string name, std::span<T* const> of_ranks, std::size_t count) {
         if (of_ranks.size() != ranks_)
             raise({errc::invalid_specification, of_ranks.size(), 0, ranks_, reason::no_such_rank}, {},
@@ -160,19 +159,19 @@ public:
         return static_cast<std::uint32_t>(gradients_.size());
     }                                                                                          ///< gradients
     [[nodiscard]] std::uint32_t ranks() const noexcept { return ranks_; }                      ///< of this process
-    [[nodiscard]] std::string_view name(std::uint32_t g) const { return gradients_[g].name; }  ///< as it was registered
-    /// Of all gradients of a rank.
+    [[nodiscard]] std::string_view name(std::uint32_t g) const { return gradients_[g].name; }  ///< as registered
+    /// The elements of all gradients of a rank.
     [[nodiscard]] std::size_t elements() const {
         const std::scoped_lock lock(mutex_);
         return count_all();
     }
-    /// Which gradients go together.
+    /// Which gradients are in which bucket.
     [[nodiscard]] const bucket_plan& plan() {
         const std::scoped_lock lock(mutex_);
         prepare();
         return plan_;
     }
-    /// The bytes that advance() needs for each rank: the largest bucket. Alignment 16.
+    /// The bytes of each rank's staging array, which holds the largest bucket. Its alignment is 16.
     [[nodiscard]] bytes staging_bytes() {
         const std::scoped_lock lock(mutex_);
         prepare();
@@ -180,7 +179,7 @@ public:
         for (std::uint32_t b = 0; b < plan_.size(); ++b) most = std::max(most, elements_of(b));
         return bytes{most * sizeof(Wire)};
     }
-    /// The elements that a step copies to staging arrays, of all ranks, and as many back; 0 where
+    /// The elements that a step copies to the staging arrays of all ranks, and as many back; 0 if
     /// each rank's gradients are one flat buffer.
     [[nodiscard]] std::size_t packed_elements() {
         const std::scoped_lock lock(mutex_);
@@ -192,13 +191,13 @@ public:
     }
 
     /// Reports that the work that computes gradient `g` of this step on rank `rank` is enqueued on
-    /// that rank's stream, or that the stream waits for it. errc::mismatch if that was reported
-    /// already or there is no such gradient.
+    /// that rank's stream, or that the stream waits for it. Returns errc::mismatch if that was
+    /// reported already, or there is no such rank or gradient.
     errc ready(std::uint32_t rank, std::uint32_t g) {
         const std::scoped_lock lock(mutex_);
         prepare();
         if (rank >= ranks_ || g >= size() || is_ready_[std::size_t{rank} * size() + g]) return errc::mismatch;
-        if (next_ == plan_.size()) reset();  // the first of another step
+        if (next_ == plan_.size()) reset();  // the first gradient of another step
         is_ready_[std::size_t{rank} * size() + g] = true;
         --missing_[plan_.bucket_of(g)];
         return errc::none;
@@ -208,8 +207,8 @@ public:
         const std::scoped_lock lock(mutex_);
         return arranged_ && next_ == plan_.size();
     }
-    /// The first gradient in the plan's order that some rank doesn't have yet, and the rank; none
-    /// if all are ready.
+    /// The plan's first gradient that isn't ready on some rank, and the rank; none if all are
+    /// ready.
     [[nodiscard]] std::optional<std::pair<std::string, std::uint32_t>> stalled() const {
         const std::scoped_lock lock(mutex_);
         if (!arranged_ || next_ == plan_.size()) return std::nullopt;
@@ -219,15 +218,16 @@ public:
         return std::nullopt;
     }
 
-    /// The bytes of each rank that error feedback takes: two floats for each element.
+    /// The bytes that error feedback takes on each rank's device: two floats for each element.
     [[nodiscard]] bytes feedback_bytes() const {
         const std::scoped_lock lock(mutex_);
         return bytes{2 * count_all() * sizeof(float)};
     }
-    /// From the next step on, packing adds to each element its residual of the rounding before, and
-    /// keeps the new residual: the bits of to_wire (gradient/wire.hpp). memory[r] is zeroed memory
-    /// of rank r's device; no memory turns it off, and so does add(). Between steps only. Throws
-    /// operation_error (errc::invalid_specification) unless there is memory for each rank.
+    /// From the next step on, packing adds to each element its earlier rounding error, and keeps
+    /// the new one, with the bits of to_wire (gradient/wire.hpp). memory[r] is zeroed memory of
+    /// rank r's device. An empty span turns error feedback off, and so does add(). Call it between
+    /// steps only. Throws operation_error (errc::invalid_specification) unless there is memory for
+    /// each rank.
     void feed_back(std::span<float* const> memory) requires detail::is_half<Wire> {
         const std::scoped_lock lock(mutex_);
         if (!memory.empty() && memory.size() != ranks_)
@@ -241,22 +241,22 @@ public:
         }
         later_half_ = may_skip_ = false;
     }
-    /// Where rank r's device has what gradient g is owed, between steps: save it with the
+    /// Where the rank's device has what gradient g is owed, between steps. Save this with the
     /// parameters. Null without error feedback.
     [[nodiscard]] float* owed(std::uint32_t rank, std::uint32_t g) const {
         const std::scoped_lock lock(mutex_);
         return owed_.empty() ? nullptr : owed_at(rank, g);
     }
-    /// The last step isn't applied, so the residuals before it apply again. Call between steps,
-    /// before the first ready() of another one. A second call does nothing.
+    /// The last step isn't applied, so the residuals before it apply again. Call it between steps,
+    /// before the next step's first ready(). A second call does nothing.
     void skip() {
         const std::scoped_lock lock(mutex_);
         later_half_ = later_half_ != may_skip_;
         may_skip_ = false;
     }
-    /// From the next step on, flags[r], a word that rank r's device writes, becomes 1 if a combined
-    /// gradient is infinite or NaN: the same on all ranks, if the engine gives them the same.
-    /// Without flags, nothing is checked. Between steps only. Throws as feed_back.
+    /// From the next step on, rank r's device sets flags[r] to 1 if a combined gradient is infinite
+    /// or NaN. All ranks get the same flag if the engine gives them the same bits. An empty span
+    /// turns the check off. Call it between steps only. Throws like feed_back.
     void watch(std::span<std::uint32_t* const> flags) {
         const std::scoped_lock lock(mutex_);
         if (!flags.empty() && flags.size() != ranks_)
@@ -265,12 +265,12 @@ public:
         flags_.assign(flags.begin(), flags.end());
     }
 
-    /// Enqueues the next buckets, in the plan's order, as long as all ranks' gradients are ready:
-    /// packing on each rank's stream, `engine`, and unpacking. streams[r] is rank r's, or one
-    /// stream for all, where they share a device. staging[r] is memory of rank r's device that
-    /// nothing else uses on other streams. Returns what the engine does; its bucket is tried again
-    /// by the next call. Throws what streams throw. errc::invalid_specification if there isn't a
-    /// staging array for each rank.
+    /// Enqueues the next buckets, in the plan's order, while all ranks' gradients are ready:
+    /// packing on each rank's stream, `engine`, and unpacking. There is a stream for each rank, or
+    /// one for all if they share a device. staging[r] is memory of rank r's device that other
+    /// streams don't use. Returns the engine's error, if any; the next call tries that bucket
+    /// again. Returns errc::invalid_specification for another number of streams or staging arrays.
+    /// Throws what streams throw.
     template <launcher Stream, class Engine, class Op = average>
     requires device_engine<Engine, Wire, Op>
     [[nodiscard]] errc advance(std::span<Stream> streams, std::span<Wire* const> staging, const Engine& engine,
@@ -290,7 +290,7 @@ public:
     }
 
 private:
-    /// Of halves alone; of others nothing is owed.
+    /// Only halves use it: other types owe nothing.
     using owing_piece =
         typename detail::packing_owing<std::conditional_t<detail::is_half<Wire>, Wire, bfloat16>>::piece;
 
@@ -370,7 +370,7 @@ private:
     [[nodiscard]] bool is_flat(std::uint32_t b, std::uint32_t r) const noexcept {
         return flat_[std::size_t{b} * ranks_ + r];
     }
-    /// Where the first gradient of a bucket lies that has elements; others lie anywhere.
+    /// Where the bucket's first gradient with elements lies. Empty gradients may lie anywhere.
     [[nodiscard]] T* flat_begin(std::uint32_t b, std::uint32_t r) const {
         for (const std::uint32_t g : plan_.gradients(b))
             if (gradients_[g].count != 0) return gradients_[g].of_ranks[r];
@@ -386,7 +386,7 @@ private:
         }
         return true;
     }
-    /// By the thread that advances, in memory that prepare() has allocated.
+    /// Only the thread in advance() calls it. prepare() has allocated its memory.
     [[nodiscard]] std::span<const std::pair<T*, std::size_t>> pieces_of(std::uint32_t b, std::uint32_t r) {
         pieces_.clear();
         for (const std::uint32_t g : plan_.gradients(b))
@@ -412,7 +412,7 @@ private:
         arranged_ = true;
         reset();
     }
-    /// is_ready_ is cleared by the end of a step.
+    /// The end of a step has cleared is_ready_.
     void reset() {
         for (std::uint32_t b = 0; b < plan_.size(); ++b)
             missing_[b] = ranks_ * static_cast<std::uint32_t>(plan_.gradients(b).size());
@@ -423,18 +423,18 @@ private:
     const bytes bucket_;
     Packing packing_;
     std::vector<registered> gradients_;
-    mutable std::mutex mutex_;  // of what follows, but for what the thread that advances has alone
+    mutable std::mutex mutex_;  // guards what follows, except what only advance() uses
     std::vector<std::uint32_t> order_;
     bool arranged_ = false;
     bucket_plan plan_;
     std::vector<bool> flat_, is_ready_;
-    std::vector<std::uint32_t> missing_;  // of each bucket: gradients of all ranks
+    std::vector<std::uint32_t> missing_;  // of each bucket: gradients that aren't ready
     std::uint32_t next_ = 0;              // bucket
     std::vector<std::pair<T*, std::size_t>> pieces_;
     std::vector<float*> owed_;           // of each rank, two halves
     std::vector<std::size_t> first_;     // of each gradient, in a half
-    bool later_half_ = false;            // has what is owed
-    bool may_skip_ = false;              // the last step
+    bool later_half_ = false;            // holds what is owed
+    bool may_skip_ = false;              // the last step can be taken back
     std::vector<std::uint32_t*> flags_;  // of each rank
     std::vector<owing_piece> owing_;
     std::vector<const Wire*> ins_;
@@ -447,16 +447,15 @@ namespace detail {
 /// other one, so a first bucket that is tried again counts once, and the step can be taken back.
 class owed_halves {
 public:
-    /// Whether the later half holds the owed values; during a step, the values that the step
-    /// leaves.
+    /// Whether the later half holds the owed values, or during a step, those that the step leaves.
     [[nodiscard]] bool later() const noexcept { return later_; }
-    /// Before each bucket.
+    /// Call it before each bucket.
     void begin(std::size_t elements_before) noexcept {
         if (elements_before != 0 || !std::exchange(fresh_, false)) return;
         later_ = !later_;
         may_skip_ = false;
     }
-    /// A bucket is enqueued: the next first bucket is another step's.
+    /// Call it when a bucket is enqueued. The next first bucket is another step's.
     void enqueued() noexcept { fresh_ = may_skip_ = true; }
     /// Takes the last step back, once.
     void skip() noexcept {
@@ -467,34 +466,34 @@ public:
 private:
     bool later_ = false;
     bool fresh_ = true;      // the next first bucket begins a step
-    bool may_skip_ = false;  // the last step
+    bool may_skip_ = false;  // the last step can be taken back
 };
 
 }  // namespace detail
 
-/// Engine of buckets that gives another one, a quantised all-reduce with as large blocks, error
-/// feedback: what the codes of a rank's gradients don't carry is added to its next gradients, as
-/// feed_back_quantised (collective/quantised_all_reduce.hpp) does, with its bits, bucket by bucket.
-/// The rounding of the ranks' sums isn't fed back. One thread at a time.
+/// Gives error feedback to another engine of buckets, a quantised all-reduce with the same block
+/// size. What the codes of a rank's gradients don't carry is added to the rank's next gradients,
+/// with the bits of feed_back_quantised (collective/quantised_all_reduce.hpp), bucket by bucket.
+/// The rounding of the ranks' sums isn't fed back. One thread at a time uses it.
 ///
-///   gpushare::device_fp8_feedback owing(buckets);          // behind the last buckets.add()
+///   gpushare::device_fp8_feedback owing(buckets);          // after the last buckets.add()
 ///   owing.use(zeroed);                                     // of each rank, owing.memory_bytes()
 ///   const auto coded = [&](auto ins, auto outs, std::size_t n, auto op) {
 ///       return gpushare::submit_quantised_all_reduce<float>(..., ins, outs, n, op);
 ///   };
 ///   buckets.advance(std::span(streams), staging, owing.engine(std::span(streams), coded));
 ///
-/// buckets.arrange() moves elements: clear the memory then.
+/// buckets.arrange() moves elements: clear the memory afterwards.
 template <std::uint32_t Block = 128>
 requires quantised_block<Block>
 class device_fp8_feedback {
 public:
-    /// Of the gradients that the buckets have.
+    /// For the gradients that `of` has.
     template <class Packing>
     explicit device_fp8_feedback(device_buckets<float, float, Packing>& of)
         : ranks_(of.ranks()), elements_(of.elements()), largest_(of.staging_bytes().count() / sizeof(float)) {}
 
-    /// What it takes of each rank's device; alignment 16.
+    /// The memory that it takes on each rank's device, with an alignment of 16.
     [[nodiscard]] bytes memory_bytes() const noexcept { return bytes{(2 * elements_ + largest_) * sizeof(float)}; }
     /// Takes zeroed memory of each rank's device. To go on with a saved training, copy the saved
     /// residuals to owed() after this call. Throws operation_error (errc::invalid_specification)
@@ -507,16 +506,17 @@ public:
         sums_.resize(ranks_);
         halves_ = {};
     }
-    /// The last step isn't applied, so the residuals before it apply again. Call between steps. A
-    /// second call does nothing.
+    /// The last step isn't applied, so the residuals before it apply again. Call it between steps.
+    /// A second call does nothing.
     void skip() noexcept { halves_.skip(); }
     /// Where rank r's device has the residuals between steps, bucket by bucket: save them with the
     /// parameters.
     [[nodiscard]] float* owed(std::uint32_t rank) const { return memory_[rank] + (halves_.later() ? elements_ : 0); }
 
-    /// An engine on these streams, one of each rank or one for all, which `use` came before.
-    /// `coded` is the quantised engine, and outlives this one. errc::invalid_specification for
-    /// another number of ranks or more elements; else what `coded` returns.
+    /// An engine on these streams: one for each rank, or one for all. Call use() first. `coded` is
+    /// the quantised engine, and must outlive this one. The engine returns
+    /// errc::invalid_specification for another number of ranks or more elements, and otherwise what
+    /// `coded` returns.
     template <launcher Stream, class Coded>
     [[nodiscard]] auto engine(std::span<Stream> streams, const Coded& coded) {
         return [this, streams, &coded]<class Op>(std::span<const float* const> ins, std::span<float* const> outs,
@@ -546,35 +546,36 @@ private:
 
     std::uint32_t ranks_;
     std::size_t elements_, largest_;  // of all buckets; of the largest
-    std::vector<float*> memory_;      // of each rank: two halves of what is owed; a bucket with what was owed
-    std::vector<const float*> sums_;  // of each rank: that bucket
+    std::vector<float*> memory_;      // of each rank: two halves of what is owed; a bucket's sums
+    std::vector<const float*> sums_;  // of each rank: the bucket's sums
     detail::owed_halves halves_;
 };
 
-/// Engine of buckets that sends each rank's largest elements alone, and keeps the rest for later
-/// steps: on devices what all_reduce_top_k (gradient/wire.hpp) does, bucket by bucket, with its
-/// bits. `Select` chooses: select(stream, gradient, owed, n, k, places, values) enqueues what
-/// select_top_k (interop/cub_top_k.cuh) does. One thread at a time.
+/// Engine of buckets that sends only each rank's largest elements, and keeps the rest for later
+/// steps: all_reduce_top_k (gradient/wire.hpp) on devices, bucket by bucket, with its bits.
+/// select(stream, gradient, owed, n, k, places, values) enqueues what select_top_k
+/// (interop/cub.cuh) does. One thread at a time uses it.
 ///
 ///   gpushare::device_top_k top(ranks, elements, 0.01, select);
 ///   top.use(zeroed);                                      // of each rank, top.memory_bytes()
-///   const auto gather = [&](auto ins, auto outs, std::size_t n) { return gpushare::submit_all_gather<...>(...); };
+///   const auto gather = [&](auto ins, auto outs, std::size_t n) {
+///       return gpushare::submit_all_gather<...>(...);
+///   };
 ///   buckets.advance(std::span(streams), staging, top.engine(std::span(streams), gather));
 ///
-/// `gather` is called with numbers of 32 bits and with floats. buckets.arrange() moves elements:
-/// clear the memory then.
+/// `gather` gets 32-bit integers and floats. buckets.arrange() moves elements: clear memory then.
 template <class Select>
 class device_top_k {
 public:
-    /// For `elements` of each rank, and so large a part of each bucket, at least one element.
+    /// For `elements` elements of each rank. Sends `part` of each bucket, at least one element.
     device_top_k(std::uint32_t ranks, std::size_t elements, double part, Select select)
         : ranks_(ranks), elements_(elements), part_(part), select_(std::move(select)) {}
 
-    /// What it takes of each rank's device; alignment 16.
+    /// The memory that it takes on each rank's device, with an alignment of 16.
     [[nodiscard]] bytes memory_bytes() const noexcept {
         return bytes{(2 * elements_ + 2 * chosen(elements_) * (ranks_ + std::size_t{1})) * sizeof(float)};
     }
-    /// How many of so many elements go.
+    /// How many of `count` elements are sent.
     [[nodiscard]] std::size_t chosen(std::size_t count) const noexcept {
         const auto some = static_cast<std::size_t>(static_cast<double>(count) * part_);
         return std::min(count, std::max<std::size_t>(some, 1));
@@ -589,14 +590,14 @@ public:
         memory_.assign(memory.begin(), memory.end());
         halves_ = {};
     }
-    /// The last step isn't applied, so the residuals before it apply again. Call between steps. A
-    /// second call does nothing.
+    /// The last step isn't applied, so the residuals before it apply again. Call it between steps.
+    /// A second call does nothing.
     void skip() noexcept { halves_.skip(); }
     /// Where rank r's device has the residuals between steps, bucket by bucket: save them with the
     /// parameters.
     [[nodiscard]] float* owed(std::uint32_t rank) const { return memory_[rank] + (halves_.later() ? elements_ : 0); }
 
-    /// An engine on these streams, one of each rank or one for all, which `use` came before.
+    /// An engine on these streams: one for each rank, or one for all. Call use() first.
     template <launcher Stream, class Gather>
     requires copier<Stream>
     [[nodiscard]] auto engine(std::span<Stream> streams, const Gather& gather) {
@@ -661,23 +662,23 @@ private:
     std::size_t elements_;
     double part_;
     Select select_;
-    std::vector<float*> memory_;  // of each rank: two halves of what is owed; what is sent; what all send
+    std::vector<float*> memory_;  // of each rank: two halves of what is owed, and what ranks send
     detail::owed_halves halves_;
 };
 
-/// Engine of buckets that averages each rank's parameters with its neighbours' alone, which are
-/// registered in place of gradients: on devices what gossip_average (gradient/transport.hpp) does,
-/// with its bits, whatever the buckets. Devices read their neighbours' memory, so they must reach
-/// it. One thread at a time.
+/// Engine of buckets that averages each rank's parameters with its neighbours' only. Register the
+/// parameters in place of gradients. The bits are those of gossip_average (gradient/transport.hpp),
+/// whatever the buckets. Devices read their neighbours' memory, so they must reach it. One thread
+/// at a time uses it.
 ///
 ///   gpushare::device_gossip ring(gpushare::neighbour_graph::ring(ranks));
 ///   ring.use(second);                  // of each rank, as large as its staging array
 ///   buckets.advance(std::span(streams), staging, ring.engine(std::span(streams)));
 ///
-/// Streams wait for their neighbours' streams alone, and the host for none.
+/// A stream waits for its neighbours' streams only, and the host waits for none.
 class device_gossip {
 public:
-    /// Among the ranks of a neighbour_graph (gradient/transport.hpp), which is copied.
+    /// Copies `among`, a neighbour_graph (gradient/transport.hpp).
     template <class Graph>
     requires requires(const Graph& g, std::uint32_t r) {
         g.neighbours(r);
@@ -693,8 +694,8 @@ public:
         }
     }
 
-    /// Memory of each rank's device, as large as its staging array; alignment 16. Throws
-    /// operation_error (errc::invalid_specification) unless there is one for each rank.
+    /// Takes memory of each rank's device, as large as its staging array, with an alignment of 16.
+    /// Throws operation_error (errc::invalid_specification) unless there is memory for each rank.
     void use(std::span<float* const> memory) {
         if (memory.size() != beside_.size())
             raise({errc::invalid_specification, memory.size(), 0, beside_.size(), reason::no_such_rank}, {},
@@ -702,8 +703,8 @@ public:
         memory_.assign(memory.begin(), memory.end());
     }
 
-    /// An engine on these streams, one of each rank or one for all, which `use` came before.
-    /// errc::invalid_specification for another number of ranks.
+    /// An engine on these streams: one for each rank, or one for all. Call use() first. The engine
+    /// returns errc::invalid_specification for another number of ranks.
     template <launcher Stream>
     requires copier<Stream>
     [[nodiscard]] auto engine(std::span<Stream> streams) {
@@ -719,14 +720,14 @@ private:
         if (memory_.size() != ranks || ins.size() != ranks) return errc::invalid_specification;
         if (streams.size() != ranks && streams.size() != 1) return errc::invalid_specification;
         if (count == 0) return errc::none;
-        wait_for_neighbours(streams);  // until they have what is read
+        wait_for_neighbours(streams);  // until they have computed what is read
         for (std::uint32_t r = 0; r < ranks; ++r) add_up(streams[streams.size() == 1 ? 0 : r], r, ins, count);
-        wait_for_neighbours(streams);  // until they have read
+        wait_for_neighbours(streams);  // until they have read it
         for (std::uint32_t r = 0; r < ranks; ++r)
             streams[streams.size() == 1 ? 0 : r].copy(outs[r], memory_[r], count * sizeof(float));
         return errc::none;
     }
-    /// One stream has its order.
+    /// A single stream runs in order anyway.
     template <class Stream>
     void wait_for_neighbours(std::span<Stream> streams) const {
         if (streams.size() == 1) return;
@@ -749,7 +750,7 @@ private:
     }
 
     std::vector<std::vector<std::uint32_t>> beside_;                   // each rank's neighbours
-    std::vector<std::vector<std::pair<std::uint32_t, float>>> added_;  // with the rank itself, in the order of ranks
+    std::vector<std::vector<std::pair<std::uint32_t, float>>> added_;  // and the rank, in order
     std::vector<float*> memory_;                                       // of each rank
 };
 

@@ -4,28 +4,30 @@
 //
 //   gpushare::batch_statistics seen;
 //   gpushare::sync_batch_norm(net, shape, x, {weight, bias}, 1e-5F, y, seen, deadline);
-//   gpushare::sync_batch_norm_backward(net, shape, x, dy, weight, seen, {dx, dweight, dbias}, deadline);
+//   gpushare::sync_batch_norm_backward(net, shape, x, dy, weight, seen, {dx, dweight, dbias},
+//                                      deadline);
 //
-// Each rank sends the number of elements of its batch, their mean and the sum of their squared
-// distances from it (M2), and these are merged in the order of ranks. Batches may differ in size,
-// and be empty. Merging: Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for
-// computing sample variances", 1979.
+// Each rank sends its batch's number of elements, their mean, and the sum of their squared
+// distances from the mean (M2). All ranks merge these in the order of ranks. Batches may differ in
+// size, and be empty. Merging: Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm
+// for computing sample variances", 1979.
 //
-//   gpushare::partial_softmax layer(net, 1'000'003, features, {.rate = 0.1});     // any number of classes
-//   auto fault = layer.step(net, rows, labels, weights, loss, drows, deadline);   // weights: layer.own().size() rows
-//   for (std::size_t k = 0; k < layer.rows().size(); ++k) update(layer.rows()[k], layer.row_gradient(k));
+//   gpushare::partial_softmax layer(net, 1'000'003, features, {.rate = 0.1});
+//   auto fault = layer.step(net, rows, labels, weights, loss, drows, deadline);
+//   for (std::size_t k = 0; k < layer.rows().size(); ++k)
+//       update(layer.rows()[k], layer.row_gradient(k));
 //
-// The same batch normalisation of batches on devices, on streams:
+// Batch normalisation of batches on devices, on streams, with a device_batch of each rank:
 //
-//   gpushare::submit_sync_batch_norm(std::span(streams), batches, 1e-5F, gather);       // a device_batch of each rank
+//   gpushare::submit_sync_batch_norm(std::span(streams), batches, 1e-5F, gather);
 //   gpushare::submit_sync_batch_norm_backward(std::span(streams), batches, all_reduce);
 //
 // device_partial_softmax is the softmax of ranks on devices.
 //
-// The last layer of a network may have more classes than one device can hold: each rank has the weights of its shard of
-// the classes, and all ranks compute one softmax cross-entropy, over all classes, or over the labels' classes and a sample
-// of the others. An et al., "Killing two birds with one stone: efficient and robust training of face recognition CNNs by
-// Partial FC", CVPR 2022.
+// The last layer of a network may have more classes than one device can hold. Each rank then has
+// the weights of its shard of the classes. All ranks compute one softmax cross-entropy, over all
+// classes or over the labels' classes and a sample of the others. An et al., "Killing two birds
+// with one stone: efficient and robust training of face recognition CNNs by Partial FC", CVPR 2022.
 #pragma once
 
 #include <algorithm>
@@ -49,28 +51,28 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// x[(n * channels + c) * positions + p]: samples, their channels, and the places of each.
+/// Element p of channel c of sample n is x[(n * channels + c) * positions + p].
 struct batch_shape {
     std::size_t samples = 0;    ///< of this rank; may be 0
     std::size_t channels = 0;   ///< the same on all ranks
     std::size_t positions = 1;  ///< the same on all ranks
-    /// How many elements that is.
+    /// The number of elements.
     [[nodiscard]] GPUSHARE_HD constexpr std::size_t elements() const noexcept { return samples * channels * positions; }
-    /// Where those of a sample's channel begin.
+    /// The index of the first element of channel c of sample n.
     [[nodiscard]] GPUSHARE_HD constexpr std::size_t at(std::size_t n, std::size_t c) const noexcept {
         return (n * channels + c) * positions;
     }
 };
 
-/// The moments of a channel, or of several ranks' parts of it. In double: a mean rounded to float32
-/// shifts every element by up to 2^-24 of the mean, which is a lot where elements lie close to it.
+/// The moments of a channel, or of some ranks' parts of it. The mean is a double: a mean rounded to
+/// float32 shifts elements by up to 2^-24 of the mean, which is much for elements close to it.
 struct channel_moments {
     std::uint64_t count = 0;  ///< of elements
     double mean = 0;          ///< of these
     double m2 = 0;            ///< the sum of (x - mean)^2
     friend constexpr bool operator==(const channel_moments&, const channel_moments&) = default;
 
-    /// The moments of both. An empty one changes nothing.
+    /// The moments of both together. Empty moments change nothing.
     [[nodiscard]] GPUSHARE_HD static channel_moments merged(const channel_moments& a,
                                                             const channel_moments& b) noexcept {
         if (a.count == 0) return b;
@@ -81,17 +83,17 @@ struct channel_moments {
     }
 };
 
-/// The forward pass's result for the backward pass, and for running averages: a channel each, over
-/// all ranks.
+/// What the forward pass leaves for the backward pass, and for running averages: an entry for each
+/// channel, over all ranks.
 struct batch_statistics {
     std::vector<channel_moments> of_channel;  ///< count, mean, M2
-    std::vector<float> inverse_deviation;     ///< 1 / sqrt(M2 / count + epsilon); 0 where there is no element
+    std::vector<float> inverse_deviation;     ///< 1 / sqrt(M2 / count + epsilon); 0 if empty
 };
 
 namespace detail {
 
-/// Distances from a mean, in float32 and yet from all of its digits: the mean is cut into two
-/// floats, and x minus the first is exact where x lies close to it.
+/// Distances from a mean, in float32 but from all digits of the mean: the mean is cut into two
+/// floats, and x minus the first is exact if x is close to the mean.
 class distance_from {
 public:
     GPUSHARE_HD explicit distance_from(double mean) noexcept
@@ -104,13 +106,13 @@ private:
 
 }  // namespace detail
 
-/// The trained parameters, a number for each channel.
+/// The trained parameters, one of each for each channel.
 struct batch_norm_parameters {
     std::span<const float> weight;  ///< factors
     std::span<const float> bias;    ///< added
 };
 
-/// The results of the backward pass. The parameters' gradients are of this rank's batch alone:
+/// The results of the backward pass. The parameters' gradients cover only this rank's batch:
 /// combine them like any others.
 struct batch_norm_gradients {
     std::span<float> x;       ///< as large as the batch; may be `dy`
@@ -118,9 +120,9 @@ struct batch_norm_gradients {
     std::span<float> bias;    ///< a number for each channel
 };
 
-/// y = (x - mean) * inverse_deviation * weight + bias, with mean and deviation of all ranks'
-/// batches. `y` may be `x` if no backward pass follows. The fault's code is errc::mismatch, at once
-/// and on this rank alone, if a span has the wrong size.
+/// y = (x - mean) * inverse_deviation * weight + bias, with the mean and deviation of all ranks'
+/// batches. `y` may be `x` if no backward pass follows. If a span has the wrong size, this rank
+/// alone gets errc::mismatch, at once.
 template <host_transport Net>
 [[nodiscard]] collective_fault sync_batch_norm(Net& net, const batch_shape& shape, std::span<const float> x,
                                                const batch_norm_parameters& parameters, float epsilon,
@@ -163,8 +165,8 @@ template <host_transport Net>
     return {};
 }
 
-/// The gradients of that: two sums a channel go to all ranks. `x` and `seen` are those of the
-/// forward pass. Errors as there.
+/// The backward pass of sync_batch_norm: two sums for each channel go to all ranks. `x` and `seen`
+/// are those of the forward pass. Returns errc::mismatch as sync_batch_norm does.
 template <host_transport Net>
 [[nodiscard]] collective_fault sync_batch_norm_backward(Net& net, const batch_shape& shape, std::span<const float> x,
                                                         std::span<const float> dy, std::span<const float> weight,
@@ -205,18 +207,18 @@ template <host_transport Net>
     return {};
 }
 
-/// One rank's batch, in memory of its device; `channels` numbers where nothing else is said.
+/// One rank's batch, in memory of its device. Arrays have `channels` elements unless stated.
 struct device_batch {
     batch_shape shape{};            ///< samples may differ between ranks, and be 0
-    const float* x = nullptr;       ///< the batch
+    const float* x = nullptr;       ///< the batch: shape.elements() elements
     float* y = nullptr;             ///< as large; may be `x` if no backward pass follows
     const float* weight = nullptr;  ///< factors
     const float* bias = nullptr;    ///< added
-    /// Of all ranks together, behind the forward pass, for the backward pass and for running averages.
+    /// The forward pass's result over all ranks, for the backward pass and for running averages.
     channel_moments* moments = nullptr;
     float* inverse_deviation = nullptr;   ///< as in batch_statistics
     channel_moments* of_ranks = nullptr;  ///< scratch: channels * (ranks + 1)
-    const float* dy = nullptr;            ///< of the backward pass alone, as all below: as large as `x`
+    const float* dy = nullptr;            ///< as large as `x`; all from here: backward only
     float* dx = nullptr;                  ///< as large; may be `dy`
     float* dweight = nullptr;             ///< of this rank's batch alone
     float* dbias = nullptr;               ///< of this rank's batch alone
@@ -225,7 +227,7 @@ struct device_batch {
 
 namespace detail {
 
-/// A kernel of a batch: f(context, batch, channel) for each channel, by a block.
+/// A kernel that calls f(context, batch, channel) for each channel, with one block for a channel.
 template <class F>
 struct of_channels {
     device_batch batch;
@@ -241,7 +243,7 @@ struct of_channels {
     }
 };
 
-/// Calls f(the place of an element) for the channel's elements that this thread has.
+/// Calls f(index) for each of the channel's elements that this thread has.
 GPUSHARE_EXEC_CHECK_DISABLE
 template <class C, class F>
 GPUSHARE_HD void each_element(const C& ctx, const batch_shape& shape, std::size_t channel, const F& f) {
@@ -250,7 +252,7 @@ GPUSHARE_HD void each_element(const C& ctx, const batch_shape& shape, std::size_
         f(shape.at(k / shape.positions, channel) + k % shape.positions);
 }
 
-/// The moments of a channel of this rank.
+/// This rank's moments of a channel.
 struct own_moments {
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class C>
@@ -272,7 +274,7 @@ struct own_moments {
         if (ctx.thread_rank() == 0) b.of_ranks[c] = own;
     }
 };
-/// What all ranks' moments make of a channel.
+/// Merges all ranks' moments of a channel, and normalises this rank's elements.
 struct normalise_channel {
     std::uint32_t ranks;
     float epsilon;
@@ -295,7 +297,7 @@ struct normalise_channel {
         each_element(ctx, b.shape, c, [&](std::size_t i) { b.y[i] = mean(b.x[i]) * scale + b.bias[c]; });
     }
 };
-/// The sums that a channel's gradients take.
+/// The sums that a channel's gradients need.
 struct sums_of_channel {
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class C>
@@ -330,7 +332,7 @@ struct gradient_of_channel {
     }
 };
 
-/// On each rank's stream, or on one that all have.
+/// Launches on each rank's stream, or on one stream for all ranks.
 template <class Stream, class F>
 void launch_on_batches(std::span<Stream> streams, std::span<const device_batch> batches, const F& f) {
     for (std::size_t r = 0; r < batches.size(); ++r) {
@@ -349,13 +351,13 @@ template <class Stream>
 
 }  // namespace detail
 
-/// sync_batch_norm of ranks on devices: enqueues it on streams[r] of rank r, or on one stream for
-/// all if they share a device. `gather(ins, outs, count)` enqueues an all-gather of words of 64
-/// bits, for example submit_all_gather (collective/submit.hpp), and returns its error.
-/// No thread waits for the device, so the call can be captured. The bits are those of
-/// sync_batch_norm, with two exceptions on a device: the threads of a block share a channel, so its
-/// sums are added in another order, and a product and a sum may be rounded once.
-/// errc::invalid_specification if spans or shapes don't fit.
+/// sync_batch_norm of ranks on devices. Enqueues on streams[r] of rank r, or on one stream for all
+/// ranks if they share a device. `gather(ins, outs, count)` enqueues an all-gather of 64-bit words,
+/// for example submit_all_gather (collective/submit.hpp), and returns its error. No thread waits
+/// for the device, so the call can be captured. The bits are those of sync_batch_norm, with two
+/// exceptions on a device: the threads of a block share a channel and add its sums in another
+/// order, and a product and a sum may be rounded once. Returns errc::invalid_specification if spans
+/// or shapes don't fit.
 template <launcher Stream, class Gather>
 [[nodiscard]] errc submit_sync_batch_norm(std::span<Stream> streams, std::span<const device_batch> batches,
                                           float epsilon, const Gather& gather) {
@@ -380,7 +382,7 @@ template <launcher Stream, class Gather>
 }
 
 /// sync_batch_norm_backward of the same batches. `all_reduce(ins, outs, count, op)` is an engine of
-/// buckets (gradient/device_buckets.hpp) for floats and sum. In all else as submit_sync_batch_norm.
+/// buckets (gradient/device_buckets.hpp) for floats and sum. Otherwise like submit_sync_batch_norm.
 template <launcher Stream, class AllReduce>
 [[nodiscard]] errc submit_sync_batch_norm_backward(std::span<Stream> streams, std::span<const device_batch> batches,
                                                    const AllReduce& all_reduce) {
@@ -403,19 +405,19 @@ template <launcher Stream, class AllReduce>
 
 /// Which classes take part in a step.
 struct partial_softmax_options {
-    double rate = 1;         ///< of each rank's classes, labels among them; labels take part in any case
-    std::uint64_t seed = 0;  ///< what the sample depends on, with the rank and the step
+    double rate = 1;         ///< the part of each rank's classes in a step; labels always take part
+    std::uint64_t seed = 0;  ///< of the sample, which also differs by rank and step
 };
 
 namespace detail {
 
-/// Which classes of a rank's shard take part, step after step. A plain value.
+/// Chooses which classes of a rank's shard take part, step by step. A plain value.
 class class_sample {
 public:
     class_sample(const element_range& own, std::uint32_t rank, const partial_softmax_options& options)
         : own_(own), options_(options), any_(options.seed + 0x9e37'79b9'7f4a'7c15U * (rank + 1)) {}
 
-    /// All classes that are labels, and as many others at random as the rate leaves room for.
+    /// Chooses all classes that are labels, and random others as far as the rate leaves room.
     void choose(std::span<const std::int64_t> labels, std::vector<std::uint32_t>& rows) {
         std::vector<bool> taken(own_.size());
         std::size_t n = 0;
@@ -426,13 +428,13 @@ public:
         for (const std::int64_t l : labels)
             if (l >= static_cast<std::int64_t>(own_.begin) && l < static_cast<std::int64_t>(own_.end))
                 take(static_cast<std::size_t>(l) - own_.begin);
-        const double rate = options_.rate > 0 ? std::min(options_.rate, 1.0) : 0;  // also if it is no number
+        const double rate = options_.rate > 0 ? std::min(options_.rate, 1.0) : 0;  // also for NaN
         const auto wanted = static_cast<std::size_t>(std::ceil(static_cast<double>(own_.size()) * rate));
         if (wanted >= own_.size()) {
             taken.assign(own_.size(), true);
         } else {
-            // Takes each other class with a probability of the number still wanted over the number
-            // still left: none twice, and in one pass.
+            // Selection sampling: takes each other class with a probability of the number still
+            // wanted over the number still left. So one pass suffices, and no class comes twice.
             std::size_t left = own_.size() - n;
             for (std::size_t c = 0; c < own_.size() && n < wanted; ++c) {
                 if (taken[c]) continue;
@@ -453,13 +455,13 @@ private:
 
 }  // namespace detail
 
-/// One rank's shard of the classes, and the state that its last step left. All ranks have batches
-/// of the same size; missing samples have the label `ignored`.
+/// One rank's shard of the classes, and the results of its last step. All ranks pass batches of the
+/// same size: pad them with samples of the label `ignored`.
 class partial_softmax {
 public:
     static constexpr std::int64_t ignored = -1;  ///< the label of a sample that doesn't count
 
-    /// `features` numbers a sample.
+    /// Each sample has `features` numbers.
     template <host_transport Net>
     partial_softmax(const Net& net, std::size_t classes, std::size_t features,
                     const partial_softmax_options& options = {})
@@ -471,16 +473,16 @@ public:
     [[nodiscard]] element_range own() const noexcept { return own_; }  ///< the classes of this rank
     /// The classes that took part in the last step, counted from own().begin, ascending.
     [[nodiscard]] std::span<const std::uint32_t> rows() const noexcept { return rows_; }
-    /// The gradient of the weights of class rows()[k] in the last step, complete: other ranks add
-    /// nothing.
+    /// The gradient of the weights of class rows()[k] in the last step. It is complete: other ranks
+    /// add nothing.
     [[nodiscard]] std::span<const float> row_gradient(std::size_t k) const noexcept {
         return std::span(gradient_).subspan(k * features_, features_);
     }
 
-    /// The mean loss of all ranks' samples, the same on every rank, and its gradient by this
-    /// rank's. `x` and `dx`: a row of features for each label; `weights`: one for each of own(). A
-    /// label that is no class counts as `ignored`. errc::mismatch, at once and on this rank alone,
-    /// if a span has the wrong size.
+    /// Computes the mean loss of all ranks' samples, the same on every rank, and its gradient by
+    /// this rank's samples. `x` and `dx` have a row of features for each label, and `weights` has
+    /// one for each class of own(). A label that isn't a class counts as `ignored`. If a span has
+    /// the wrong size, this rank alone gets errc::mismatch, at once.
     template <host_transport Net>
     [[nodiscard]] collective_fault step(Net& net, std::span<const float> x, std::span<const std::int64_t> labels,
                                         std::span<const float> weights, float& loss, std::span<float> dx,
@@ -505,7 +507,7 @@ public:
     }
 
 private:
-    /// Fills in the logits, a row for each sample, and returns the largest of each.
+    /// Fills in the logits, a row for each sample, and returns each sample's largest logit.
     std::vector<float> products(std::span<const float> x, std::span<const float> weights,
                                 std::span<float> logits) const {
         const std::size_t classes = rows_.size(), samples = x.size() / features_;
@@ -518,8 +520,8 @@ private:
             }
         return most;
     }
-    /// Turns logits into exponentials, relative to the largest of all ranks. Returns the sum for
-    /// each sample and, behind all sums, the logit of each sample's label, which one rank has.
+    /// Turns logits into exponentials, relative to the largest logit of all ranks. Returns the sum
+    /// for each sample and, after all sums, the logit of each sample's label, which one rank has.
     std::vector<float> exponentials(std::span<const std::int64_t> labels, std::span<const float> most,
                                     std::span<float> logits) const {
         const std::size_t classes = rows_.size(), samples = labels.size();
@@ -536,7 +538,7 @@ private:
         }
         return sums;
     }
-    /// Returns how many samples count.
+    /// Computes the loss, and returns how many samples count.
     std::size_t mean_loss(std::span<const std::int64_t> labels, std::span<const float> sums, float& loss) const {
         std::size_t counted = 0;
         double total = 0;
@@ -594,26 +596,27 @@ struct device_softmax_rank {
     const float* x = nullptr;              ///< a row of features for each sample of this rank
     const std::int64_t* labels = nullptr;  ///< of these
     const float* weights = nullptr;        ///< a row for each class of own(rank)
-    float* dx = nullptr;                   ///< the gradient by x, as large
-    float* gradient = nullptr;             ///< by the weights of each class in rows(rank); as large as `weights`
+    float* dx = nullptr;                   ///< the gradient by x, as large as `x`
+    float* gradient = nullptr;             ///< a row for each of rows(rank); as large as `weights`
     float* loss = nullptr;                 ///< one number: the mean of all ranks' samples
     std::byte* scratch = nullptr;          ///< scratch_bytes(); alignment 16
 };
 
-/// partial_softmax of all ranks of this process, on devices. Labels lie on the devices, and on the
-/// host too where not all classes take part, since the host draws the sample, with the classes that
-/// partial_softmax has. One thread at a time.
+/// partial_softmax of all ranks of this process, on devices. Labels are on the devices. If not all
+/// classes take part, the host needs the labels, too, since it draws the sample. The classes are
+/// those that partial_softmax draws. One thread at a time uses it.
 ///
-///   gpushare::device_partial_softmax layer(ranks, classes, features, samples_of_a_rank, {.rate = 0.1});
+///   gpushare::device_partial_softmax layer(ranks, classes, features, samples_of_a_rank,
+///                                          {.rate = 0.1});
 ///   layer.choose(labels);                                            // of all ranks' samples
 ///   layer.submit_step(std::span(streams), arrays, gather, all_reduce, reduce_scatter);
 ///
 /// The results are those of partial_softmax, with the same bits if a block has one thread. On a
-/// device the threads of a block share a sample's logits, which are therefore added in another
-/// order; a product and a sum may be rounded once; and exp is the device's.
+/// device the threads of a block share a sample's logits and add exponentials in another order, a
+/// product and a sum may be rounded once, and exp and log are the device's.
 class device_partial_softmax {
 public:
-    /// `samples` of each rank, with `features` numbers each.
+    /// Each rank has `samples` samples of `features` numbers.
     device_partial_softmax(std::uint32_t ranks, std::size_t classes, std::size_t features, std::size_t samples,
                            const partial_softmax_options& options = {})
         : classes_(classes), features_(features), samples_(samples), rows_(ranks), all_take_part_(options.rate >= 1) {
@@ -627,7 +630,7 @@ public:
     [[nodiscard]] element_range own(std::uint32_t rank) const { return own_[rank]; }  ///< the classes of a rank
     /// The rank's classes that take part in the step, counted from own(rank).begin, ascending.
     [[nodiscard]] std::span<const std::uint32_t> rows(std::uint32_t rank) const { return rows_[rank]; }
-    /// The memory that a step takes of each rank's device.
+    /// The memory that a step takes on each rank's device.
     [[nodiscard]] bytes scratch_bytes() const {
         std::size_t most = 0;  // classes of a rank
         for (const element_range& own : own_) most = std::max(most, own.size());
@@ -635,10 +638,10 @@ public:
         return bytes{all * sizeof(std::int64_t) + (2 * all * features_ + all * most + 3 * all + 1) * sizeof(float) +
                      most * sizeof(std::uint32_t)};
     }
-    /// Chooses the classes of the next step: those of the labels, which are all ranks', rank by rank,
-    /// and others at random. Before each step, unless all classes take part. The step copies the
-    /// choice to the devices: don't choose again before they have it. Throws operation_error
-    /// (errc::invalid_specification) for another number of labels.
+    /// Chooses the classes of the next step: those of the labels, and others at random. `labels`
+    /// has all ranks' labels, rank by rank. Call it before each step, unless all classes take part.
+    /// The step copies the choice to the devices: don't choose again before the copy is done.
+    /// Throws operation_error (errc::invalid_specification) for another number of labels.
     void choose(std::span<const std::int64_t> labels) {
         if (labels.size() != samples_ * own_.size())
             raise({errc::invalid_specification, labels.size(), 0, samples_ * own_.size(), reason::wrong_count}, {},
@@ -647,12 +650,12 @@ public:
         chosen_ = true;
     }
 
-    /// Enqueues a step on streams[r] of rank r, or on one stream for all, where they share a device.
-    /// Its collectives are functions that enqueue them, of submit.hpp, say, and whose errors it
-    /// returns: gather(ins, outs, count) of floats and of std::int64_t,
-    /// all_reduce(ins, outs, count, op) and reduce_scatter(ins, outs, count, op) of floats.
-    /// errc::invalid_specification for another number of ranks or streams, or if nothing was chosen.
-    /// After the error of a collective the same step may be tried again, with the same choice.
+    /// Enqueues a step on streams[r] of rank r, or on one stream for all ranks if they share a
+    /// device. The last arguments enqueue collectives, for example those of submit.hpp: gather(ins,
+    /// outs, count) of floats and of std::int64_t, all_reduce(ins, outs, count, op) and
+    /// reduce_scatter(ins, outs, count, op) of floats. Returns their errors, and
+    /// errc::invalid_specification for another number of ranks or streams, or if nothing was
+    /// chosen. After a collective's error the same step may be tried again, with the same choice.
     template <launcher Stream, class Gather, class AllReduce, class ReduceScatter>
     requires copier<Stream>
     [[nodiscard]] errc submit_step(std::span<Stream> streams, std::span<const device_softmax_rank> ranks,
@@ -733,7 +736,7 @@ private:
         return gather(std::span<const std::int64_t* const>(labels), std::span<std::int64_t* const>(all_labels),
                       samples_);
     }
-    /// So many numbers for each sample, in place.
+    /// Combines `numbers` numbers for each sample, in place.
     template <class Op, class AllReduce>
     [[nodiscard]] static errc combine(std::span<const detail::softmax_part> parts, float* detail::softmax_part::*of,
                                       std::size_t numbers, Op op, const AllReduce& all_reduce) {
@@ -750,7 +753,7 @@ private:
     std::size_t classes_, features_, samples_;  // samples of a rank
     std::vector<element_range> own_{};          // of each rank
     std::vector<detail::class_sample> sample_{};
-    std::vector<std::vector<std::uint32_t>> rows_;  // streams copy from here: keep this until the step is over
+    std::vector<std::vector<std::uint32_t>> rows_;  // streams copy from here until the step is over
     bool all_take_part_;
     bool chosen_ = false;  // for the next step
 };

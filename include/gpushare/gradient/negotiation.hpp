@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// Agrees between ranks on which gradients can be combined next, where each rank has them in an
-// order of its own. On line, all ranks AND a bit vector now and then; off line, they record the
-// order of the first steps, and send nothing afterwards.
+// Lets ranks agree on which gradients to combine next, though each rank computes them in an order
+// of its own. On line, all ranks AND a bit vector now and then. Off line, they record the order of
+// the first steps, agree on one order, and send nothing afterwards.
 //
-//   gpushare::ready_bits mine(gradients);                          // on line
-//   mine.mark(g);                                                  // as gradient g becomes ready
-//   auto fault = gpushare::negotiate(net, mine, next, why);        // appends to `next` the gradients that are ready everywhere, on every rank the same
+//   gpushare::ready_bits mine(gradients);                      // on line
+//   mine.mark(g);                                              // as gradient g becomes ready
+//   auto fault = gpushare::negotiate(net, mine, next, why);    // appends to `next`
 //
-//   gpushare::recorded_order order(gradients);                // off line
-//   order.mark(g);  order.end_step();  if (order.ready_to_agree()) fault = gpushare::agree(net, order);
+//   gpushare::recorded_order order(gradients);                 // off line
+//   order.mark(g);  order.end_step();
+//   if (order.ready_to_agree()) fault = gpushare::agree(net, order);
 //
-// Between the threads of a process no thread waits: each rank's gradients are marked on a board
-// that all see. There each rank reads which gradients became ready everywhere, in one common order.
+// Threads of a process don't wait for each other: each rank marks its gradients on a board that all
+// ranks see. Each rank reads there which gradients became ready everywhere, in one common order.
 //
-//   gpushare::ready_board board(gradients, ranks);            // one for all ranks
-//   board.mark(r, g);                                         // by rank r, as its gradient g becomes ready
-//   board.take(r, next);                                      // appends to `next` the gradients that are ready everywhere, on every rank the same
+//   gpushare::ready_board board(gradients, ranks);    // one for all ranks
+//   board.mark(r, g);                                 // by rank r, as its gradient g becomes ready
+//   board.take(r, next);                              // appends those ready everywhere
 //   if (board.complete(r)) board.end_step(r);
 //
-// The deciding parts are plain values without a transport: a simulation of hundreds of ranks runs
-// them as they are.
+// The parts that decide need no transport: a simulation of hundreds of ranks runs them as they are.
 #pragma once
 
 #include <algorithm>
@@ -41,15 +41,15 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Combines bit vectors: what all ranks have set.
+/// Combines bit vectors: keeps the bits that all ranks have set.
 struct bitwise_and {
     static constexpr std::uint32_t id = 6;  ///< tells calls with different operators apart
-    /// Combines where `a` lies.
+    /// Combines `b` into `a`.
     template <class A>
     [[gnu::always_inline]] GPUSHARE_HD static constexpr void into(A& a, const A& b) noexcept {
         a = a & b;
     }
-    /// Combines two.
+    /// Returns the combined bits.
     template <class A>
     GPUSHARE_HD constexpr A operator()(const A& a, const A& b) const noexcept {
         return a & b;
@@ -58,32 +58,32 @@ struct bitwise_and {
 
 /// A gradient that a rank holds up.
 struct stall {
-    std::uint32_t gradient = 0;  ///< the first that others have
-    std::uint32_t rank = 0;      ///< the first that hasn't
+    std::uint32_t gradient = 0;  ///< the first that only some ranks have
+    std::uint32_t rank = 0;      ///< the first without it
     friend constexpr bool operator==(const stall&, const stall&) = default;
 };
 
 /// One rank's ready gradients, and the gradients known to be ready on all ranks. A plain value.
 class ready_bits {
 public:
-    /// So many gradients.
+    /// For this many gradients.
     explicit ready_bits(std::uint32_t gradients)
         : gradients_(gradients), mine_((gradients + 1 + 63) / 64), agreed_(mine_.size()) {
         calm();
     }
 
     [[nodiscard]] std::uint32_t size() const noexcept { return gradients_; }  ///< gradients
-    /// Gradient g is ready here. errc::mismatch if it was already, or isn't one.
+    /// Marks gradient g as ready here. Returns errc::mismatch if g was marked or doesn't exist.
     errc mark(std::uint32_t g) noexcept {
         if (g >= gradients_ || bit(mine_, g)) return errc::mismatch;
         mine_[g / 64] |= mask(g);
         return errc::none;
     }
-    /// Whether it is ready here.
+    /// Whether gradient g is ready here.
     [[nodiscard]] bool is_marked(std::uint32_t g) const noexcept { return bit(mine_, g); }
-    /// Whether all ranks are known to have it.
+    /// Whether gradient g is known to be ready on all ranks.
     [[nodiscard]] bool is_agreed(std::uint32_t g) const noexcept { return bit(agreed_, g); }
-    /// Whether this rank has some that aren't agreed yet.
+    /// Whether this rank has gradients that aren't agreed yet.
     [[nodiscard]] bool is_waiting() const noexcept {
         for (std::uint32_t w = 0; w < mine_.size(); ++w)
             if ((mine_[w] & ~agreed_[w] & ~mask_of_alarm(w)) != 0) return true;
@@ -96,15 +96,15 @@ public:
         return true;
     }
 
-    /// The words for the other ranks: a bit for each gradient, and one more that a rank clears when
-    /// it has waited for too long.
+    /// The words for the other ranks: a bit for each gradient, and an alarm bit that a rank clears
+    /// when it has waited for too long.
     [[nodiscard]] std::span<const std::uint64_t> words() const noexcept { return mine_; }
-    /// Asks all ranks, with the next exchange, to look who holds things up.
+    /// Asks all ranks to find out, in the next exchange, which rank delays the others.
     void raise_alarm() noexcept { mine_[gradients_ / 64] &= ~mask(gradients_); }
 
-    /// Takes the words of all ranks, ANDed. Appends the numbers of the gradients that became ready
-    /// everywhere since the last call to `next`. True if some rank has raised the alarm: then all
-    /// ranks gather their words, and stalled() names the rank.
+    /// Takes the AND of all ranks' words. Appends to `next` the gradients that became ready
+    /// everywhere since the last call. Returns whether a rank has raised the alarm: then all ranks
+    /// gather their words, and stalled() names the rank that delays the others.
     bool take(std::span<const std::uint64_t> all, std::vector<std::uint32_t>& next) {
         for (std::uint32_t w = 0; w < agreed_.size(); ++w) {
             std::uint64_t fresh = all[w] & ~agreed_[w] & ~mask_of_alarm(w);
@@ -115,8 +115,8 @@ public:
         calm();
         return (all[gradients_ / 64] & mask(gradients_)) == 0;
     }
-    /// A gradient that some ranks have and others don't. The words of all ranks are adjacent, in
-    /// the order of ranks.
+    /// The first gradient that some ranks have and others don't. `of_ranks` has the words of all
+    /// ranks, one rank after the other.
     [[nodiscard]] std::optional<stall> stalled(std::span<const std::uint64_t> of_ranks) const noexcept {
         const std::size_t words = mine_.size(), ranks = of_ranks.size() / words;
         for (std::uint32_t g = 0; g < gradients_; ++g) {
@@ -154,15 +154,15 @@ private:
     std::vector<std::uint64_t> mine_, agreed_;
 };
 
-/// One exchange between ranks: all of them call it, equally often, once or more in a step. Appends
-/// the gradients that became ready everywhere to `next`. If a rank has raised the alarm, `why`
-/// names the rank that delays the others, the same on all ranks.
+/// One exchange between ranks. All ranks call it equally often, at least once in a step. Appends to
+/// `next` the gradients that became ready everywhere. If a rank has raised the alarm, `why` names
+/// the rank that delays the others, the same on all ranks.
 template <host_transport Net>
 [[nodiscard]] collective_fault negotiate(Net& net, ready_bits& mine, std::vector<std::uint32_t>& next,
                                          std::optional<stall>& why, instant deadline = never) {
     why.reset();
     const std::span<const std::uint64_t> own = mine.words();
-    std::uint64_t few[32];  // of 2047 gradients, without an allocation
+    std::uint64_t few[32];  // enough for 2047 gradients, without an allocation
     std::vector<std::uint64_t> many(own.size() > std::size(few) ? own.size() : 0);
     const std::span<std::uint64_t> all = many.empty() ? std::span(few).first(own.size()) : std::span(many);
     if (const auto f = net.all_reduce(own, all, bitwise_and{}, deadline)) return f;
@@ -173,29 +173,30 @@ template <host_transport Net>
     return {};
 }
 
-/// How a step went another way than was recorded.
+/// A step that doesn't have each gradient once.
 struct divergence {
     /// The kind of error.
     enum class kind : std::uint8_t {
         twice,    ///< the gradient came a second time
-        missing,  ///< it didn't come at all
-        unknown,  ///< it isn't one
+        missing,  ///< the gradient didn't come
+        unknown,  ///< there is no such gradient
     };
     kind what = kind::twice;     ///< what happened
-    std::uint32_t gradient = 0;  ///< with which
+    std::uint32_t gradient = 0;  ///< to which gradient
     friend constexpr bool operator==(const divergence&, const divergence&) = default;
 };
 
-/// The order in which gradients become ready, recorded in a few steps. From then on all ranks know
-/// it and exchange nothing more. A gradient may come a little earlier or later than its turn, but a
-/// step that has one twice, or lacks one, is noticed. A plain value.
+/// The order in which gradients become ready, recorded over a few steps. Once the ranks have agreed
+/// on it, they exchange nothing more. A gradient may come earlier or later than recorded, but a
+/// step that has a gradient twice, or lacks one, is noticed. A plain value.
 class recorded_order {
 public:
-    /// So many gradients, watched for so many steps.
+    /// For this many gradients, and this many steps to record.
     explicit recorded_order(std::uint32_t gradients, std::uint32_t steps = 2)
         : steps_(steps), places_(gradients), is_here_(gradients) {}
 
-    /// Gradient g is ready: its place in the order, or how this differs from what was recorded.
+    /// Records that gradient g is ready. Returns a divergence if g was ready already or doesn't
+    /// exist.
     std::optional<divergence> mark(std::uint32_t g) {
         if (g >= is_here_.size()) return divergence{divergence::kind::unknown, g};
         if (is_here_[g]) return divergence{divergence::kind::twice, g};
@@ -204,8 +205,8 @@ public:
         ++here_;
         return std::nullopt;
     }
-    /// The step is over. Missing gradients are named, and recorded as the last. So every rank has
-    /// recorded the same number of steps, whatever came.
+    /// Ends the step, and returns the first missing gradient. Missing gradients are recorded as the
+    /// last ones, so that all ranks record the same number of steps.
     std::optional<divergence> end_step() {
         std::optional<divergence> lacks;
         for (std::uint32_t g = 0; g < is_here_.size(); ++g)
@@ -218,23 +219,23 @@ public:
         here_ = 0;
         return lacks;
     }
-    /// Whether enough steps were recorded, and the ranks haven't agreed yet: time to call agree().
-    /// The same on all ranks.
+    /// Whether it is time to call agree(): enough steps are recorded, but no order is agreed. All
+    /// ranks get the same answer.
     [[nodiscard]] bool ready_to_agree() const noexcept {
         return recorded_ == steps_ && order_.empty() && !places_.empty();
     }
-    /// By their places in the recorded steps, the earliest first.
+    /// This rank's order: by places in the recorded steps, the earliest first.
     [[nodiscard]] std::vector<std::uint32_t> proposal() const {
         std::vector<std::uint32_t> order(places_.size());
         for (std::uint32_t g = 0; g < order.size(); ++g) order[g] = g;
         std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return places_[a] < places_[b]; });
         return order;
     }
-    /// The order of all ranks.
+    /// Takes the order that all ranks agreed on.
     void adopt(std::span<const std::uint32_t> order) { order_.assign(order.begin(), order.end()); }
-    /// That; nothing until the ranks have agreed.
+    /// The agreed order; empty until the ranks have agreed.
     [[nodiscard]] std::span<const std::uint32_t> order() const noexcept { return order_; }
-    /// Forgets it, and records anew: after a divergence that stays, on all ranks alike.
+    /// Forgets the order and records anew. Call it on all ranks, after a divergence that stays.
     void restart() {
         order_.clear();
         recorded_ = 0;
@@ -246,12 +247,12 @@ private:
 
     std::uint32_t steps_, recorded_ = 0;
     std::uint64_t here_ = 0;             // gradients of this step so far
-    std::vector<std::uint64_t> places_;  // of each, summed over the recorded steps
+    std::vector<std::uint64_t> places_;  // of each gradient, summed over recorded steps
     std::vector<bool> is_here_;
     std::vector<std::uint32_t> order_;
 };
 
-/// All ranks take rank 0's: the only message there is.
+/// All ranks adopt rank 0's order: the only message of a recorded order.
 template <host_transport Net>
 [[nodiscard]] collective_fault agree(Net& net, recorded_order& order, instant deadline = never) {
     std::vector<std::uint32_t> all = order.proposal();
@@ -261,11 +262,11 @@ template <host_transport Net>
 }
 
 /// The gradients that each rank has ready in a step. Each rank's calls come from one thread at a
-/// time. Every rank marks every gradient in each step; a rank may be one step ahead of others,
-/// never two. The constructor allocates, nothing else does.
+/// time. Every rank marks every gradient in each step. A rank may be one step ahead of others,
+/// never two. The board allocates in its constructor only.
 class ready_board {
 public:
-    /// So many gradients, on each of so many ranks.
+    /// For this many gradients on each of this many ranks.
     ready_board(std::uint32_t gradients, std::uint32_t ranks)
         : gradients_(gradients),
           words_((gradients + 63) / 64),
@@ -274,24 +275,26 @@ public:
           taken_(std::size_t{2} * words_),
           entries_(gradients) {}
 
-    /// Gradient g is ready on rank r. errc::mismatch if it was already, or isn't one.
+    /// Marks gradient g as ready on rank r. Returns errc::mismatch if g was marked or doesn't
+    /// exist.
     errc mark(std::uint32_t r, std::uint32_t g) noexcept {
         if (g >= gradients_) return errc::mismatch;
         std::atomic<std::uint64_t>& word = mark_of(r, ranks_[r].step, g / 64);
-        // relaxed: no other rank writes to it. release: a thread that finds the mark here sees this
-        // rank's earlier writes, the gradient.
+        // relaxed: no other rank writes to the word. release: a thread that finds the mark sees
+        // what this rank wrote before it, the gradient.
         const std::uint64_t had = word.load(std::memory_order_relaxed), bit = std::uint64_t{1} << (g % 64);
         if ((had & bit) != 0) return errc::mismatch;
         word.store(had | bit, std::memory_order_release);
         return errc::none;
     }
-    /// Appends to `next` the gradients that became ready everywhere since rank r last took. All
+    /// Appends to `next` the gradients that became ready everywhere since rank r's last call. All
     /// ranks see the same sequence, each at its own pace. Gradients that two ranks mark at the same
     /// moment may come one call later.
     void take(std::uint32_t r, std::vector<std::uint32_t>& next) {
         rank_state& me = ranks_[r];
         for (std::uint32_t w = 0; w < words_; ++w) write_down(me.step, w);
-        // acquire: with an entry comes its word of bits, and what all ranks did before they marked these.
+        // acquire: shows the entry's bits, and what all ranks wrote before they marked these
+        // gradients.
         for (; me.taken < gradients_; ++me.read) {
             const std::uint64_t head = entries_[me.read].head.load(std::memory_order_acquire);
             if (head >> 32 != me.step) return;
@@ -304,16 +307,17 @@ public:
             me.taken += n;
         }
     }
-    /// Whether rank r has taken all of the step.
+    /// Whether rank r has taken all gradients of the step.
     [[nodiscard]] bool complete(std::uint32_t r) const noexcept { return ranks_[r].taken == gradients_; }
-    /// Rank r begins the next step. errc::in_flight, and nothing happens, unless complete(r).
+    /// Rank r begins the next step. Returns errc::in_flight and does nothing unless complete(r).
     errc end_step(std::uint32_t r) noexcept {
         if (!complete(r)) return errc::in_flight;
         rank_state& me = ranks_[r];
-        // This rank's marks are all written down: whoever still looks at them finds nothing more to
-        // do. The rest is of the step before this one, which all ranks have ended, for they have
-        // marked in this one. All clear it, and each before it marks again: so before anybody finds
-        // something to write down. relaxed: that mark is the release.
+        // All of this rank's marks have an entry, so a thread that still looks at them finds
+        // nothing to do. taken_ and ends_ of the next step are left from the step before this one.
+        // All ranks have ended that step, since they have marked gradients in this one. Every rank
+        // clears both before its first mark of the next step, and so before any thread makes an
+        // entry of that step. relaxed: that mark is the release.
         for (std::uint32_t w = 0; w < words_; ++w) {
             mark_of(r, me.step, w).store(0, std::memory_order_relaxed);
             taken_of(me.step + 1, w).store(0, std::memory_order_relaxed);
@@ -323,7 +327,8 @@ public:
         me.read = me.taken = 0;
         return errc::none;
     }
-    /// A gradient that some ranks have in rank r's step and one hasn't; not while others are a step ahead.
+    /// A gradient that some ranks have in rank r's step and another rank lacks. The answer means
+    /// nothing while another rank is a step ahead.
     [[nodiscard]] std::optional<stall> stalled(std::uint32_t r) const noexcept {
         const std::uint32_t step = ranks_[r].step, n = static_cast<std::uint32_t>(ranks_.size());
         for (std::uint32_t w = 0; w < words_; ++w) {
@@ -341,19 +346,19 @@ public:
     }
 
 private:
-    static constexpr std::size_t apart = 128;  // bytes between what two threads write: two cache lines come at once
+    static constexpr std::size_t apart = 128;  // bytes: caches load two lines at once
 
     /// Gradients of one word that became ready together.
     struct entry {
-        std::atomic<std::uint64_t> head{0};  // the step, and below it the word's number
+        std::atomic<std::uint64_t> head{0};  // the step above the word's number
         std::atomic<std::uint64_t> bits{0};
     };
     struct alignas(apart) rank_state {
-        std::uint32_t step = 1;  // 0 is of entries that were never written
+        std::uint32_t step = 1;  // 0: entries that were never written
         std::uint32_t read = 0, taken = 0;
     };
 
-    /// Words of a rank, so that two ranks share no cache line.
+    /// Words for a rank's marks in a step, padded so that no two ranks share a cache line.
     [[nodiscard]] std::size_t stride() const noexcept {
         constexpr std::size_t line = apart / sizeof(std::uint64_t);
         return (words_ + line - 1) / line * line + line;
@@ -368,8 +373,8 @@ private:
     [[nodiscard]] std::atomic<std::uint64_t>& taken_of(std::uint32_t step, std::uint32_t w) noexcept {
         return taken_[std::size_t{step % 2} * words_ + w];
     }
-    /// Writes down the gradients of a word that all ranks have and that aren't written down yet:
-    /// the thread that sets a bit does it.
+    /// Makes an entry of the word's gradients that all ranks have and no entry has. The thread that
+    /// sets a gradient's bit in taken_ makes its entry.
     void write_down(std::uint32_t step, std::uint32_t w) noexcept {
         std::uint64_t all = ~std::uint64_t{0};
         for (std::uint32_t q = 0; q < ranks_.size() && all != 0; ++q)
@@ -377,7 +382,7 @@ private:
         std::atomic<std::uint64_t>& taken = taken_of(step, w);
         all &= ~taken.load(std::memory_order_relaxed);
         if (all == 0) return;
-        // relaxed: the marks that were read above order all that came before; the entry below is the release.
+        // relaxed: the reads of marks above acquire earlier writes; the entry below releases them.
         const std::uint64_t mine = all & ~taken.fetch_or(all, std::memory_order_relaxed);
         if (mine == 0) return;
         entry& e = entries_[ends_[step % 2].fetch_add(1, std::memory_order_relaxed)];
@@ -387,10 +392,10 @@ private:
 
     std::uint32_t gradients_, words_;
     std::vector<rank_state> ranks_;
-    std::vector<std::atomic<std::uint64_t>> marks_;  // of each rank, of two steps by turns
-    std::vector<std::atomic<std::uint64_t>> taken_;  // what has an entry, of two steps by turns
-    std::vector<entry> entries_;                     // in the one order
-    std::atomic<std::uint32_t> ends_[2]{};           // entries of a step
+    std::vector<std::atomic<std::uint64_t>> marks_;  // of each rank, of two steps in turn
+    std::vector<std::atomic<std::uint64_t>> taken_;  // those with an entry, of two steps in turn
+    std::vector<entry> entries_;                     // in the common order
+    std::atomic<std::uint32_t> ends_[2]{};           // entries of each of the two
 };
 
 }  // namespace GPUSHARE_ABI

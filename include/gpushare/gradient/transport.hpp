@@ -306,9 +306,8 @@ concept neighbour_transport = transport<T> && requires(T& t, std::span<const flo
 /// repeated averaging converges to the average of all ranks. A plain value, the same on all ranks.
 class neighbour_graph {
 public:
-    /// Each pair makes two ranks neighbours of each other. Throws operation_error
-    /// (errc::invalid_specification) for a rank that doesn't exist, or a pair of a rank with
-    /// itself.
+    /// Each pair makes two ranks neighbours. Throws operation_error (errc::invalid_specification)
+    /// for a rank that doesn't exist, or a pair of a rank with itself.
     neighbour_graph(std::uint32_t ranks, std::span<const std::pair<std::uint32_t, std::uint32_t>> edges)
         : neighbours_(ranks) {
         for (const auto& [a, b] : edges) {
@@ -329,8 +328,8 @@ public:
         if (ranks > 2) edges.emplace_back(ranks - 1, 0);
         return {ranks, edges};
     }
-    /// Connects ranks whose numbers differ in one bit: few neighbours each, and short paths between
-    /// all ranks.
+    /// Connects ranks whose numbers differ in one bit: few neighbours, and short paths between
+    /// ranks.
     [[nodiscard]] static neighbour_graph hypercube(std::uint32_t ranks) {
         std::vector<std::pair<std::uint32_t, std::uint32_t>> edges;
         for (std::uint32_t r = 0; r < ranks; ++r)

@@ -1,33 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
-// A group of groups: the ranks of this process, each a thread, and the same in other processes,
-// with one transport between processes. An all-reduce combines inside the process, sends one copy
-// of the result to the other processes, however many ranks there are, and hands the combined result
-// to all. It goes chunk by chunk, so that one chunk is combined here while others are under way
-// between processes.
+// A group of two levels: ranks that are threads of a process, in several processes, with one
+// transport between processes. An all-reduce combines elements inside each process, exchanges one
+// copy between processes, however many ranks there are, and hands the result to all ranks. It works
+// chunk by chunk, so that the ranks combine one chunk while others are under way between processes.
 //
 //   gpushare::communicator inner(4);
-//   gpushare::two_level_group group = gpushare::split(inner, outer);       // outer: a transport between processes, e.g. an mpi_transport
-//   auto mine = group.rank(r);                               // in thread r of four: a transport of the ranks of all processes
+//   gpushare::two_level_group group = gpushare::split(inner, outer);  // outer: an mpi_transport
+//   auto mine = group.rank(r);  // in thread r of four: a transport of all processes' ranks
 //
-// Ranks are numbered in the order of processes. An element is combined in the order of ranks in
-// each process, rounded to T, and then in the order of processes: the same bits at every run and on
-// every rank, but other bits than those of a flat group. An average of halves is one of the
-// processes' averages, weighted by their ranks where these aren't as many everywhere; so are those
-// of 8 bits.
+// Ranks are numbered in the order of processes. Elements are combined in the order of ranks in each
+// process, rounded to T, and then combined in the order of processes. The bits are the same in
+// every run and on every rank, but differ from those of a flat group. An average of elements of 16
+// or 8 bits is the average of the processes' averages, weighted by their numbers of ranks.
 //
-// Before any rank gets a result, all ranks of all processes have compared their calls. Every rank
-// names a rank that is late.
+// All ranks of all processes compare their calls before any rank gets a result. If a rank is late,
+// the fault on every rank names it.
 //
-// Ranks that are devices, or share one, and one thread for all of them, in each process:
+// Ranks can be devices, or share a device. One thread of each process serves all its ranks:
 //
-//   gpushare::two_level_devices levels(node.gangs(), devices, std::span(streams), members, outer, pinned);
+//   gpushare::two_level_devices levels(node.gangs(), devices, std::span(streams),
+//                                      members, outer, pinned);
 //   auto fault = levels.all_reduce<float>(ins, outs, n, gpushare::average{}, deadline);
-//   while (!buckets.complete()) buckets.advance(std::span(streams), staging, levels.engine(patience));
+//   while (!buckets.complete())
+//       buckets.advance(std::span(streams), staging, levels.engine(patience));
 //
-// The devices reduce-scatter on their streams, each copies its part to pinned memory, `outer`
-// combines the parts with the other processes', and each device gets its part back for an
-// all-gather. So each device's link to the host carries a part of the elements, there and back, and
-// the link between processes carries what the group above sends. The bits are that group's.
+// The devices reduce-scatter on their streams. Each copies its part to pinned memory, `outer`
+// combines the parts with those of the other processes, and each device gets its part back for an
+// all-gather. So a device's link to the host carries only a part of the elements, there and back.
+// The link between processes carries the bytes of a two_level_group, with the same bits.
 #pragma once
 
 #include <algorithm>
@@ -57,19 +57,19 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// How an all-reduce of two levels is cut.
+/// How an all-reduce of two levels is cut into chunks.
 struct two_level_options {
-    bytes chunk{1 << 20};     ///< what goes between processes at once: of several processes' wishes the least
-    std::uint32_t depth = 4;  ///< chunks under way there, where the transport can do that
-    /// How much longer than its deadline a rank waits for the rank that talks to other processes
-    /// and learns there which rank to name. That rank waits half of this time for the other
+    bytes chunk{1 << 20};     ///< bytes of a chunk: the smallest setting of all processes counts
+    std::uint32_t depth = 4;  ///< chunks under way at once, over a pipelined transport
+    /// How much longer than its deadline a rank waits for rank 0 of its process, which learns from
+    /// the other processes which rank to name. Rank 0 waits half of this time for the other
     /// processes, since they first look for the late rank among their own.
     ns grace = std::chrono::milliseconds(500);
 };
 
-/// The part of a group of two levels that is in this process. `inner` and `outer` must outlive it,
-/// and no other code uses `outer` while a collective runs. The transport's calls come from the
-/// thread of rank 0, except abort.
+/// This process's part of a group of two levels. `inner` and `outer` must outlive it. No other code
+/// may use `outer` while a collective runs. Only rank 0's thread runs collectives on `outer`, but
+/// each rank may abort them.
 template <host_transport Outer>
 class two_level_group {
     struct shared_state {
@@ -77,12 +77,11 @@ class two_level_group {
         Outer& outer;
         two_level_options options;
         detail::ranks_of_processes ranks{};
-        // Used by rank 0. Here, and not on its stack: after a fault the transport may still touch
-        // them (buffers_in_use).
+        // Rank 0's memory, not on its stack: after a fault the transport may still touch it.
         std::vector<std::uint64_t> words{};
         std::vector<std::unique_ptr<std::byte[]>> scratch{};
         bool in_use = false;
-        std::atomic<std::uint64_t> outer_fault{0};  // packed; set before the inner group is closed for it
+        std::atomic<std::uint64_t> outer_fault{0};  // packed; stored before the inner group closes
 
         shared_state(communicator& in, Outer& out, const two_level_options& o) : inner(in), outer(out), options(o) {}
         ~shared_state() {
@@ -94,17 +93,17 @@ class two_level_group {
     };
 
 public:
-    /// One rank's end, a transport.
+    /// One rank's end of the group: a transport.
     class rank_type {
     public:
-        static constexpr bool rank_ordered = false;   ///< of a flat group; see the header
+        static constexpr bool rank_ordered = false;   ///< ordered by levels: see the header
         static constexpr bool in_host_memory = true;  ///< see transport
 
-        [[nodiscard]] std::uint32_t rank() const noexcept { return first() + me_.rank(); }  ///< of all
-        [[nodiscard]] std::uint32_t size() const noexcept { return s_->ranks.size(); }      ///< in all processes
+        [[nodiscard]] std::uint32_t rank() const noexcept { return first() + me_.rank(); }  ///< among all
+        [[nodiscard]] std::uint32_t size() const noexcept { return s_->ranks.size(); }      ///< of all processes
         [[nodiscard]] bytes carried() const noexcept { return carried_; }                   ///< see transport
 
-        /// See transport. Averages are of floats.
+        /// See transport. Integers have no average.
         template <reducible T, class Op>
         requires(!detail::has_finish<Op> || !std::integral<T>) [[nodiscard]] collective_fault
             all_reduce(std::span<const std::type_identity_t<T>> in, std::span<T> out, const Op& op, instant deadline) {
@@ -114,8 +113,8 @@ public:
                 return reduce_chunks<T, Op>(in, out, here, between, at_end, deadline);
             });
         }
-        /// See transport. Averages are of floats. Rank 0 takes as much memory as there is input,
-        /// and more where processes have different numbers of ranks.
+        /// See transport. Integers have no average. Rank 0 allocates at least as much memory as its
+        /// input takes, and more if processes have different numbers of ranks.
         template <reducible T, class Op>
         requires(!detail::has_finish<Op> || !std::integral<T>) [[nodiscard]] collective_fault
             reduce_scatter(std::span<const std::type_identity_t<T>> in, std::span<T> out, const Op& op,
@@ -138,7 +137,7 @@ public:
             const std::size_t of_process = in.size() * s_->ranks.largest();
             const bool alike = s_->ranks.alike();
             std::span<T> here, all = out;
-            std::vector<T> mine;  // of the others
+            std::vector<T> mine;  // of ranks other than 0
             if (me_.rank() == 0) {
                 here = scratch<T>(0, of_process);
                 if (!alike) all = scratch<T>(1, of_process * s_->ranks.processes());
@@ -199,11 +198,12 @@ public:
             return reinterpret_cast<std::conditional_t<std::is_const_v<P>, const std::byte, std::byte>*>(p);
         }
 
-        /// Until when rank 0 waits for other processes: they may know better who is late.
+        /// Until when rank 0 waits for other processes, which may know better which rank is late.
         [[nodiscard]] instant outer_deadline(instant deadline) const noexcept {
             return saturating_add(deadline, s_->options.grace / 2);
         }
-        /// Where rank 0 may have been waiting for other processes.
+        /// The deadline of a call for which rank 0 may be late: it may have waited for other
+        /// processes.
         [[nodiscard]] instant behind_outer(instant deadline) const noexcept {
             return saturating_add(deadline, s_->options.grace);
         }
@@ -220,7 +220,7 @@ public:
             const std::size_t each = elements_of_a_chunk<T>();
             return {std::min(n, k * each), std::min(n, (k + 1) * each)};
         }
-        /// Memory of rank 0, kept until the group ends.
+        /// Rank 0's memory, kept until a later call needs it or the group ends.
         template <class T>
         [[nodiscard]] std::span<T> scratch(std::size_t which, std::size_t n) {
             if (s_->scratch.size() <= which) s_->scratch.resize(which + 1);
@@ -230,7 +230,7 @@ public:
             return {begin, n};
         }
 
-        /// Rank 0's output is where chunks are combined, each rank a part of one, and what goes to the other processes.
+        /// The ranks combine each chunk in rank 0's output, which is what goes to other processes.
         template <class T, class Op, class Here, class Between, class End>
         [[nodiscard]] collective_fault reduce_chunks(std::span<const T> in, std::span<T> out, const Here& here,
                                                      const Between& between, const End& at_end, instant deadline) {
@@ -267,7 +267,7 @@ public:
             }
             return chunks != 0 ? collective_fault{} : nothing_to_do(outside, deadline);
         }
-        /// A call without elements: all ranks have to know that the others have called it, too.
+        /// A call without elements: every rank still has to know that all others have made it.
         template <class Call>
         [[nodiscard]] collective_fault nothing_to_do(Call& outside, instant deadline) {
             if (me_.rank() == 0)
@@ -284,7 +284,7 @@ public:
             if (const auto f = outside.agree(detail::call_word<T>(what, n, detail::op_id<Op>()), deadline)) return f;
             const std::size_t of_process = n * s_->ranks.largest();
             std::span<T> all, part;
-            std::vector<T> mine;  // of the others
+            std::vector<T> mine;  // of ranks other than 0
             if (me_.rank() == 0) {
                 all = scratch<T>(0, of_process * s_->ranks.processes());
                 part = scratch<T>(1, of_process);
@@ -307,9 +307,8 @@ public:
             return {};
         }
 
-        /// Compares the calls of all ranks of all processes: in the process at once, between
-        /// processes by rank 0. If the transport allows it, rank 0 first goes on with the work that
-        /// needs no answer.
+        /// Compares the calls of all ranks: first inside each process, then between processes by
+        /// rank 0. Over a pipelined transport rank 0 goes on until agreed() needs the answer.
         struct outer_call {
             rank_type& of;
             collective_kind what;
@@ -345,7 +344,8 @@ public:
                 if (f) return of.outer_failed(f);
                 const auto odd = detail::odd_one(words);
                 if (!odd) return {};
-                // Others may have noticed it by what came behind the words: the transport decides whom all name.
+                // Other processes may have noticed the mismatch by what followed the words. The
+                // transport decides which rank all of them name.
                 of.tell_others(of.s_->ranks.first(*odd), errc::mismatch);
                 f = of.s_->outer.barrier(std::chrono::steady_clock::now());
                 if (!f) f = {errc::mismatch, what, *odd, 0};
@@ -354,7 +354,7 @@ public:
             }
         };
 
-        /// All-reduces between processes, by rank 0.
+        /// Rank 0's all-reduces between processes.
         template <class T>
         struct pipeline {
             rank_type& of;
@@ -379,32 +379,33 @@ public:
             }
         };
 
-        /// Numbers behind those of the processes are ranks of all: so others hear which rank of a process it is.
+        /// Numbers from outer.size() on are ranks of the whole group. So the other processes learn
+        /// which rank of this process is at fault.
         void tell_others(std::uint32_t rank, errc why) const noexcept { s_->outer.abort(s_->outer.size() + rank, why); }
 
-        /// A fault of the ranks here, by its rank's number among all; or the fault with which the
-        /// group was closed. The other processes learn of it.
+        /// Returns a fault of the ranks here with its rank's number among all ranks, and tells the
+        /// other processes. If the group was closed for another fault, returns that one.
         [[nodiscard]] collective_fault inner_fault(collective_fault f) const {
             if (!f) return f;
-            // acquire: the thread that closed the group had stored it before.
+            // acquire: the thread that closed the group stored the fault before.
             const std::uint64_t word = s_->outer_fault.load(std::memory_order_acquire);
             if (word != 0)
                 f = collective_fault::unpacked(word);
             else
                 f.rank += first();
-            // By each rank: it may be rank 0 that isn't there.
+            // Each rank tells them, since rank 0 may be the late one.
             if (word == 0) tell_others(f.rank, f.code);
             if (me_.rank() == 0) {
-                // A transport without a thread informs the others with its next call, and gives up
-                // work under way; this call doesn't wait.
+                // A transport without a thread of its own tells the others in its next call, and
+                // gives up work under way. This call doesn't wait.
                 const auto given_up = s_->outer.barrier(std::chrono::steady_clock::now());
                 s_->in_use = s_->in_use || given_up.buffers_in_use;
                 f.buffers_in_use = f.buffers_in_use || given_up.buffers_in_use;
             }
             return f;
         }
-        /// By rank 0: gives the fault to the other ranks here as well. If a process knew no better,
-        /// the fault names the process's first rank.
+        /// Rank 0 passes a fault between processes on to the other ranks here. If only the process
+        /// is known, the fault names the process's first rank.
         [[nodiscard]] collective_fault outer_failed(collective_fault f) const noexcept {
             s_->in_use = s_->in_use || f.buffers_in_use;
             f.rank = detail::named_rank(s_->ranks, f.rank);
@@ -426,14 +427,14 @@ public:
     static_assert(host_transport<rank_type>);
 
     /// Collective over `outer`: the processes tell each other how many ranks they have. Throws
-    /// operation_error for a fault of `outer`, for example a deadline that passed.
+    /// operation_error for a fault of `outer`, such as a deadline that passed.
     two_level_group(communicator& inner, Outer& outer, two_level_options options = {}, instant deadline = never)
         : s_(std::make_unique<shared_state>(inner, outer, options)) {
         s_->options.depth = std::max(options.depth, 1U);
         s_->ranks = detail::meet_processes(outer, inner.size(), s_->options.chunk, deadline);
     }
 
-    /// Throws operation_error (errc::invalid_specification) for one that isn't there.
+    /// Throws operation_error (errc::invalid_specification) if there is no such rank or channel.
     [[nodiscard]] rank_type rank(std::uint32_t r, std::uint32_t channel = 0) const {
         return {*s_, s_->inner.rank(r, channel)};
     }
@@ -444,26 +445,27 @@ private:
     std::unique_ptr<shared_state> s_;
 };
 
-/// The two of them as one group: called by all processes. Throws operation_error as two_level_group does.
+/// Makes one group of both. All processes call it. Throws like two_level_group's constructor.
 template <host_transport Outer>
 [[nodiscard]] two_level_group<Outer> split(communicator& inner, Outer& outer, two_level_options options = {},
                                            instant deadline = never) {
     return two_level_group<Outer>(inner, outer, options, deadline);
 }
 
-/// The ranks on this process's devices, of a group that other processes are in, each with one. One
-/// thread at a time, but for abort. Everything that the constructor gets must outlive it; nothing
-/// else uses `outer` while a collective runs. `Pinned` is memory that the host, the streams' copies
-/// and the devices reach: gpushare::cuda::pinned_memory, say.
+/// The ranks on this process's devices, in a group with those of other processes, each of which has
+/// a two_level_devices. One thread at a time calls it, except for abort. What the constructor's
+/// arguments refer to must outlive it. No other code may use `outer` while a collective runs.
+/// `Pinned` allocates memory that the host, the streams' copies and the devices reach, such as
+/// gpushare::cuda::pinned_memory.
 template <gang_order Gangs, launcher Stream, host_transport Outer, memory_resource Pinned>
 requires copier<Stream>
 class two_level_devices {
 public:
-    /// Rank r of `members` is on devices[r], with streams[r]. Where all share a device, there is one
-    /// of each. Collective over `outer`: the processes tell each other how many ranks they have.
-    /// Allocates options.depth chunks, and at least two. Throws what `pinned` throws;
-    /// operation_error: errc::invalid_specification for spans of other lengths, or what `outer`
-    /// fails for.
+    /// Rank r of `members` is on devices[r], with streams[r]. If all ranks share a device, there is
+    /// one device and one stream. Collective over `outer`: the processes tell each other how many
+    /// ranks they have. Allocates options.depth chunks, at least two. Throws what `pinned` throws,
+    /// and operation_error: errc::invalid_specification for spans of other lengths, or a fault of
+    /// `outer`.
     two_level_devices(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
                       std::span<const member> members, Outer& outer, Pinned& pinned, two_level_options options = {},
                       const launch_options& launches = {}, instant deadline = never)
@@ -494,27 +496,26 @@ public:
     }
     two_level_devices(const two_level_devices&) = delete;
     two_level_devices& operator=(const two_level_devices&) = delete;
-    /// Waits for what is enqueued. Leaves pinned memory behind that `outer` may still use after a fault.
+    /// Waits for all enqueued work. Keeps pinned memory that `outer` may still use after a fault.
     ~two_level_devices() {
         for (auto& c : chunks_)
             for (auto& p : c.last) (void)p.wait(never);
         if (!in_use_) give_memory_back();
     }
 
-    [[nodiscard]] std::uint32_t size() const noexcept { return ranks_.size(); }                 ///< in all processes
-    [[nodiscard]] std::uint32_t first() const noexcept { return ranks_.first(outer_.rank()); }  ///< of those here
+    [[nodiscard]] std::uint32_t size() const noexcept { return ranks_.size(); }                 ///< of all processes
+    [[nodiscard]] std::uint32_t first() const noexcept { return ranks_.first(outer_.rank()); }  ///< rank here
     [[nodiscard]] const collective_fault& fault() const noexcept { return fault_; }             ///< the first one
-    /// What the devices have copied to the host so far, of all ranks here, and as much back.
+    /// The bytes that all devices here have copied so far, to the host and back.
     [[nodiscard]] bytes copied() const noexcept { return copied_; }
 
-    /// Combines ins[r] of all ranks of all processes into outs[r], `count` elements; in place if
-    /// both are the same. Averages are of floats. Returns once all of it is enqueued: work enqueued
+    /// Combines `count` elements of ins[r] of all ranks of all processes into outs[r], which may be
+    /// the same array. Integers have no average. Returns once all work is enqueued: work enqueued
     /// later on a rank's stream finds the result. Waits for the devices and for the other
     /// processes, so these must not wait for the caller, and the call can't be captured
-    /// (errc::capturing). By the deadline it returns the fault of the late rank, here or in another
-    /// process. After a fault outputs have any content, and later calls return the fault again.
-    /// Work enqueued before the fault still uses the arrays: wait for the streams before you free
-    /// them.
+    /// (errc::capturing). If a rank is late, here or in another process, returns a fault that names
+    /// it. After a fault outputs have any content, and later calls return the fault again. Work
+    /// enqueued before the fault still uses the arrays: wait for the streams before you free them.
     template <movable_on_devices T, class Op>
     requires reducible<T> &&(!detail::has_finish<Op> || !std::integral<T>) [[nodiscard]] collective_fault
         all_reduce(std::span<const T* const> ins, std::span<T* const> outs, std::size_t count, const Op& op,
@@ -528,13 +529,14 @@ public:
             return reduce_chunks<T>(ins, outs, count, inside, between, at_end, word, deadline);
         });
     }
-    /// Compares a number of each process, such as a digest of the data to combine. The fault is
-    /// errc::mismatch, with the first rank of the process whose number differs from that of most
-    /// processes; of two processes, the second one's. Otherwise as all_reduce, without devices.
+    /// Compares a number of each process, such as a digest of the data to combine. If they differ,
+    /// the fault is errc::mismatch and names the first rank of a process whose number isn't the
+    /// most common one; of two processes, the second one's. Otherwise like all_reduce, without the
+    /// devices.
     [[nodiscard]] collective_fault agree_on(std::uint64_t number, instant deadline = never) {
         return fault_ ? fault_ : agree(number, deadline);
     }
-    /// all_reduce as an engine of device_buckets: each call has so long. fault() has the fault.
+    /// all_reduce as an engine of device_buckets, with `patience` for each call. See fault().
     [[nodiscard]] auto engine(ns patience = ns::max()) {
         return [this, patience]<class T, class Op>(std::span<const T* const> ins, std::span<T* const> outs,
                                                    std::size_t count, Op op) -> errc {
@@ -544,12 +546,12 @@ public:
                 .code;
         };
     }
-    /// What torch_device_ranks (interop/torch_gradients.hpp) combine by, on these streams: buckets of
-    /// each type, whose gradients aren't packed. Each call has `patience` for the other processes.
-    /// One thread at a time calls it, but for interrupt().
+    /// Combines the buckets of torch_device_ranks (interop/torch_gradients.hpp) on these streams.
+    /// The buckets' gradients must be adjacent, since nothing is packed. Each call waits up to
+    /// `patience` for the other processes. One thread at a time calls it, except for interrupt().
     class combiner_type {
     public:
-        /// By these devices.
+        /// Combines over the devices of `of`.
         combiner_type(two_level_devices& of, ns patience) : of_(&of), patience_(patience) {}
 
         /// Enqueues the buckets that are ready.
@@ -558,13 +560,14 @@ public:
             const std::vector<T*> no_staging(of_->here());
             return buckets.advance(of_->streams_, no_staging, of_->engine(patience_));
         }
-        /// Compares a number of each process.
+        /// Compares a number of each process: see two_level_devices::agree_on.
         [[nodiscard]] collective_fault agree_on(std::uint64_t number) const {
             return of_->agree_on(number, saturating_add(std::chrono::steady_clock::now(), patience_));
         }
-        /// Tells the other processes of a fault of a rank here, which fault() returns from now on;
-        /// does nothing if there was a fault before. Doesn't wait for them to come. After
-        /// errc::stopped they finish the steps in which this process has taken part.
+        /// Takes a fault of a rank here, which fault() returns from now on, and tells the other
+        /// processes without waiting for them. Does nothing if there was a fault before.
+        /// errc::stopped reaches them only over a leaving_transport. They then finish the steps in
+        /// which this process has taken part.
         void end(errc why, std::uint32_t rank) const {
             if (of_->fault_) return;
             if (why == errc::stopped)
@@ -573,8 +576,8 @@ public:
                 of_->give_up(why, first() + rank);
             of_->fault_ = {why, what, first() + rank, 0};
         }
-        /// Ends a call that another thread is in, and those of all processes, with this fault of a
-        /// rank here. Doesn't wait. From any thread.
+        /// Ends the current calls of all processes, also another thread's call here, with a fault
+        /// of a rank here. Doesn't wait. Any thread may call it.
         void interrupt(errc why, std::uint32_t rank) const noexcept { of_->abort(first() + rank, why); }
         [[nodiscard]] collective_fault fault() const noexcept { return of_->fault_; }  ///< the first one
         [[nodiscard]] std::uint32_t first() const noexcept { return of_->first(); }    ///< rank here
@@ -583,12 +586,13 @@ public:
         two_level_devices* of_;
         ns patience_;
     };
-    /// See combiner_type. With ns::max() only a reported fault ends the wait for a process that
-    /// hangs.
+    /// See combiner_type. With ns::max(), a wait for a process that hangs ends only when a fault is
+    /// reported.
     [[nodiscard]] combiner_type combiner(ns patience = std::chrono::minutes(10)) noexcept { return {*this, patience}; }
-    /// Ends the collectives of all processes, naming `rank` of all ranks. Doesn't wait. From any thread.
+    /// Ends the collectives of all processes, naming `rank` among all ranks. Doesn't wait. Any
+    /// thread may call it.
     void abort(std::uint32_t rank, errc why) noexcept {
-        // release: a thread that finds the members closed reads it.
+        // release: a thread that finds the members closed reads the fault.
         aborted_.store(collective_fault{why, what, rank, 0}.packed(), std::memory_order_release);
         members_[0].close({why, what, 0, 0});
         outer_.abort(outer_.size() + rank, why);
@@ -598,19 +602,19 @@ private:
     using point = typename Stream::point;
     static constexpr std::size_t alignment = 256;
 
-    /// A chunk on its way: this process's sum of it, in pinned memory, and behind that the lengths of the ranks' parts.
+    /// A chunk under way. Its memory has this process's sum, then the lengths of the ranks' parts.
     struct chunk {
         std::byte* memory = nullptr;
-        std::vector<point> last{};  // behind what was enqueued for it, of each stream
-        std::size_t elements = 0;   // whose parts the lengths are
+        std::vector<point> last{};  // of each stream, behind the chunk's work
+        std::size_t elements = 0;   // for which the lengths were computed
     };
 
     [[nodiscard]] std::uint32_t here() const noexcept { return static_cast<std::uint32_t>(members_.size()); }
     [[nodiscard]] Stream& stream_of(std::uint32_t r) const noexcept { return streams_[streams_.size() == 1 ? 0 : r]; }
-    /// Bytes of a chunk's elements at most, of whatever type.
+    /// The most bytes that a chunk's elements take, of any type.
     [[nodiscard]] std::size_t room() const noexcept {
         constexpr std::size_t widest = sizeof(std::uint64_t);
-        const std::size_t least = std::size_t{64} * ranks_.largest() * widest;  // a line of each rank
+        const std::size_t least = std::size_t{64} * ranks_.largest() * widest;  // 64 per rank
         return std::max<std::size_t>((options_.chunk.count() + widest - 1) / widest * widest, least);
     }
     [[nodiscard]] std::size_t chunk_bytes() const noexcept { return room() + here() * sizeof(std::uint64_t); }
@@ -625,14 +629,13 @@ private:
         return shard_of(elements, r, here(), std::size_t{64});
     }
 
-    /// Tells the other processes that this one takes part in no more calls, if the transport can do
-    /// that in order.
+    /// Tells the other processes that this one makes no more calls, if the transport can be left.
     void leave(std::uint32_t rank) {
         if constexpr (leaving_transport<Outer>) outer_.leave(outer_.size() + rank, errc::stopped);
     }
     void give_up(errc why, std::uint32_t rank) {
         abort(rank, why);
-        // Some transports tell the others with the next call. A barrier leaves no buffers behind.
+        // Some transports tell the others in their next call. A barrier leaves no buffers in use.
         (void)outer_.barrier(std::chrono::steady_clock::now());
     }
 
@@ -664,7 +667,7 @@ private:
         return {};
     }
 
-    /// All-reduces between processes, at most as many as there are chunks.
+    /// All-reduces between processes, at most one for each of chunks_ at a time.
     struct outer_reduces {
         Outer& outer;
         std::vector<std::uint64_t> tickets{};
@@ -692,7 +695,7 @@ private:
     [[nodiscard]] std::span<T> summed(std::size_t k, std::size_t elements) const noexcept {
         return {reinterpret_cast<T*>(chunks_[k % chunks_.size()].memory), elements};
     }
-    /// A call's arrays, as the collectives on streams take them.
+    /// The arrays of a call, in the form that collectives on streams take.
     template <class T>
     struct arrays {
         std::span<const T* const> ins;
@@ -701,7 +704,8 @@ private:
         std::vector<std::span<T>> to{};
     };
 
-    /// Enqueues: each rank combines its part of the chunk, in its output, and copies it to the host.
+    /// Enqueues the reduce-scatter: each rank combines its part of the chunk in its output, and
+    /// copies the part to the host.
     template <class T, class Op>
     [[nodiscard]] collective_fault bring(chunk& c, arrays<T>& a, const element_range& at, const Op& op,
                                          instant deadline) {
@@ -724,7 +728,8 @@ private:
         enqueued(c);
         return {};
     }
-    /// Enqueues: each rank gets its part of the chunk from the host, and all ranks' parts.
+    /// Enqueues the all-gather: each rank copies its part of the chunk from the host, and gathers
+    /// all parts.
     template <class T>
     [[nodiscard]] collective_fault give_back(chunk& c, arrays<T>& a, const element_range& at) {
         std::fill(counts_.begin(), counts_.end(), lengths(c));
@@ -753,7 +758,7 @@ private:
         c.last.clear();
         for (Stream& s : streams_) c.last.push_back(s.record());
     }
-    /// Sets the lengths of the parts. The devices may still read those of the chunk before.
+    /// Sets the lengths of the parts. First waits until the devices no longer read earlier lengths.
     [[nodiscard]] collective_fault divide(chunk& c, std::size_t elements, instant deadline) {
         std::fill(counts_.begin(), counts_.end(), lengths(c));
         if (c.elements == elements) return {};
@@ -762,7 +767,7 @@ private:
         c.elements = elements;
         return {};
     }
-    /// Until what was enqueued for the chunk is done. Meanwhile the transport goes on with what is under way.
+    /// Waits until the chunk's enqueued work is done. Meanwhile the transport makes progress.
     [[nodiscard]] collective_fault await(const chunk& c, instant deadline) {
         for (const point& p : c.last) {
             if constexpr (pipelined_transport<Outer>)
@@ -780,13 +785,14 @@ private:
         return {};
     }
 
-    /// Compares what the processes call.
+    /// Compares the calls of all processes.
     [[nodiscard]] collective_fault agree(std::uint64_t word, instant deadline) {
         if (const auto f = outer_.all_gather(std::span<const std::uint64_t>(&word, 1), std::span(words_), deadline))
             return outer_failed(f);
         const auto odd = detail::odd_one(words_);
         if (!odd) return {};
-        // Others may have noticed it by what came behind the words: the transport decides whom all name.
+        // Other processes may have noticed the mismatch by what followed the words. The transport
+        // decides which rank all of them name.
         outer_.abort(outer_.size() + ranks_.first(*odd), errc::mismatch);
         collective_fault f = outer_.barrier(std::chrono::steady_clock::now());
         if (!f) f = {errc::mismatch, what, *odd, 0};
@@ -794,13 +800,14 @@ private:
         return outer_failed(f);
     }
     [[nodiscard]] collective_fault named(errc code) const noexcept { return {code, what, first(), 0}; }
-    /// A fault here, of a rank by its number here: the other processes hear of it.
+    /// Takes a fault that has its rank's number here, and tells the other processes.
     [[nodiscard]] collective_fault local_failed(collective_fault f) {
         const std::uint64_t asked = aborted_.load(std::memory_order_acquire);
         f.rank += first();
         if (asked != 0) f = collective_fault::unpacked(asked);
         outer_.abort(outer_.size() + f.rank, f.code);
-        // A transport without a thread tells others with its next call, and gives up work under way; this call doesn't wait.
+        // A transport without a thread of its own tells the others in its next call, and gives up
+        // work under way. This call doesn't wait.
         in_use_ = outer_.barrier(std::chrono::steady_clock::now()).buffers_in_use || in_use_;
         return fault_ = f;
     }
@@ -826,7 +833,7 @@ private:
     std::vector<const std::uint64_t*> counts_;
     std::vector<chunk> chunks_;
     collective_fault fault_{};
-    std::atomic<std::uint64_t> aborted_{0};  // packed, of abort()
+    std::atomic<std::uint64_t> aborted_{0};  // the fault of abort(), packed
     bool in_use_ = false;
     bytes copied_;
 };

@@ -124,8 +124,7 @@ void from_wire(std::span<const Wire> from, std::span<float> to) noexcept {
     detail::convert(from.data(), to.data(), from.size());
 }
 
-/// The elements of one gradient that one rank sends, and the rest that it still owes. A plain
-/// value.
+/// The elements of a gradient that one rank sends, and the rest that it owes. A plain value.
 class top_k_feedback {
 public:
     /// Sends `k` of `elements` elements at each step, or all elements if `k` is larger. Throws
@@ -158,8 +157,7 @@ public:
             residual_[indices_[j]] = 0;
         }
     }
-    /// Call it if the step is skipped: the chosen elements aren't applied, and the earlier debt
-    /// stands.
+    /// The step is skipped: the chosen elements aren't applied, and the earlier debt stands.
     void skip() noexcept { residual_.swap(owed_before_); }
     [[nodiscard]] std::span<const std::uint32_t> indices() const noexcept { return indices_; }  ///< sorted
     [[nodiscard]] std::span<const float> values() const noexcept { return values_; }            ///< of these

@@ -107,8 +107,7 @@ public:
                 return collective_fault{};
             });
     }
-    /// Waits until the bucket is combined. `finite` becomes false if an element that this rank gets
-    /// isn't finite.
+    /// Waits until the bucket is combined. Clears `finite` if this rank gets an infinity or a NaN.
     template <bool Sharded, host_transport Net, class Op>
     [[nodiscard]] collective_fault end(Net& net, const Op& op, std::span<registered> all,
                                        std::span<const std::uint32_t> bucket, bool& finite, instant deadline) {
@@ -175,7 +174,7 @@ private:
             return fault;
         }
     }
-    /// Looks at the elements of the list that this rank has got.
+    /// Clears `finite` unless all elements of the list that this rank has got are finite.
     void look(bool& finite) const noexcept {
         for (const std::span<const T> array : list_) {
             const element_range kept = shard_of(array.size(), kept_.begin, parts_);

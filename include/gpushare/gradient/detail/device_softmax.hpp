@@ -16,16 +16,16 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// What a rank's kernels read and write, in memory of its device.
+/// The arrays that a rank's kernels read and write, in memory of its device.
 struct softmax_part {
     const float* weights = nullptr;  // a row for each class of the shard
     float* gradient = nullptr;       // a row for each class that takes part
     float* loss = nullptr;
     std::int64_t* labels = nullptr;  // of all ranks' samples
-    float* x = nullptr;              // a row for each of these
-    float* dx = nullptr;             // the same
+    float* x = nullptr;              // a row for each of these samples
+    float* dx = nullptr;             // the gradient by x
     float* most = nullptr;           // the largest logit of each sample
-    /// Of each sample's exponentials; behind them the logits of labels, then how many samples count.
+    /// The sums of exponentials, then the logits of labels, then how many samples count.
     float* sums = nullptr;
     float* logits = nullptr;        // a row for each sample; then their exponentials
     std::uint32_t* rows = nullptr;  // the classes that take part, counted from `first`
@@ -37,14 +37,14 @@ struct softmax_part {
     [[nodiscard]] GPUSHARE_HD bool counts(std::int64_t label) const noexcept {
         return label >= 0 && label < static_cast<std::int64_t>(classes);
     }
-    /// The derivative by a logit.
+    /// The derivative of the loss by a logit.
     [[nodiscard]] GPUSHARE_HD float slope(std::size_t s, std::size_t k) const noexcept {
         const float p = logits[s * taking_part + k] / sums[s];
         return (p - (is_label(labels[s], k) ? 1.0F : 0.0F)) / sums[2 * samples];
     }
 };
 
-/// f(context, part, item) for each item, by a block.
+/// Calls f(context, part, item) for each item, with one block for an item.
 template <class F>
 struct of_softmax {
     softmax_part part;
@@ -87,8 +87,7 @@ struct logits_of_sample {
         if (ctx.thread_rank() == 0) p.most[s] = most;
     }
 };
-/// Exponentials relative to the largest logit of all ranks, their sum, and the label's logit if it
-/// is here.
+/// Exponentials relative to all ranks' largest logit, their sum, and the label's logit if here.
 struct exponentials_of_sample {
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class C>
@@ -102,7 +101,7 @@ struct exponentials_of_sample {
             sum += static_cast<double>(l);
         }
         sum = ctx.reduce_add(sum);
-        of_label = ctx.reduce_add(of_label);  // of one thread at most
+        of_label = ctx.reduce_add(of_label);  // one thread has it, or none
         if (ctx.thread_rank() != 0) return;
         p.sums[s] = static_cast<float>(sum);
         p.sums[p.samples + s] = of_label;
@@ -127,7 +126,7 @@ struct mean_of_losses {
         p.sums[2 * p.samples] = static_cast<float>(counted);
     }
 };
-/// The gradient by a class's weights, of which a thread has some.
+/// The gradient by a class's weights. Each thread computes some elements.
 struct gradient_of_class {
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class C>

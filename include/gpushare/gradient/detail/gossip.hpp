@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The weighted sum of gossip, one element at a time: the same bits on host and device.
 //
-//   gossip_sum k{out, count};   k.add(mine, 0.5F);   k.add(theirs, 0.5F);   stream.launch(k.shape(), k);
+//   gossip_sum k{out, count};   k.add(mine, 0.5F);   k.add(theirs, 0.5F);
+//   stream.launch(k.shape(), k);
 #pragma once
 
 #include <cstddef>
@@ -17,11 +18,11 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Adds `weight * x` to a sum. The product is rounded by itself, whatever instructions there are.
+/// Adds `weight * x` to a sum, without a fused multiply-add: the product is rounded by itself.
 GPUSHARE_HD inline void add_weighted(float& sum, float weight, float x) noexcept { sum += product_of(weight, x); }
 
 /// `out` becomes the weighted sum of a rank's and its neighbours' arrays, added in the order of the
-/// list. If there are more arrays than a launch lists, a further launch adds the rest to the sum.
+/// list. If one launch can't list all arrays, a further launch adds the rest to the sum.
 struct gossip_sum {
     struct part {
         const float* data;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Packs many arrays into one, for transports that take no list. The result has one part with the
-// arrays as they are, or one part for each rank, of equal lengths, each with a shard of every
-// array.
+// arrays as they are, or for each rank one part with a shard of every array, all of equal length.
 #pragma once
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Moves arrays that lie anywhere on a device into one flat array, and back, in one pass. Elements
-// change their type if the two sides have different types. The list of arrays goes with the launch.
-// This header also has the other kernels of gradients on devices.
+// Packs arrays that lie anywhere on a device into one flat array, and unpacks them, in one pass.
+// Elements change their type if the two sides have different types. The list of arrays is an
+// argument of the launch. This header also has the other kernels of gradients on devices.
 //
 //   packing<float, bfloat16, true> k{flat, {}, 0};   k.add(data, n);   stream.launch(k.shape(), k);
 #pragma once
@@ -23,11 +23,13 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Most arrays of a launch: their list is 2 KiB of the 4 that a kernel's arguments may have.
+/// The most arrays of a launch. Of the 4 KiB of a kernel's arguments, their list takes 2 KiB, or 3
+/// KiB with error feedback.
 inline constexpr std::uint32_t most_pieces = 128;
-inline constexpr std::size_t packing_grain = 64;  // where blocks are cut, so that vectors stay whole
+inline constexpr std::size_t packing_grain = 64;  // blocks are cut here: vectors stay whole
 
-/// The array of a list that has element `at` of the flat one, and where it begins there.
+/// The array of a list that has element `at` of the flat array. Sets `begin` to where the array
+/// begins there.
 template <class Piece>
 [[nodiscard]] GPUSHARE_HD std::uint32_t first_piece(const Piece* pieces, std::uint32_t count, std::size_t at,
                                                     std::size_t& begin) noexcept {
@@ -58,7 +60,7 @@ GPUSHARE_HD void each_part(const C& ctx, const Piece* pieces, std::uint32_t coun
     }
 }
 
-/// `Packs`: from the arrays to the flat one, else back.
+/// Copies the arrays to the flat array if `Packs`, or else back.
 template <class T, class Wire, bool Packs>
 struct packing {
     struct piece {
@@ -182,13 +184,13 @@ struct finite_look {
             else
                 found = found || !is_finite(static_cast<float>(data[i]));
         }
-        if (found) atomic_ref{*flag}.store_relaxed(1U);  // whoever finds one stores the same
+        if (found) atomic_ref{*flag}.store_relaxed(1U);  // all threads store the same
     }
 };
 
-/// Adds up the choices of top-k: first zeros, then each rank's choice by a launch of its own, in
-/// the order of ranks, then the mean. The places of one rank differ from each other, so the order
-/// within its launch doesn't matter.
+/// The kernels that add up the choices of top-k: first zeros, then each rank's choice by a launch
+/// of its own, in the order of ranks, then the division. A rank's places are all different, so the
+/// order within its launch doesn't matter.
 struct clear_floats {
     float* data;
     std::size_t count;

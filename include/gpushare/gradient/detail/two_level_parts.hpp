@@ -24,7 +24,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Op without what it does at the end, which is done once and not at each level.
+/// Op without its finish(), which runs once and not at each level.
 template <class Op>
 struct without_finish {
     static constexpr std::uint32_t id = op_id<Op>();
@@ -41,12 +41,12 @@ inline constexpr bool has_finish = requires(const Op& op, float a) {
     op.finish(a, a);
 };
 
-/// Whether the sum of a level may be too large for T where the average isn't: so it must never be between the two.
+/// Whether each level has to average: a level's sum may not fit T, though the average does.
 template <class T, class Op>
 inline constexpr bool averages_by_level = std::same_as<Op, average> && sizeof(T) < sizeof(float);
 
-/// The operator of both levels, if all processes have as many ranks: Op, or the part of it that can
-/// be done in two steps.
+/// The operator of both levels, if all processes have the same number of ranks: Op, or Op without
+/// its finish().
 template <class T, class Op>
 [[nodiscard]] constexpr auto op_of_a_level(const Op& op) noexcept {
     if constexpr (has_finish<Op> && !averages_by_level<T, Op>)
@@ -55,8 +55,8 @@ template <class T, class Op>
         return op;
 }
 
-/// The part of an average that one process adds to those of the others, however many ranks the
-/// process has: neither a part nor a sum of parts is larger than the largest input.
+/// One process's part of an average, which is added to the parts of the others. Processes may have
+/// different numbers of ranks. Neither a part nor a sum of parts is larger than the largest input.
 struct part_of_average {
     float of_ranks;  ///< in all processes
     static constexpr std::uint32_t id = 0x7001;
@@ -74,7 +74,7 @@ struct part_of_average {
     }
 };
 
-/// How many ranks each process has, which number all ranks in the order of processes.
+/// How many ranks each process has. All ranks are numbered in the order of processes.
 class ranks_of_processes {
 public:
     ranks_of_processes() = default;
@@ -86,8 +86,8 @@ public:
         alike_ = std::size_t{largest_} * sizes.size() == size();
     }
     [[nodiscard]] std::uint32_t size() const noexcept { return first_.back(); }  ///< in all processes
-    [[nodiscard]] std::uint32_t largest() const noexcept { return largest_; }    ///< ranks of a process, at most
-    [[nodiscard]] bool alike() const noexcept { return alike_; }                 ///< all have as many
+    [[nodiscard]] std::uint32_t largest() const noexcept { return largest_; }    ///< most ranks of a process
+    [[nodiscard]] bool alike() const noexcept { return alike_; }                 ///< equally many in each
     [[nodiscard]] std::uint32_t first(std::uint32_t p) const noexcept { return first_[p]; }  ///< rank of process p
     [[nodiscard]] std::uint32_t count(std::uint32_t p) const noexcept { return first_[p + 1] - first_[p]; }
     [[nodiscard]] std::uint32_t process_of(std::uint32_t rank) const noexcept {
@@ -95,9 +95,9 @@ public:
     }
     [[nodiscard]] std::uint32_t processes() const noexcept { return static_cast<std::uint32_t>(first_.size() - 1); }
 
-    /// Moves rank-by-rank data so that each process's blocks begin where those of the largest
-    /// process would: `block` bytes a rank, in room for processes() * largest() of them. Gaps get a
-    /// copy of the block before, so no operator sees a value that isn't an input.
+    /// Moves the ranks' blocks of `block` bytes so that each process's blocks begin where they
+    /// would if all processes had largest() ranks. The memory has room for processes() * largest()
+    /// blocks. Gaps get a copy of the block before, so operators only see values that are inputs.
     void spread(std::byte* blocks, std::size_t block) const noexcept {
         for (std::uint32_t p = processes(); p-- > 0;) {
             std::byte* const to = blocks + std::size_t{p} * largest_ * block;
@@ -106,7 +106,7 @@ public:
                 std::memcpy(to + r * block, to + (r - 1) * block, block);
         }
     }
-    /// The way back, from one place to another.
+    /// The inverse of spread(), from `spread` to `blocks`.
     void join(const std::byte* spread, std::byte* blocks, std::size_t block) const noexcept {
         for (std::uint32_t p = 0; p < processes(); ++p)
             std::memcpy(blocks + first(p) * block, spread + std::size_t{p} * largest_ * block, count(p) * block);
@@ -118,7 +118,7 @@ private:
     bool alike_ = true;
 };
 
-/// Calls f(what is combined by in a process, what between processes, what is done at the end).
+/// Calls f(operator inside a process, operator between processes, function applied at the end).
 template <class T, class Op, class F>
 [[nodiscard]] collective_fault by_levels(const ranks_of_processes& ranks, const Op& op, const F& f) {
     constexpr auto nothing = [](std::span<T>) {};
@@ -136,7 +136,7 @@ template <class T, class Op, class F>
     }
 }
 
-/// The elements of a chunk, of which each rank's part is whole lines.
+/// The elements of a chunk: a multiple of 64 for each rank, so that a part is whole cache lines.
 template <class T>
 [[nodiscard]] std::size_t elements_of_a_chunk(bytes chunk, const ranks_of_processes& ranks) noexcept {
     const std::size_t grain = std::size_t{64} * ranks.largest();
@@ -144,7 +144,7 @@ template <class T>
 }
 
 /// Collective over `outer`: the processes tell each other how many ranks they have, and take the
-/// least of their chunks. Throws operation_error for the faults of `outer`.
+/// smallest of their chunks. Throws operation_error for a fault of `outer`.
 template <class Outer>
 [[nodiscard]] ranks_of_processes meet_processes(Outer& outer, std::uint32_t ranks, bytes& chunk, instant deadline) {
     const std::uint64_t mine[] = {ranks, chunk.count()};
@@ -156,14 +156,13 @@ template <class Outer>
         chunk = std::min(chunk, bytes{all[std::size_t{2} * p + 1]});
     }
     // No process goes on, or fails, before all processes know the sizes, because a fault names its
-    // rank by these. From here on, the transport keeps a fault, and the first call of each rank
-    // reports it.
+    // rank by these. If the barrier fails, each rank's first call reports the fault.
     (void)outer.barrier(deadline);
     return ranks_of_processes(sizes);
 }
 
-/// The rank that a fault of the transport between processes names. If the process knew no better,
-/// the fault names the process's first rank.
+/// The rank, among all ranks, that a fault of the transport between processes names. If the fault
+/// names a process only, this is the process's first rank.
 [[nodiscard]] inline std::uint32_t named_rank(const ranks_of_processes& ranks, std::uint32_t rank) noexcept {
     return rank < ranks.processes() ? ranks.first(rank) : rank - ranks.processes();
 }
