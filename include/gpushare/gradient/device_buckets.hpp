@@ -447,7 +447,7 @@ namespace detail {
 /// other one, so a first bucket that is tried again counts once, and the step can be taken back.
 class owed_halves {
 public:
-    /// Whether the later half holds the owed values, or during a step, those that the step leaves.
+    /// Whether the later half holds the owed values or, during a step, those that the step leaves.
     [[nodiscard]] bool later() const noexcept { return later_; }
     /// Call it before each bucket.
     void begin(std::size_t elements_before) noexcept {

@@ -280,7 +280,7 @@ public:
     errc mark(std::uint32_t r, std::uint32_t g) noexcept {
         if (g >= gradients_) return errc::mismatch;
         std::atomic<std::uint64_t>& word = mark_of(r, ranks_[r].step, g / 64);
-        // relaxed: no other rank writes to the word. release: a thread that finds the mark sees
+        // relaxed: only this rank writes to the word. release: a thread that finds the mark sees
         // what this rank wrote before it, the gradient.
         const std::uint64_t had = word.load(std::memory_order_relaxed), bit = std::uint64_t{1} << (g % 64);
         if ((had & bit) != 0) return errc::mismatch;
