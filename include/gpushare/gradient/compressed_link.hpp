@@ -292,7 +292,7 @@ public:
     void skip() noexcept {
         for (call& c : calls_) c.take_back();
     }
-    /// What this process owes for each element, between steps.
+    /// This process's debt for each element, between steps.
     [[nodiscard]] std::vector<float> owed() const {
         std::vector<float> all;
         for (const call& c : calls_) all.insert(all.end(), c.owing.residual().begin(), c.owing.residual().end());

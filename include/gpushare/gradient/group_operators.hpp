@@ -83,7 +83,7 @@ struct channel_moments {
     }
 };
 
-/// What the forward pass leaves for the backward pass, and for running averages: an entry for each
+/// The result of the forward pass for the backward pass and for running averages: an entry for each
 /// channel, over all ranks.
 struct batch_statistics {
     std::vector<channel_moments> of_channel;  ///< count, mean, M2

@@ -453,9 +453,9 @@ template <host_transport Outer>
 }
 
 /// The ranks on this process's devices, in a group with those of other processes, each of which has
-/// a two_level_devices. One thread at a time calls it, except for abort. What the constructor's
-/// arguments refer to must outlive it. No other code may use `outer` while a collective runs.
-/// `Pinned` allocates memory that the host, the streams' copies and the devices reach, such as
+/// a two_level_devices. One thread at a time calls it, except for abort. All that the constructor
+/// refers to must outlive it. No other code may use `outer` while a collective runs. `Pinned`
+/// allocates memory that the host, the streams' copies and the devices reach, such as
 /// gpushare::cuda::pinned_memory.
 template <gang_order Gangs, launcher Stream, host_transport Outer, memory_resource Pinned>
 requires copier<Stream>
