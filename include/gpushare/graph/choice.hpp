@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// How long the pieces of a model take on an engine, and the fastest engine for each piece, among those that compute the
-// piece right.
+// How long the pieces of a model take on an engine, and the fastest engine for each piece among
+// those that compute the piece right.
 //
-// Pieces are measured as submissions of a tenant, which pays with its own share: each node once, then what a planner
-// asks for. What was measured is kept in an operator table, and not measured again:
+// Pieces are measured as submissions of a tenant, so its own share pays: first each node by itself,
+// then the pieces that a planner asks for. An operator table keeps the times, so no piece is
+// measured again:
 //
 //   gpushare::graph::piece_measurer times(chat, model, onnxruntime, table, {.engine = "onnxruntime"});
 //   times.run_nodes(inputs);                                               // one by one: their times, and all values
 //   gpushare::graph::split_planner planner(times.graph(), times.nodes(), {.limit = 5ms});
 //   gpushare::graph::refine(planner, [&](auto nodes) { return times.measure(nodes); });
 //
-// graph() is the model's graph with the extents that these inputs lead to: a plan and buffers for dynamic models.
+// graph() is the model's graph with the extents that these inputs lead to, so a dynamic model gets
+// a plan and buffers, too.
 //
-// Several engines:
+// With several engines:
 //
 //   gpushare::graph::engine_set<gpushare::host::stream> engines;
 //   engines.add("onnxruntime", onnxruntime);    engines.add("openvino", openvino);
@@ -24,8 +26,8 @@
 //   engines.load(model, plan);
 //   gpushare::graph::cut_model pages(chat, choice.graph(), plan, engines);
 //
-// The planner joins pieces that the faster engine leaves short, and measures what it joins on all
-// engines again. Choices are rows of the operator table, and to_text() writes them with the plan.
+// If a faster engine leaves pieces short, the planner joins them and measures the joined piece on
+// all engines. The operator table keeps the choices, and to_text() writes them with the plan.
 #pragma once
 
 #include <algorithm>
@@ -59,7 +61,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace graph {
 
-/// By which an operator table knows a piece: the graph, and the nodes in their order. A word.
+/// A piece's key in an operator table, one word: the graph, and the nodes in their order.
 [[nodiscard]] inline std::string piece_key(std::uint64_t graph, std::span<const std::uint32_t> nodes) {
     std::uint64_t h = 0xcbf29ce484222325;  // FNV-1a
     for (const std::uint32_t n : nodes)
@@ -72,16 +74,18 @@ namespace graph {
 
 /// How to measure pieces.
 struct measure_options {
-    std::string engine = "engine";  ///< its name in the table, a word: each engine has rows of its own
+    std::string engine = "engine";  ///< its name in the table, one word: each engine has its own
+                                    ///< rows
     int warm_up = 1;                ///< runs of each piece that don't count
-    int repeats = 3;                ///< of each; the median counts
-    std::size_t part = 0;           ///< of the tenant's devices
-    submit_options submit{};        ///< of each run
+    int repeats = 3;                ///< runs of each piece that count; the result is their median
+    std::size_t part = 0;           ///< which of the tenant's devices
+    submit_options submit{};        ///< options of each run's submission
 };
 
-/// Measures pieces of one model for one shape of inputs. Holds all values of a run in the tenant's memory, as much as the
-/// model needs without any reuse. Neither copied nor moved; for one thread. Tenant, model, engine and table must outlive
-/// it. `Model` has graph() and extract(nodes) as onnx_model; `Engine` is a piece_engine with add(model) and remove_last().
+/// Measures pieces of one model for one shape of inputs. Keeps all values of a run in the tenant's
+/// memory, without any reuse of bytes. Neither copied nor moved; for one thread. Tenant, model,
+/// engine and table must outlive the object. `Model` has graph() and extract(nodes) like
+/// onnx_model; `Engine` is a piece_engine with add(model) and remove_last().
 template <class Tenant, class Model, class Engine>
 requires piece_engine<Engine, typename Tenant::stream>
 class piece_measurer {
@@ -108,9 +112,10 @@ public:
     piece_measurer& operator=(const piece_measurer&) = delete;
     ~piece_measurer() = default;
 
-    /// Runs node by node, in the model's order, which makes all values and tells each node's time and each value's shape.
-    /// Nodes between which something lives that no buffer holds run together, and share their time. `inputs` stay where
-    /// they are meanwhile and for measure(). Throws as measure(), for a node that the engine can't run, too.
+    /// Runs node by node in the model's order, which yields all values, each node's time and each
+    /// value's shape. If no buffer can hold a value between some nodes, these nodes run together
+    /// and share their time. `inputs` must stay in place for this call and for measure(). Throws as
+    /// measure(), and also for a node that the engine can't run.
     void run_nodes(std::span<const tensor> inputs) {
         if (inputs.size() != graph_.inputs.size())
             throw operation_error(errc::invalid_specification, by_->name(),
@@ -145,8 +150,9 @@ public:
     /// Each value as the last run made it, by index.
     [[nodiscard]] std::span<const tensor> values() const noexcept { return values_; }
 
-    /// The median time of some nodes as one piece: as the table has it, else measured and kept. Nothing: the engine can't
-    /// run these by themselves. After run_nodes(). Throws what a submission fails with beside that, and as tenant::submit.
+    /// The median time of some nodes as one piece: from the table, or else measured and kept there.
+    /// Nothing if the engine can't run these nodes by themselves. Call run_nodes() first. Throws
+    /// all other errors of a submission, and as tenant::submit.
     [[nodiscard]] std::optional<ns> measure(std::span<const std::uint32_t> nodes) {
         const std::string key = piece_key(id_, nodes);
         if (const auto* known = table_->find(operation(), key)) return known->took;
@@ -222,9 +228,9 @@ private:
     std::vector<ns> times_{};
 };
 
-/// Engines by name, and pieces on them: a piece_engine itself. `Piece` is what a model's extract()
-/// makes. Pieces are added by one thread before any runs. Neither copied nor moved; the engines
-/// must outlive it, and get pieces from nobody else.
+/// Engines by name, with pieces on them; itself a piece_engine. `Piece` is what a model's extract()
+/// returns. One thread adds the pieces before any runs. Neither copied nor moved. The engines must
+/// outlive the set, and only the set adds pieces to them.
 template <timeline Stream, class Piece = std::string>
 class engine_set {
 public:
@@ -233,7 +239,7 @@ public:
     engine_set& operator=(const engine_set&) = delete;
     ~engine_set() = default;
 
-    /// `name`: a word that can be printed, and no other engine's; else throws operation_error
+    /// `name` must be one printable word that no other engine has; otherwise throws operation_error
     /// (invalid_specification).
     template <class Engine>
     requires piece_engine<Engine, Stream> && requires(Engine& e, const Piece& p) {
@@ -253,29 +259,30 @@ public:
     [[nodiscard]] std::size_t engines() const noexcept { return engines_.size(); }
     /// An engine's name.
     [[nodiscard]] const std::string& name(std::size_t engine) const { return engines_.at(engine).name; }
-    /// The engine of that name; nothing: there is none.
+    /// The engine of that name; nothing if there is none.
     [[nodiscard]] std::optional<std::size_t> find(std::string_view name) const noexcept {
         const auto at = std::ranges::find(engines_, name, &one::name);
         if (at == engines_.end()) return std::nullopt;
         return static_cast<std::size_t>(at - engines_.begin());
     }
 
-    /// A piece for one of the engines; returns its number here. Throws what the engine throws.
+    /// Adds a piece to one of the engines; returns the piece's number in the set. Throws what the
+    /// engine throws.
     std::uint32_t add_piece(std::size_t engine, const Piece& p) {
         pieces_.reserve(pieces_.size() + 1);
         pieces_.push_back({engine, engines_.at(engine).add(p)});
         return static_cast<std::uint32_t>(pieces_.size() - 1);
     }
-    /// Gives back the last piece.
+    /// Removes the last piece.
     void remove_last() {
         engines_[pieces_.back().engine].remove_last();
         pieces_.pop_back();
     }
     /// How many pieces there are.
     [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(pieces_.size()); }
-    /// All pieces of a plan, in place of those that were there: each on the engine that the plan
-    /// names, else on the first. Throws model_error (engine) for an engine that isn't there, and
-    /// what an engine throws; then no piece is left.
+    /// Replaces all pieces by those of a plan, each on the engine that the plan names, or else on
+    /// the first. Throws model_error (engine) for an engine that isn't in the set, and what an
+    /// engine throws; then no piece is left.
     template <class Model>
     void load(const Model& model, const split_plan& plan) {
         clear();
@@ -291,12 +298,12 @@ public:
             throw;
         }
     }
-    /// Without pieces.
+    /// Removes all pieces.
     void clear() {
         while (!pieces_.empty()) remove_last();
     }
 
-    /// As piece_engine has it.
+    /// See piece_engine.
     void enqueue(Stream& to, std::uint32_t piece, std::span<const tensor* const> in, std::span<tensor* const> out) {
         const auto& p = pieces_[piece];
         engines_[p.engine].enqueue(to, p.number, in, out);
@@ -311,32 +318,32 @@ private:
     };
     struct placed {
         std::size_t engine = 0;
-        std::uint32_t number = 0;  // there
+        std::uint32_t number = 0;  // on the engine
     };
     std::vector<one> engines_{};
     std::vector<placed> pieces_{};
 };
 
-/// How to choose.
+/// How to choose engines.
 struct choice_options {
-    /// How far a float may be from the first engine's. Other numbers must be the same.
+    /// How far a float may differ from the first engine's. Other numbers must be equal.
     operator_tolerance within{.absolute = 0, .relative = 1e-3};
-    /// Or by so much of the largest number of the same value, without regard to its sign.
+    /// Or by this part of the largest magnitude in the same value.
     double of_largest = 1e-4;
-    measure_options measure{.repeats = 5};  ///< but for the engine's name, which is the set's
+    measure_options measure{.repeats = 5};  ///< without `engine`: the set has the names
 };
 
-/// An engine that isn't chosen for a piece whatever its time.
+/// An engine that can't be chosen for a piece, because it failed or was wrong.
 struct left_out_engine {
     std::string engine{};                ///< its name
     std::vector<std::uint32_t> nodes{};  ///< the piece, by nodes of the graph
-    std::string why{};                   ///< for people: what was thrown, or which output is wrong
+    std::string why{};                   ///< a message: what was thrown, or which output is wrong
 };
 
-/// Chooses engines for pieces of one model, for one shape of inputs. Holds all values of a run in
+/// Chooses engines for pieces of one model, for one shape of inputs. Keeps all values of a run in
 /// the tenant's memory. Neither copied nor moved; for one thread. Tenant, model, engines and table
-/// must outlive it; the engines have no other pieces meanwhile. `Model` has graph() and
-/// extract(nodes) as onnx_model.
+/// must outlive the object, and the engines have no other pieces meanwhile. `Model` has graph() and
+/// extract(nodes) like onnx_model.
 template <class Tenant, class Model, class Piece>
 requires copier<typename Tenant::stream> && scrubber<typename Tenant::stream>
 class piece_chooser {
@@ -362,10 +369,10 @@ public:
     piece_chooser& operator=(const piece_chooser&) = delete;
     ~piece_chooser() = default;
 
-    /// Runs the model by the first engine, node by node and as a whole, as
-    /// piece_measurer::run_nodes() has it. Values of that run are what pieces have to compute.
-    /// `inputs` stay where they are for as long as pieces are measured. Throws model_error (engine)
-    /// where the two runs don't agree within the tolerance, and what a submission fails with.
+    /// Runs the model on the first engine, node by node (see piece_measurer::run_nodes()) and as a
+    /// whole. Pieces have to compute the values of the first run. `inputs` must stay in place while
+    /// pieces are measured. Throws model_error (engine) if the two runs don't agree within the
+    /// tolerance, and the error of a submission that fails.
     void run_nodes(std::span<const tensor> inputs) {
         reference_.run_nodes(inputs);
         std::vector<std::uint32_t> all(graph().nodes.size());
@@ -386,10 +393,10 @@ public:
     /// The time of each node by the first engine, by index.
     [[nodiscard]] std::span<const ns> nodes() const noexcept { return reference_.nodes(); }
 
-    /// The fastest engine that computes these nodes right, and its median time: as the table has
-    /// it, else measured by select_operator and kept. Nothing: there is no such engine. After
-    /// run_nodes(). Throws what isn't an engine's fault: that the tenant is closed, has no memory
-    /// left, or its device is lost.
+    /// The fastest engine that computes these nodes right, and its median time: from the table, or
+    /// else measured by select_operator and kept. Nothing if there is no such engine. Call
+    /// run_nodes() first. Throws errors that aren't an engine's fault: the tenant is closed or has
+    /// no memory left, or its device is lost.
     [[nodiscard]] std::optional<operator_choice> choose(std::span<const std::uint32_t> nodes) {
         const std::string key = piece_key(fingerprint(graph()), nodes);
         if (const auto* known = table_->find(operation_, key); known != nullptr && engines_->find(known->candidate))
@@ -417,13 +424,13 @@ public:
             return std::nullopt;
         }
     }
-    /// The time of what choose() chooses: for refine().
+    /// The time of the engine that choose() returns, for refine().
     [[nodiscard]] std::optional<ns> measure(std::span<const std::uint32_t> nodes) {
         const auto best = choose(nodes);
         return best ? std::optional(best->took) : std::nullopt;
     }
-    /// A plan with the engine and time of each piece. Throws model_error (engine) for a piece that
-    /// no engine computes right, with the reason of each; and as choose().
+    /// The plan with the engine and time of each piece. Throws model_error (engine) for a piece
+    /// that no engine computes right, with each engine's reason; and as choose().
     [[nodiscard]] split_plan chosen(split_plan p) {
         for (auto& piece : p.pieces) {
             const auto nodes = p.nodes(piece.places);
@@ -435,14 +442,14 @@ public:
         }
         return p;
     }
-    /// Engines that failed or were wrong, with the pieces, as they were found; not those of choices
-    /// that the table had.
+    /// Engines that failed or were wrong, with their pieces, in the order in which they were found.
+    /// Choices that came from the table add none.
     [[nodiscard]] std::span<const left_out_engine> left_out() const noexcept { return left_out_; }
 
-    /// How outputs of the model, for the inputs of run_nodes(), differ from those of the uncut
-    /// model by the first engine: empty where they agree within the tolerance, else a description,
-    /// for people. Errors of pieces add up: call this for a run of the whole plan. Throws what a
-    /// submission fails with.
+    /// How outputs of the model for the inputs of run_nodes() differ from those of the uncut model
+    /// on the first engine: a message, empty if they agree within the tolerance. Call this for a
+    /// run of the whole plan, since errors of pieces add up. Throws the error of a submission that
+    /// fails.
     [[nodiscard]] std::string difference(std::span<const tensor> outputs) {
         if (outputs.size() != whole_.size()) return "another number of outputs";
         for (std::size_t i = 0; i < outputs.size(); ++i) {
@@ -487,8 +494,7 @@ private:
         o.engine = engines.name(0);
         return o;
     }
-    /// Tensors for a piece's inputs, which stay as they are, and its outputs, in blocks of their
-    /// own.
+    /// Takes a piece's inputs from the reference run, and gives its outputs blocks of their own.
     void place(std::span<const std::uint32_t> nodes) {
         for (const tensor& t : out_) scratch_.release(t.number);
         const auto edges = edges_of(graph(), nodes);
@@ -497,12 +503,12 @@ private:
         for (const std::uint32_t v : edges.outputs) {
             const tensor& right = reference_.values()[v];
             right_.push_back(&right);
-            // Without room: what an engine makes larger than it has to be is wrong.
+            // No `room`: an engine that makes an output larger than the reference is wrong.
             out_.push_back({right.type, right.shape, scratch_.room_for(v, right.size()), right.size(), nullptr, v});
         }
         for (auto& t : out_) out_pointers_.push_back(&t);
     }
-    /// The outputs as they are before a run.
+    /// The outputs, with their types and shapes reset for a run.
     [[nodiscard]] std::span<tensor* const> outs() {
         for (std::size_t i = 0; i < out_.size(); ++i) out_[i].type = right_[i]->type, out_[i].shape = right_[i]->shape;
         return out_pointers_;
@@ -511,7 +517,7 @@ private:
         const auto at = std::ranges::find(out_, v, &tensor::number);
         return at == out_.end() ? reference_.values()[v] : *at;
     }
-    /// A candidate for each engine that takes the piece.
+    /// A candidate for each engine that accepts the piece.
     [[nodiscard]] std::vector<candidate> add(std::span<const std::uint32_t> nodes) {
         std::vector<candidate> all;
         std::optional<Piece> piece;

@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// Matrix products of models by NVIDIA's cuBLASLt, on a device, each with the bias, the residual and
-// the activation that follow it in one kernel.
+// Matrix products of models on a device by NVIDIA's cuBLASLt. One kernel computes a product with
+// the bias, the residual and the activation that follow it.
 //
 //   const gpushare::graph::cublaslt_library library("libcublasLt.so.13");
 //   gpushare::graph::cublaslt_engine engine(tenant, library, read);         // read: graph::read_operations of onnx.hpp
 //   const std::uint32_t piece = engine.add(model.extract(nodes));           // a piece_engine on the tenant's streams
 //
-// The engine computes MatMul and Gemm of floats. A node that alone reads the product becomes part of
-// its kernel: an Add of an element for each column, an Add of the product's shape, and then a Relu,
-// or a Gelu by tanh. The engine refuses a piece with any other node and names the node, so a
-// piece_chooser leaves the engine out for that piece. The header needs none of NVIDIA's: it finds
-// functions by name.
+// The engine computes MatMul and Gemm of floats. A node that alone reads the product becomes part
+// of its kernel: an Add of one element per column, an Add of a tensor of the product's shape, and
+// then a Relu or a Gelu by tanh. The engine refuses a piece with any other node and names that
+// node, so a piece_chooser leaves the engine out for the piece. The header includes none of
+// NVIDIA's: it looks functions up by name.
 //
-// Constants, values within a piece and the workspace are in the tenant's memory. The first run of
-// each shape asks cuBLASLt for an algorithm and allocates, and so does a run with addresses that are
-// aligned worse than before. All other runs only enqueue, so they can be captured. The engine ran
-// over the stand-in for CUDA with functions of a test in place of cuBLASLt's, and never on a device.
+// Constants, values within a piece and the workspace lie in the tenant's memory. The first run of
+// each shape asks cuBLASLt for an algorithm and allocates. So does a run with addresses that are
+// less aligned than before. All other runs only enqueue, so they can be captured. The engine was
+// tested on the stand-in for CUDA, with a test's functions in place of cuBLASLt's, and never on a
+// device.
 #pragma once
 
 #include <algorithm>
@@ -49,12 +50,12 @@ namespace graph {
 /// cuBLASLt's functions. Thread-safe; the library stays loaded.
 class cublaslt_library {
 public:
-    /// Of the shared library of that path. Throws model_error (engine) where it can't be loaded.
+    /// Loads the shared library at that path. Throws model_error (engine) if loading fails.
     explicit cublaslt_library(const std::string& path) : api_(detail::load_cublaslt(path)) {}
-    /// Functions of your own, such as a test's.
+    /// Functions of the caller, such as a test's.
     explicit cublaslt_library(const detail::cublaslt_api& functions) noexcept : api_(functions) {}
 
-    /// As the engine uses it.
+    /// The functions, for the engine.
     [[nodiscard]] const detail::cublaslt_api& api() const noexcept { return api_; }
     /// Throws model_error (engine) with the node and cuBLASLt's text unless `status` is 0.
     void check(int status, const std::string& node = {}) const {
@@ -68,17 +69,18 @@ private:
 
 /// How pieces are computed.
 struct cublaslt_options {
-    bytes workspace = 4_MiB;  ///< the most that a piece takes for each shape; algorithms that need more aren't taken
+    bytes workspace = 4_MiB;  ///< for each piece and shape at most; algorithms that need more
+                              ///< aren't used
     bool tf32 = false;        ///< whether factors may be rounded to TF32, with 10 bits behind the point
-    std::size_t shapes = 4;   ///< of inputs for which each piece is kept ready; at least 1
-    std::size_t part = 0;     ///< of the tenant's devices
+    std::size_t shapes = 4;   ///< input shapes for which each piece is kept ready; at least 1
+    std::size_t part = 0;     ///< which of the tenant's devices
 };
 
-/// Pieces that cuBLASLt computes. A piece_engine on streams of a CUDA device. Pieces are added by one
-/// thread before any runs; different pieces may run at the same time, one piece once at a time.
-/// Neither copied nor moved. Tenant and library must outlive it, and no work of it may run when it
-/// goes. A graph of a captured run lives no longer than its piece, and runs before `shapes` other
-/// shapes of the piece have.
+/// Pieces that cuBLASLt computes: a piece_engine on streams of a CUDA device. One thread adds
+/// pieces before any runs. Different pieces may run at the same time, but each piece only once at a
+/// time. Neither copied nor moved. Tenant and library must outlive the engine, and none of its work
+/// may run when it is destroyed. A graph of a captured run is valid while its piece exists, and
+/// until `shapes` other shapes of the piece have run.
 template <class Tenant>
 class cublaslt_engine {
     using stream = typename Tenant::stream;
@@ -86,10 +88,10 @@ class cublaslt_engine {
     using program = detail::piece_program;
 
 public:
-    /// Makes a piece's program of what extract() made.
+    /// Makes a piece's program from what extract() returned.
     using reader = std::function<program(std::string_view)>;
 
-    /// No pieces. Throws model_error (engine) where cuBLASLt refuses the device; and as
+    /// An engine without pieces. Throws model_error (engine) if cuBLASLt refuses the device, and as
     /// tenant::submit.
     cublaslt_engine(Tenant& by, const cublaslt_library& of, reader read, const cublaslt_options& o = {})
         : by_(&by), library_(&of), read_(std::move(read)), options_(o), handle_(nullptr, of.api().destroy) {
@@ -105,11 +107,11 @@ public:
     cublaslt_engine& operator=(const cublaslt_engine&) = delete;
     ~cublaslt_engine() = default;
 
-    /// A piece as extract() makes it; returns its number. Copies its constants to the device and
-    /// waits for that. Throws model_error (engine) with the node that isn't computed and the reason;
-    /// what the reader throws; what the tenant's memory throws; and as tenant::submit.
+    /// Adds a piece that extract() made; returns its number. Copies its constants to the device and
+    /// waits for the copy. Throws model_error (engine) with a node that isn't supported and the
+    /// reason; what the reader and the tenant's memory throw; and as tenant::submit.
     std::uint32_t add(std::string_view model) { return add(read_(model)); }
-    /// The same of a program.
+    /// The same for a program.
     std::uint32_t add(program p) {
         auto made = std::make_unique<piece>(by_->memory(options_.part));
         made->steps = detail::matmul_steps(p);
@@ -118,7 +120,7 @@ public:
         pieces_.push_back(std::move(made));
         return static_cast<std::uint32_t>(pieces_.size() - 1);
     }
-    /// Gives back the last piece.
+    /// Removes the last piece.
     void remove_last() noexcept { pieces_.pop_back(); }
     /// How many pieces there are.
     [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(pieces_.size()); }
@@ -132,8 +134,8 @@ public:
         return all;
     }
 
-    /// As piece_engine has it. Places the outputs at once, on this thread, and throws model_error
-    /// (engine) at once.
+    /// See piece_engine. Gives the outputs their memory in this call, on this thread. Throws
+    /// model_error (engine) from this call.
     void enqueue(stream& to, std::uint32_t number, std::span<const tensor* const> in, std::span<tensor* const> out) {
         piece& p = *pieces_[number];
         prepared& r = shaped(p, in, out);
@@ -150,7 +152,7 @@ private:
     using lt = detail::cublaslt;
     using step = detail::matmul_step;
     using handle = std::unique_ptr<void, int (*)(void*)>;
-    static constexpr std::size_t most_alignment = 256;  // that cuBLASLt asks about
+    static constexpr std::size_t most_alignment = 256;  // the largest that cuBLASLt distinguishes
 
     /// A step for known shapes.
     struct prepared_step {
@@ -168,7 +170,7 @@ private:
         std::vector<prepared_step> steps{};
         std::vector<const void*> places{};  // of each value
         std::vector<const void*> biases{};  // of each step
-        blocks block;                       // values between steps, and behind them the workspace
+        blocks block;                       // values between steps, then the workspace
         void* workspace = nullptr;
         std::size_t workspace_size = 0;
     };
@@ -178,9 +180,9 @@ private:
         program of{};
         std::vector<step> steps{};
         blocks constants;
-        std::vector<const void*> values{};               // of each value, where it is constant
-        std::vector<const void*> biases{};               // of each step, where that is constant
-        std::vector<std::unique_ptr<prepared>> ready{};  // the latest is the last
+        std::vector<const void*> values{};               // of each constant value
+        std::vector<const void*> biases{};               // of each step with a constant bias
+        std::vector<std::unique_ptr<prepared>> ready{};  // the least recently used first
     };
 
     template <class Work>
@@ -189,7 +191,7 @@ private:
         (void)ticket.wait();
         if (ticket.status() != errc::none) ticket.rethrow();
     }
-    /// The backend's type of errors, without its headers.
+    /// The backend's error type, without its headers.
     template <class Code>
     static Code code_of(void (stream::*)(Code, const char*));
     template <class Work>
@@ -241,7 +243,7 @@ private:
 
     // --- shapes
 
-    /// The state for the inputs' shapes, which is made if there is none.
+    /// The state for the inputs' shapes; makes it if there is none.
     [[nodiscard]] prepared& shaped(piece& p, std::span<const tensor* const> in, std::span<tensor* const> out) {
         detail::require_all(p.of, in.size(), out.size());
         for (std::size_t i = 0; i < in.size(); ++i) detail::require_floats(p.of.values[p.of.inputs[i]].name, *in[i]);
@@ -275,7 +277,7 @@ private:
             r.shapes[s.out] = *made;
         }
     }
-    /// Gives the outputs their places; returns what all addresses are multiples of.
+    /// Gives the outputs their memory; returns the alignment that all addresses have.
     static std::size_t place_outputs(const piece& p, const prepared& r, std::span<const tensor* const> in,
                                      std::span<tensor* const> out) {
         std::uintptr_t all = most_alignment;
@@ -302,7 +304,7 @@ private:
             steps.push_back(described(p, r, i, alignment));
             workspace = std::max(workspace, steps.back().workspace);
         }
-        r.steps.clear();  // a failure leaves places of a block that is gone
+        r.steps.clear();  // if placing fails, the block that they use is gone
         place_inner(p, r, workspace);
         r.steps = std::move(steps);
         r.alignment = alignment;
@@ -327,7 +329,7 @@ private:
         if (s.act == detail::activation::relu) epilogue |= lt::relu;
         if (s.act == detail::activation::gelu) epilogue |= lt::gelu;
         set(made, lt::epilogue, epilogue == 0 ? lt::by_default : epilogue, s);
-        // Its alignment matters here; where it is comes with each run.
+        // Only the bias's alignment matters here; each run sets the address.
         if (s.bias != detail::no_value) set(made, lt::bias_pointer, reinterpret_cast<const void*>(alignment), s);
         made.first = layout(columns.first, e.batch, s);
         made.second = layout(columns.second, e.batch, s);

@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-// A model as a plain value: nodes in the order in which they run, and the values between them; what
-// can be wrong with a model; and tensors in memory. Where to cut the model is decided on this value
-// (split_plan.hpp); onnx.hpp makes one of a file.
+// A model as a plain value: its nodes in the order in which they run, and the values between them;
+// what can be wrong with a model; and tensors in memory. split_plan.hpp decides on this value where
+// to cut the model, and onnx.hpp reads it from a file.
 //
 //   const gpushare::graph::model_graph& g = model.graph();
 //   for (const auto& n : g.nodes) std::puts(n.name.c_str());
 //   const auto crossing = gpushare::graph::crossing(g, 10);          // values that pass from nodes 0..9 to the later ones
 //   const auto edges = gpushare::graph::edges_of(g, {10, 20});       // what nodes 10..19 read from outside, and leave
 //
-// A graph is a value: safe to read from any thread, not while it changes. A model_error says why a
-// model can't be used: what is wrong, and in which node.
+// A graph is a value: any thread may read it while no thread changes it. A model_error says why a
+// model can't be used: the reason, and the node.
 //
 //   const gpushare::graph::model_error e(gpushare::graph::model_fault::cyclic, "conv1", "it waits for itself");
 //   if (e.fault() == gpushare::graph::model_fault::cyclic) log(e.node(), e.what());
 //
-// A fusion_rule says which operators an engine fuses, as far as that is worth a cut elsewhere: a cut
-// between them costs a kernel that has to read and write what the fused one kept in registers.
+// A fusion_rule names two operators that an engine fuses, and the cost of a cut between them:
+// without fusion, kernels write and read again what the fused kernel keeps in registers.
 //
 //   const gpushare::graph::fusion_rule mine[]{{"Conv", "Relu", 2}, {"MatMul", "element-wise", 2}};
 //   const gpushare::graph::split_options options{.fusions = mine};
 //
-// Without rules of one's own, usual_fusions stands. A rule is a preference and never a ban.
+// Without rules of your own, usual_fusions applies. A rule is a preference and never forbids a cut.
 //
-// Engines get tensors in memory: where the bytes are, and room for those whose size is only known
-// when they are there.
+// Engines get tensors in memory. A tensor_room provides memory for tensors whose size only a run
+// tells.
 //
 //   gpushare::graph::tensor picture{gpushare::graph::element::f32, {1, 3, 640, 640}, pixels, pixels_size};
 //   gpushare::graph::tensor_blocks blocks(chat.memory(), g.values.size());      // charged to the tenant
@@ -55,7 +55,7 @@ namespace graph {
 
 /// The type of a tensor's elements.
 enum class element : std::uint8_t {
-    unknown,     ///< nobody said
+    unknown,     ///< not stated
     f32,         ///< float
     f64,         ///< double
     f16,         ///< IEEE half
@@ -124,7 +124,7 @@ enum class element : std::uint8_t {
 
 /// One extent of a tensor.
 struct dimension {
-    std::int64_t extent = -1;  ///< elements; below 0: not known before the model runs
+    std::int64_t extent = -1;  ///< elements; negative: known only when the model runs
     std::string symbol{};      ///< the model's name for an unknown extent, such as "batch"; may be empty
 
     friend bool operator==(const dimension&, const dimension&) = default;
@@ -141,13 +141,14 @@ enum class value_kind : std::uint8_t {
 /// A value between nodes.
 struct value {
     std::string name{};                   ///< unique in the graph, not empty
-    element type = element::unknown;      ///< of its elements
-    std::vector<dimension> shape{};       ///< outermost first; means something only where `ranked`
+    element type = element::unknown;      ///< the type of its elements
+    std::vector<dimension> shape{};       ///< outermost first; valid only if `ranked`
     value_kind kind = value_kind::inner;  ///< where it comes from
     bool ranked = false;                  ///< whether the number of dimensions is known
-    bool tensor = true;                   ///< false: a sequence, a map, an optional, which no buffer holds
+    bool tensor = true;                   ///< false for a sequence, a map or an optional, which no
+                                          ///< buffer can hold
 
-    /// Bytes of the tensor, where type and all extents are known. Saturates at bytes::max().
+    /// Size of the tensor if its type and all extents are known. Saturates at bytes::max().
     [[nodiscard]] std::optional<bytes> size() const noexcept {
         const std::size_t one = size_of(type);
         if (!tensor || !ranked || one == 0) return std::nullopt;
@@ -161,19 +162,20 @@ struct value {
     friend bool operator==(const value&, const value&) = default;
 };
 
-/// An operation. A loop or a branch is one node; what its body reads from outside is among its inputs.
+/// An operation. A loop or a branch is one node. The values that its body reads from outside are
+/// among its inputs.
 struct node {
-    std::string name{};                    ///< the model's; not empty, not necessarily unique
+    std::string name{};                    ///< from the model; not empty, not necessarily unique
     std::string type{};                    ///< the operator's name, such as "Conv"
-    std::vector<std::uint32_t> inputs{};   ///< indices of values; each once, those left out aren't there
+    std::vector<std::uint32_t> inputs{};   ///< indices of values, each once, without omitted inputs
     std::vector<std::uint32_t> outputs{};  ///< indices of values; likewise
 
     friend bool operator==(const node&, const node&) = default;
 };
 
-/// A model. The nodes stand in an order in which they can run; a piece of the model is a range of them.
+/// A model. The nodes are in an order in which they can run.
 struct model_graph {
-    std::vector<node> nodes{};             ///< each behind those whose values it reads
+    std::vector<node> nodes{};             ///< each after the nodes whose values it reads
     std::vector<value> values{};           ///< in no particular order
     std::vector<std::uint32_t> inputs{};   ///< values that the caller gives, in the model's order
     std::vector<std::uint32_t> outputs{};  ///< values that the caller gets, in the model's order
@@ -183,17 +185,17 @@ struct model_graph {
 
 /// Consecutive nodes.
 struct node_range {
-    std::uint32_t first = 0;   ///< the first of them
-    std::uint32_t behind = 0;  ///< behind the last
+    std::uint32_t first = 0;   ///< the first node
+    std::uint32_t behind = 0;  ///< one past the last node
 
-    /// How many.
+    /// The number of nodes.
     [[nodiscard]] constexpr std::uint32_t size() const noexcept { return behind - first; }
     friend constexpr bool operator==(const node_range&, const node_range&) = default;
 };
 
 namespace detail {
 
-/// What is wrong with the values' names, kinds and extents, by themselves; empty if nothing.
+/// What is wrong with the values' names, kinds and extents; empty if nothing is.
 [[nodiscard]] inline std::string wrong_values(const model_graph& g) {
     std::vector<std::string_view> names;
     for (const auto& v : g.values) {
@@ -225,7 +227,8 @@ namespace detail {
     return std::ranges::adjacent_find(list) != list.end();
 }
 
-/// What is wrong with node `n` behind those that made `made`; empty if nothing. Adds what the node makes.
+/// What is wrong with node `n` if the nodes before it made `made`; empty if nothing is. Adds the
+/// node's outputs to `made`.
 [[nodiscard]] inline std::string wrong_node(const model_graph& g, const node& n, std::vector<bool>& made) {
     const auto named = [&](std::string_view what, std::uint32_t v) {
         return "node '" + n.name + "' (" + n.type + ") " + std::string(what) + " '" + g.values[v].name + "'";
@@ -247,9 +250,10 @@ namespace detail {
 
 }  // namespace detail
 
-/// What is wrong with a graph, for people, with the node's or the value's name; empty if it is sound: all indices name
-/// values; names of values are unique; a node stands behind those that make what it reads; each value is made once,
-/// inputs and weights by no node; and an output is made, or is an input or a weight that passes through.
+/// What is wrong with a graph: a message with the name of the node or value, empty if the graph is
+/// sound. In a sound graph, all indices name values; names of values are unique; a node comes after
+/// the nodes whose values it reads; one node makes each value, and no node an input or a weight;
+/// and an output is made, or is an input or a weight that passes through.
 [[nodiscard]] inline std::string wrong(const model_graph& g) {
     if (auto text = detail::wrong_values(g); !text.empty()) return text;
     std::vector<bool> made(g.values.size());
@@ -262,15 +266,15 @@ namespace detail {
     return {};
 }
 
-/// When a value is there, in positions between nodes: position p is before node p.
+/// When a value is alive, in positions between nodes: position p is before node p.
 struct lifetime {
-    std::uint32_t born = 0;  ///< behind the node that makes the value; 0 for inputs and weights
-    std::uint32_t last = 0;  ///< behind the last node that reads the value; `born` if none does
+    std::uint32_t born = 0;  ///< after the node that makes the value; 0 for inputs and weights
+    std::uint32_t last = 0;  ///< after the last node that reads the value; `born` if none does
 
     friend constexpr bool operator==(const lifetime&, const lifetime&) = default;
 };
 
-/// The lifetime of each value, by index. O(edges). The caller's reading of an output isn't counted.
+/// The lifetime of each value, by index. O(edges). The caller's use of an output doesn't count.
 [[nodiscard]] inline std::vector<lifetime> lifetimes(const model_graph& g) {
     std::vector<lifetime> all(g.values.size());
     for (std::uint32_t n = 0; n < g.nodes.size(); ++n) {
@@ -280,8 +284,9 @@ struct lifetime {
     return all;
 }
 
-/// Values that a cut before node `position` has to pass on: made by an earlier node, read by this or a later one. In the
-/// order of their indices. Inputs and weights don't count: every piece has them from the caller and from the model.
+/// The values that a cut before node `position` has to pass on, by index: an earlier node makes the
+/// value, and this or a later node reads it. Inputs and weights don't count: every piece gets them
+/// from the caller and from the model.
 [[nodiscard]] inline std::vector<std::uint32_t> crossing(const model_graph& g, const std::vector<lifetime>& lives,
                                                          std::uint32_t position) {
     std::vector<std::uint32_t> all;
@@ -303,7 +308,7 @@ struct piece_edges {
     friend bool operator==(const piece_edges&, const piece_edges&) = default;
 };
 
-/// The edges of some nodes, in any order; each must be one of the graph's.
+/// The edges of these nodes, in any order. Each must be a node of the graph.
 [[nodiscard]] inline piece_edges edges_of(const model_graph& g, std::span<const std::uint32_t> nodes) {
     std::vector<bool> inside(g.nodes.size()), read(g.values.size()), made(g.values.size()), wanted(g.values.size());
     for (const std::uint32_t n : nodes) inside[n] = true;
@@ -319,7 +324,7 @@ struct piece_edges {
     }
     return e;
 }
-/// The same of consecutive nodes.
+/// The same for consecutive nodes.
 [[nodiscard]] inline piece_edges edges_of(const model_graph& g, node_range of) {
     std::vector<std::uint32_t> nodes(of.size());
     std::iota(nodes.begin(), nodes.end(), of.first);
@@ -330,24 +335,24 @@ struct piece_edges {
 
 namespace graph {
 
-/// An error of a model, or of how it is cut.
+/// What is wrong with a model, or with a cut.
 enum class model_fault : std::uint8_t {
     no_file,           ///< the file can't be read
-    unreadable,        ///< the bytes are no model, or only a part of one
+    unreadable,        ///< the bytes aren't a model, or only a part of one
     too_large,         ///< 2 GiB or more, which the format can't hold in one file or one piece
-    bad_model,         ///< the model as a whole is malformed: no operator set, a name that is there twice
+    bad_model,         ///< the model as a whole is malformed: no operator set, or a name used twice
     bad_node,          ///< a node has attributes, inputs or outputs that its operator doesn't allow
     bad_weight,        ///< a weight has more or fewer bytes than its shape says
-    unknown_operator,  ///< nobody says what the node computes
-    missing_value,     ///< a node reads what nothing makes
+    unknown_operator,  ///< nothing says what the node computes
+    missing_value,     ///< a node reads a value that nothing makes
     cyclic,            ///< nodes wait for each other
     bad_shapes,        ///< shapes contradict each other
     external_data,     ///< a weight's file is missing, too short, or outside of the model's folder
-    bad_cut,           ///< the model can't be cut there: what crosses is no tensor, or nobody knows its type
+    bad_cut,           ///< a value that crosses the cut isn't a tensor, or its type is unknown
     engine,            ///< the engine refuses a piece
 };
 
-/// The code that a fault comes with.
+/// The error code of a fault.
 [[nodiscard]] constexpr errc code_of(model_fault f) noexcept {
     switch (f) {
         case model_fault::no_file: return errc::io_failed;
@@ -359,16 +364,16 @@ enum class model_fault : std::uint8_t {
     }
 }
 
-/// A model can't be used. The text names the node, or the value, and the reason.
+/// Says why a model can't be used. The text names the node or the value, and the reason.
 class model_error : public operation_error {
 public:
-    /// `node` may be empty, where the model as a whole is at fault. Unprintable characters of the texts are escaped.
+    /// `node` is empty if the model as a whole is at fault. Unprintable characters are escaped.
     model_error(model_fault fault, std::string node, std::string_view why)
         : operation_error(code_of(fault), {}, sentence(node, why).c_str()), fault_(fault), node_(std::move(node)) {}
 
     /// What is wrong.
     [[nodiscard]] model_fault fault() const noexcept { return fault_; }
-    /// The name of the node or value that is at fault, as the model has it; empty for the model as a whole.
+    /// The name of the node or value at fault, as in the model; empty for the model as a whole.
     [[nodiscard]] const std::string& node() const noexcept { return node_; }
 
 private:
@@ -384,19 +389,19 @@ private:
 
 namespace graph {
 
-/// Two operators that an engine makes one of, where the first one's result is read by the second
-/// alone. The types are ONNX's; `element-wise` stands for all of element_wise_types.
+/// Two operators that an engine fuses if only the second one reads the first one's result. The
+/// types are ONNX's; `element-wise` stands for all of element_wise_types.
 struct fusion_rule {
     std::string_view before{};  ///< makes the value
     std::string_view after{};   ///< reads the value
-    /// What a cut between them costs: how often more memory is passed over, in sizes of that value.
-    /// Above 0.
+    /// The cost of a cut between them: additional passes over memory, in sizes of that value. Above
+    /// 0.
     double passes = 2;
 
     friend constexpr bool operator==(const fusion_rule&, const fusion_rule&) = default;
 };
 
-/// Operators that make each element of one element of each input.
+/// Operators that compute each element from one element of each input.
 inline constexpr std::array<std::string_view, 40> element_wise_types{
     "Abs",  "Add",      "Cast",  "Ceil",     "Celu",        "Clip",      "Cos",       "Div",        "Elu",  "Erf",
     "Exp",  "FastGelu", "Floor", "Gelu",     "HardSigmoid", "HardSwish", "LeakyRelu", "Log",        "Max",  "Min",
@@ -408,8 +413,8 @@ inline constexpr std::array<std::string_view, 40> element_wise_types{
     return std::ranges::find(element_wise_types, type) != element_wise_types.end();
 }
 
-/// What ONNX Runtime, OpenVINO and TensorRT have in common. A quantised operator counts more:
-/// without its neighbours, the operator runs in floats.
+/// Fusions that ONNX Runtime, OpenVINO and TensorRT have in common. A cut beside a quantised
+/// operator costs more: without its neighbours, the operator runs in floats.
 inline constexpr std::array<fusion_rule, 24> usual_fusions{{
     {"Conv", "BatchNormalization", 2},
     {"Conv", "element-wise", 2},
@@ -437,7 +442,7 @@ inline constexpr std::array<fusion_rule, 24> usual_fusions{{
     {"element-wise", "QuantizeLinear", 4},
 }};
 
-/// What the first rule that fits says; 0: the engine keeps the two apart.
+/// The passes of the first rule that fits; 0 if none does: the engine doesn't fuse the two.
 [[nodiscard]] constexpr double fusion_passes(std::span<const fusion_rule> rules, std::string_view before,
                                              std::string_view after) noexcept {
     const auto fits = [](std::string_view rule, std::string_view type) {
@@ -452,11 +457,12 @@ inline constexpr std::array<fusion_rule, 24> usual_fusions{{
 
 namespace graph {
 
-/// Gives tensors room whose size nobody knew before.
+/// Provides memory for tensors whose size only a run tells.
 class tensor_room {
 public:
-    /// At least `size` bytes for tensor `number`, at a multiple of 256, valid until the next call for that number. Called
-    /// by engines, on the thread that computes, for one tensor at a time. Throws std::bad_alloc or what is derived from it.
+    /// At least `size` bytes for tensor `number`, at a multiple of 256, valid until the next call
+    /// for that number. Engines call it on the thread that computes, for one tensor at a time.
+    /// Throws std::bad_alloc or a class derived from it.
     [[nodiscard]] virtual void* room_for(std::uint32_t number, std::size_t size) = 0;
 
 protected:
@@ -465,14 +471,14 @@ protected:
 
 /// A tensor in memory that an engine can use. A plain value that owns nothing.
 struct tensor {
-    element type = element::unknown;    ///< of its elements
-    std::vector<std::int64_t> shape{};  ///< outermost first; an extent below 0: the engine finds out
-    void* data = nullptr;               ///< rows behind each other without gaps; null where it has no place yet
+    element type = element::unknown;    ///< the type of its elements
+    std::vector<std::int64_t> shape{};  ///< outermost first; the engine finds out negative extents
+    void* data = nullptr;               ///< row-major without gaps; null: no memory yet
     std::size_t capacity = 0;           ///< bytes at `data`
-    tensor_room* room = nullptr;        ///< gives an output a place that has none, or a too small one
-    std::uint32_t number = 0;           ///< by which `room` knows the tensor
+    tensor_room* room = nullptr;        ///< gives an output memory if it has none, or too little
+    std::uint32_t number = 0;           ///< the tensor's number in `room`
 
-    /// Bytes that the shape asks for; 0 where an extent or the type is unknown. Saturates.
+    /// Bytes that the shape needs; 0 if an extent or the type is unknown. Saturates.
     [[nodiscard]] std::size_t size() const noexcept {
         bytes all{size_of(type)};
         for (const std::int64_t extent : shape) all = extent < 0 ? bytes{} : all * static_cast<std::uint64_t>(extent);
@@ -484,8 +490,8 @@ struct tensor {
             if (extent < 0) return false;
         return true;
     }
-    /// Gives an output its type and shape, and a place for them. Throws model_error (engine) where there is none; what
-    /// `room` throws.
+    /// Sets an output's type and shape, and returns memory for them. Throws model_error (engine) if
+    /// the memory is too small and there is no `room`, and what `room` throws.
     void* place(element of, std::vector<std::int64_t> extents) {
         type = of;
         shape = std::move(extents);
@@ -501,8 +507,9 @@ struct tensor {
     }
 };
 
-/// Blocks of a memory, one for each tensor that needs one; they grow and are kept. Neither copied nor moved; for one
-/// thread at a time. `Memory` must outlive it, and no work may use the blocks when it goes.
+/// Blocks of a memory, one for each tensor that needs one. Blocks grow and are kept. Neither copied
+/// nor moved; for one thread at a time. `Memory` must outlive the object, and no work may use the
+/// blocks when it is destroyed.
 template <memory_resource Memory>
 class tensor_blocks final : public tensor_room {
 public:
@@ -525,9 +532,9 @@ public:
         b.size = whole;
         return b.data;
     }
-    /// Gives back one tensor's block.
+    /// Frees one tensor's block.
     void release(std::uint32_t number) noexcept { free(blocks_[number]); }
-    /// Bytes of all blocks that are there.
+    /// The size of all blocks together.
     [[nodiscard]] bytes size() const noexcept {
         bytes all{};
         for (const auto& b : blocks_) all += bytes{b.size};
@@ -548,11 +555,12 @@ private:
     std::vector<block> blocks_;
 };
 
-/// Runs pieces of models. `enqueue(stream, piece, inputs, outputs)` enqueues piece number `piece`, whose inputs and
-/// outputs come in the order of edges_of(). When the work runs, it reads the inputs' shapes and bytes, and gives each
-/// output its type and shape by place(), or finds them there: an output that is shaped and has a place is written where
-/// it is. The spans and the tensors stay until the work has ended, and are for this work alone meanwhile. An input
-/// without a place is one whose piece failed: the work must fail as well. Failures are thrown, on either side.
+/// Runs pieces of models. `enqueue(stream, piece, inputs, outputs)` enqueues piece number `piece`,
+/// with inputs and outputs in the order of edges_of(). The work reads the inputs' shapes and bytes
+/// when it runs. It gives each output its type and shape by place(), unless the output already has
+/// a shape and memory: then it writes there. The spans and tensors live until the work has ended,
+/// and nothing else uses them meanwhile. An input without memory comes from a piece that failed, so
+/// the work must fail, too. Both enqueue and the work report failures by exceptions.
 template <class E, class Stream>
 concept piece_engine = timeline<Stream> &&
     requires(E& e, Stream& to, std::uint32_t piece, std::span<const tensor* const> inputs,

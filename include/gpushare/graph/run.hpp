@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A model that was cut, run as a tenant: each piece is a submission of its own, so that others get in between, and bounds,
-// shares and deadlines see pieces instead of the whole.
+// A cut model, run by a tenant. Each piece is a submission of its own, so other work runs between
+// pieces, and bounds, shares and deadlines apply to pieces instead of the whole.
 //
 //   gpushare::graph::onnxruntime_engine engine(library);
 //   for (const auto& p : plan.pieces) engine.add(model.extract(plan.nodes(p.places)));     // piece 0, 1, ...
@@ -8,19 +8,19 @@
 //   std::array in{picture};    std::array out{gpushare::graph::tensor{}};
 //   pages.run(in, out, {.deadline = now + 100ms});                                         // the same as the whole model's
 //
-// On a device, captured_model makes all pieces one graph, with a gate between two of them.
+// On a device, captured_model makes one graph of all pieces, with a gate between any two.
 //
-// Values that pass from piece to piece lie in the tenant's memory: values that are never there
-// together share bytes, and those whose size only a run tells have blocks of their own, which grow.
+// Values that pass from piece to piece lie in the tenant's memory. Values that are never alive
+// together share bytes. Values whose size only a run tells have blocks of their own, which grow.
 //
-// place_buffers gives those values their places in one block of memory, for runners of your own:
+// place_buffers finds places for those values in one block of memory, for runners of your own:
 //
 //   const auto values = gpushare::graph::crossing_values(g, plan);
 //   const auto layout = gpushare::graph::place_buffers(gpushare::graph::needs_of(g, values), 256);
 //   std::byte* block = allocate(layout.total);               // values[i]: at block + layout.offsets[i]
 //
-// Inputs and outputs of the model are the caller's and need no place. Layouts are values: safe to
-// read from any thread, not while they change.
+// Inputs and outputs of the model are the caller's and need no place. Layouts are values: any
+// thread may read one while no thread changes it.
 #pragma once
 
 #include <algorithm>
@@ -52,7 +52,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace graph {
 
-/// Bytes that are needed from one step to another, with both of them.
+/// Bytes that are needed from one step to another, both included.
 struct buffer_need {
     bytes size{};             ///< 0 needs no place
     std::uint32_t first = 0;  ///< the step that writes them
@@ -63,7 +63,8 @@ struct buffer_need {
 
 /// Where each need's bytes are in one block.
 struct buffer_layout {
-    std::vector<std::uint64_t> offsets{};  ///< of each need, in their order; multiples of the alignment
+    std::vector<std::uint64_t> offsets{};  ///< of each need, in the needs' order; multiples of the
+                                           ///< alignment
     bytes total{};                         ///< the block's size
 
     friend bool operator==(const buffer_layout&, const buffer_layout&) = default;
@@ -78,8 +79,8 @@ struct crossing_value {
     friend constexpr bool operator==(const crossing_value&, const crossing_value&) = default;
 };
 
-/// The values that a plan's cuts have to keep, by index. The model's outputs aren't among them: the
-/// caller has buffers for these. `p` must fit the graph (check() in plan_text.hpp).
+/// The values to keep across a plan's cuts, by index. The model's outputs aren't among them: the
+/// caller has buffers for those. `p` must fit the graph (check() in plan_text.hpp).
 [[nodiscard]] inline std::vector<crossing_value> crossing_values(const model_graph& g, const split_plan& p) {
     std::vector<std::optional<crossing_value>> all(g.values.size());
     for (std::uint32_t i = 0; i < p.pieces.size(); ++i)
@@ -95,9 +96,9 @@ struct crossing_value {
     return crossing;
 }
 
-/// The memory that these values need. `sizes`: of each value of the graph, where the caller knows
-/// them better (dynamic shapes); empty: as the graph has them. Throws operation_error
-/// (invalid_specification) where nobody knows a size.
+/// The memory that these values need. `sizes` has the size of each value of the graph, if the
+/// caller knows better (dynamic shapes); empty: the graph's sizes. Throws operation_error
+/// (invalid_specification) if a size is unknown.
 [[nodiscard]] inline std::vector<buffer_need> needs_of(const model_graph& g, std::span<const crossing_value> values,
                                                        std::span<const bytes> sizes = {}) {
     if (!sizes.empty() && sizes.size() != g.values.size())
@@ -119,8 +120,8 @@ namespace detail {
     return a.first <= b.last && b.first <= a.last;
 }
 
-/// The needs' sizes as multiples of the alignment, and their sum. Throws where there is no such
-/// sum.
+/// The needs' sizes, rounded up to multiples of the alignment. Throws if the alignment is no power
+/// of two, or the sum of the sizes overflows.
 [[nodiscard]] inline std::vector<std::uint64_t> rounded_sizes(std::span<const buffer_need> needs,
                                                               std::size_t alignment) {
     if (!std::has_single_bit(alignment)) raise(gpushare::detail::impossible_block(0, alignment), {}, "placing buffers");
@@ -135,8 +136,8 @@ namespace detail {
     return sizes;
 }
 
-/// One after the other in `order`, each in the smallest gap that it fits between those that are
-/// there with it, else behind all of them.
+/// Places the needs in `order`: each in the smallest gap between needs that are alive at the same
+/// time, or else behind all of them.
 [[nodiscard]] inline buffer_layout place_in_order(std::span<const buffer_need> needs,
                                                   std::span<const std::uint64_t> sizes,
                                                   std::span<const std::uint32_t> order) {
@@ -163,12 +164,12 @@ namespace detail {
 
 }  // namespace detail
 
-/// The most bytes that are needed in any one step, in multiples of the alignment: no layout takes
-/// less. Throws as place_buffers.
+/// The most bytes that one step needs, in multiples of the alignment: no layout is smaller. Throws
+/// as place_buffers.
 [[nodiscard]] inline bytes least_total(std::span<const buffer_need> needs, std::size_t alignment) {
     const auto sizes = detail::rounded_sizes(needs, alignment);
     std::uint64_t most = 0;
-    for (const auto& at : needs) {  // the most is reached where one of them begins
+    for (const auto& at : needs) {  // the maximum is reached where a need begins
         std::uint64_t there = 0;
         for (std::size_t i = 0; i < needs.size(); ++i)
             if (needs[i].first <= at.first && at.first <= needs[i].last) there += sizes[i];
@@ -177,10 +178,10 @@ namespace detail {
     return bytes{most};
 }
 
-/// A place for each need: no two that are needed in one step overlap, and the block is never larger
-/// than the sum of the sizes. Tries the largest first, the longest-lived first, the largest product
-/// of both first, and the order of the steps, and takes the smallest block. Throws memory_error:
-/// bad_alignment for what is no power of two, size_overflow. O(needs^2).
+/// A place for each need: needs of the same step don't overlap, and the block is never larger than
+/// the sum of the sizes. Tries the largest first, the largest product of size and lifetime first,
+/// the longest-lived first, and the order of the steps, and takes the smallest block. Throws
+/// memory_error: bad_alignment unless the alignment is a power of two, size_overflow. O(needs^2).
 [[nodiscard]] inline buffer_layout place_buffers(std::span<const buffer_need> needs, std::size_t alignment) {
     const auto sizes = detail::rounded_sizes(needs, alignment);
     const bytes least = least_total(needs, alignment);
@@ -208,7 +209,8 @@ namespace graph {
 
 namespace detail {
 
-/// A part of a time, of a year at most: a plan that people wrote may say more than a sum holds.
+/// A part of a time. The time counts as a year at most, so that numbers in an edited plan can't
+/// overflow.
 [[nodiscard]] inline ns part_of(ns time, double part) noexcept {
     constexpr ns most = std::chrono::hours(24 * 365);
     return ns{static_cast<std::int64_t>(static_cast<double>(std::clamp(time, ns{}, most).count()) * part)};
@@ -218,25 +220,28 @@ namespace detail {
 
 /// How a cut model runs.
 struct cut_options {
-    /// Of each piece: its width, stream and priority are taken. Its key is that of piece 0, and the next ones have the
-    /// next keys, by which a limiter learns how long each takes.
+    /// For each piece's submission. Piece i has the key `key` + i, by which a limiter learns how
+    /// long the piece takes. The deadline is the run's.
     submit_options submit{.key = 1};
-    /// Tells the limiter how long the plan says that each piece takes; else the limiter learns all of that by itself.
+    /// Whether to declare the planned time of each piece to the limiter; otherwise the limiter
+    /// learns all times by itself.
     bool declare_lengths = false;
-    /// How many pieces are handed over at most before the first of them has ended; at least 1. With 1 the thread that runs
-    /// the model is woken between pieces; with more as well, where the limiter admits nothing behind pieces of that length.
+    /// The most pieces that are submitted and haven't ended; at least 1. With 1, the thread that
+    /// runs the model wakes up between pieces. With more it also does if the limiter admits nothing
+    /// behind pieces of that length.
     std::uint32_t ahead = 2;
-    std::size_t part = 0;  ///< of the tenant's devices
+    std::size_t part = 0;  ///< which of the tenant's devices
 };
 
-/// The values of a model in pieces while it runs, and room for them in `Memory`: those between pieces share one block by
-/// liveness; each whose size only a run tells, and each output without a buffer, has a block of its own. Has no engine and
-/// submits nothing: cut_model does. Neither copied nor moved; one run at a time. `Memory` must outlive it, and no work may
-/// use the values when it goes.
+/// The values of a cut model while it runs, and room for them in `Memory`. Values between pieces
+/// share one block by liveness. A value whose size only a run tells has a block of its own, and so
+/// has an output without a buffer. The object has no engine and submits nothing: cut_model does.
+/// Neither copied nor moved; one run at a time. `Memory` must outlive the object, and no work may
+/// use the values when it is destroyed.
 template <memory_resource Memory>
 class piece_tensors {
 public:
-    /// As cut_model; `owner` is named in what it throws.
+    /// As cut_model. Errors name `owner`.
     piece_tensors(Memory& of, const model_graph& g, const split_plan& plan, std::string_view owner = {})
         : owner_(owner),
           inputs_(g.inputs),
@@ -262,8 +267,9 @@ public:
     /// Bytes of all blocks.
     [[nodiscard]] bytes held() const noexcept { return blocks_.size(); }
 
-    /// Every value as it is before the first piece. `inputs` and `outputs` in the model's order. Throws operation_error
-    /// (invalid_specification) for a wrong number of them, and what the memory throws.
+    /// Resets every value to its state before the first piece. `inputs` and `outputs` are in the
+    /// model's order. Throws operation_error (invalid_specification) for a wrong number of them,
+    /// and what the memory throws.
     void begin(std::span<const tensor> inputs, std::span<const tensor> outputs) {
         if (inputs.size() != inputs_.size() || outputs.size() != outputs_.size())
             throw operation_error({errc::invalid_specification, inputs.size() + outputs.size(), 0,
@@ -286,7 +292,7 @@ public:
             t.room = nullptr;
         }
     }
-    /// The inputs of a piece in the order of edges_of(), as piece_engine::enqueue takes them.
+    /// The inputs of a piece, as piece_engine::enqueue takes them.
     [[nodiscard]] std::span<const tensor* const> inputs(std::uint32_t number) const noexcept {
         return pieces_[number].inputs;
     }
@@ -294,7 +300,7 @@ public:
     [[nodiscard]] std::span<tensor* const> outputs(std::uint32_t number) const noexcept {
         return pieces_[number].outputs;
     }
-    /// Where the model's output `i` is after the last piece.
+    /// The model's output `i` after the last piece.
     [[nodiscard]] const tensor& output(std::size_t i) const noexcept { return tensors_[outputs_[i]]; }
 
 private:
@@ -309,7 +315,7 @@ private:
         tensor& t = tensors_[number];
         t.type = v.type;
         for (const auto& d : v.shape) t.shape.push_back(d.extent);
-        if (!v.ranked) t.shape = {-1};  // none would be a single number
+        if (!v.ranked) t.shape = {-1};  // an empty shape would be a single number
         known_.push_back(v.size().has_value());
         shapes_.push_back(t.shape);
     }
@@ -325,7 +331,7 @@ private:
         for (const std::uint32_t v : edges.outputs) p.outputs.push_back(check(v));
         pieces_.push_back(std::move(p));
     }
-    /// Places in one block for all values between pieces whose size is known.
+    /// Finds places in one block for all values between pieces whose size is known.
     void place(const model_graph& g, const split_plan& plan) {
         auto crossing = crossing_values(g, plan);
         std::erase_if(crossing, [&](const crossing_value& c) { return !g.values[c.value].size(); });
@@ -352,18 +358,18 @@ private:
 
     std::string owner_;
     std::vector<std::uint32_t> inputs_, outputs_;
-    tensor_blocks<Memory> blocks_;  // by value, and one more for those that share
+    tensor_blocks<Memory> blocks_;  // one for each value, and the last for values that share it
     std::vector<tensor> tensors_;   // by value
     std::vector<value_kind> kinds_;
-    std::vector<bool> known_{};  // whether the size is
+    std::vector<bool> known_{};  // whether each value's size is known
     std::vector<std::vector<std::int64_t>> shapes_{};
     std::vector<std::uint64_t> offsets_{};
     std::byte* block_ = nullptr;
     std::vector<piece> pieces_{};
 };
 
-/// A model in pieces, on one tenant. Neither copied nor moved; one run at a time. Tenant, engine and what they stand on
-/// must outlive it. The engine has piece i of the plan as its piece i.
+/// A model in pieces, on one tenant. Neither copied nor moved; one run at a time. Tenant, engine
+/// and all that they use must outlive the object. Piece i of the plan is the engine's piece i.
 template <class Tenant, class Engine>
 requires piece_engine<Engine, typename Tenant::stream>
 class cut_model {
@@ -371,9 +377,10 @@ class cut_model {
     using memory = typename Tenant::memory_type;
 
 public:
-    /// `g`: with the extents that are known, so that values between pieces have their places; the plan must fit the graph.
-    /// Throws operation_error (invalid_specification) for a plan that doesn't; model_error (bad_cut) for what a buffer
-    /// can't hold; memory_error where the tenant has no room for the buffers; and as tenant::memory.
+    /// `g` has the extents that are known, so that values between pieces get their places. Throws
+    /// operation_error (invalid_specification) if the plan doesn't fit the graph; model_error
+    /// (bad_cut) for a value that a buffer can't hold and for an output that is a weight;
+    /// memory_error if the tenant has no room for the buffers; and as tenant::memory.
     cut_model(Tenant& whose, const model_graph& g, const split_plan& plan, Engine& engine, const cut_options& o = {})
         : whose_(&whose), engine_(&engine), options_(o), values_(whose.memory(o.part), g, plan, whose.name()) {
         for (const auto& p : plan.pieces) takes_.push_back(p.takes);
@@ -384,14 +391,15 @@ public:
 
     /// How many pieces there are.
     [[nodiscard]] std::uint32_t pieces() const noexcept { return values_.pieces(); }
-    /// Bytes of the tenant's memory that are held for values between pieces, and for outputs without a buffer.
+    /// Bytes of the tenant's memory for values between pieces, and for outputs without a buffer.
     [[nodiscard]] bytes held() const noexcept { return values_.held(); }
 
-    /// Runs the model: `inputs` and `outputs` in the model's order, in memory that the engine can use. An output without a
-    /// buffer (data is null) gets one of the tenant's memory, valid until the next run. Waits until all is done. `o`: the
-    /// deadline, cost and priority of the whole run. Throws operation_error: invalid_specification for a wrong number of
-    /// tensors; what a piece failed with, in which the engine's own exception is nested; and as tenant::submit. What of
-    /// the pieces was handed over has ended then.
+    /// Runs the model and waits until all is done. `inputs` and `outputs` are in the model's order,
+    /// in memory that the engine can use. An output without a buffer (data is null) gets one from
+    /// the tenant's memory, valid until the next run. `o` is for the run as a whole. Throws
+    /// operation_error: invalid_specification for a wrong number of tensors; the error of a piece,
+    /// with the engine's own exception nested; and as tenant::submit. By then all submitted pieces
+    /// have ended.
     void run(std::span<const tensor> inputs, std::span<tensor> outputs, const request_options& o = {}) {
         values_.begin(inputs, outputs);
         submit_all(o);
@@ -405,7 +413,7 @@ private:
     void finish(std::span<tensor> outputs) {
         for (std::size_t i = 0; i < outputs.size(); ++i) finish(i, outputs[i]);
     }
-    /// Hands the pieces over, some ahead of the one that runs.
+    /// Submits the pieces, some ahead of the one that runs.
     void submit_all(const request_options& o) {
         auto request = whose_->request(o, options_.part);
         using ticket = decltype(request.submit({}));
@@ -439,10 +447,10 @@ private:
         if (options_.declare_lengths) s.cost = detail::part_of(takes_[i], s.width.part());
         return s;
     }
-    /// Where the caller finds output i.
+    /// Tells the caller where output i is.
     void finish(std::size_t i, tensor& to) {
         const tensor& t = values_.output(i);
-        if (to.data != nullptr && to.data != t.data) {  // an input, or an output that is there twice
+        if (to.data != nullptr && to.data != t.data) {  // an input, or an output listed twice
             pass_through(t, to);
             return;
         }
@@ -471,21 +479,22 @@ private:
     std::vector<ns> takes_{};  // of each piece, as planned
 };
 
-/// A model in pieces as one graph of a device: one submission, inside of which urgent work can stop it between two
-/// pieces. `Executable` is the device's, such as cuda::graph_executable; capture(stream, body) is found beside the stream.
+/// A model in pieces as one graph of a device: one submission, which urgent work can stop between
+/// two pieces. `Executable` is the device's type, such as cuda::graph_executable;
+/// argument-dependent lookup finds capture(stream, body).
 ///
 ///   auto between = [&](cuda::stream& to) { gate.wait_in_capture(pages, to.native_handle()); };
 ///   graph::captured_model<tenant, my_engine, cuda::graph_executable> model(batch, g, plan, engine, between);
 ///
-/// The engine enqueues kernels, and places outputs when it enqueues. Like cut_model beside that, buffers included: they
-/// stay as long as the graph. A tenant that gets another device, or other SMs of its own, needs another one of these.
-/// Neither copied nor moved; one run at a time.
+/// The engine must enqueue kernels, and place outputs when it enqueues. All else is as in
+/// cut_model; buffers live as long as the graph. A tenant that gets another device or other SMs of
+/// its own needs a new captured_model. Neither copied nor moved; one run at a time.
 template <class Tenant, class Engine, class Executable>
 class captured_model {
     using stream = typename Tenant::stream;
 
 public:
-    /// Puts a gate into a capture, or whatever is to be between two pieces.
+    /// Enqueues a gate, or anything else, between two pieces of a capture.
     using gate = std::function<void(stream&)>;
 
     /// As cut_model. `between` may be empty.
@@ -500,24 +509,25 @@ public:
     [[nodiscard]] std::uint32_t pieces() const noexcept { return model_.pieces(); }
     /// Bytes of the tenant's memory that are held.
     [[nodiscard]] bytes held() const noexcept { return model_.held(); }
-    /// How often a graph was made ready; updates for other addresses don't count.
+    /// How many graphs were instantiated; updates for other addresses don't count.
     [[nodiscard]] std::uint32_t made() const noexcept { return made_; }
 
-    /// As cut_model::run. The first run with other shapes goes piece by piece, so that the engine and the buffers have
-    /// what they need, and the next one is captured: a graph of other shapes goes. Other addresses of the same shapes are
-    /// put into the graph. Throws what cut_model::run throws, and what the capture fails with, after which the stream is
-    /// as before, and nothing of the graph has run.
+    /// As cut_model::run. The first run with other shapes drops the graph and goes piece by piece,
+    /// so that the engine and the buffers get what they need. The next run is captured. A run with
+    /// the same shapes at other addresses updates the graph. Throws what cut_model::run throws, and
+    /// the error of a capture. After such an error the stream is as before, and nothing of the
+    /// graph has run.
     void run(std::span<const tensor> inputs, std::span<tensor> outputs, const request_options& o = {}) {
         run_key next = key_of(inputs, outputs);
         if (next.shapes != last_.shapes) {
-            graph_.reset();  // nothing of it is in flight, and buffers may grow
+            graph_.reset();  // no run is in flight, and buffers may grow
             last_ = {};
             model_.run(inputs, outputs, o);
             last_ = std::move(next);
             return;
         }
         if (!graph_ || next.places != last_.places) {
-            last_.places.clear();  // until it is captured: a graph that was changed half-way isn't launched
+            last_.places.clear();  // set after the capture: a half-updated graph is never launched
             submit([&](stream& to) { capture_into(to, inputs, outputs); }, {}, model_.pieces() + 1);
             last_.places = std::move(next.places);
         }
@@ -526,9 +536,10 @@ public:
     }
 
 private:
-    /// What a graph is for.
+    /// Identifies the runs that a graph is for.
     struct run_key {
-        std::vector<std::int64_t> shapes{};  // and types; no two lists of shapes have the same
+        std::vector<std::int64_t> shapes{};  // with types and ranks, so that no two lists of shapes
+                                             // are the same
         std::vector<const void*> places{};
     };
     static run_key key_of(std::span<const tensor> inputs, std::span<tensor> outputs) {
@@ -561,17 +572,19 @@ private:
     template <class F>
     void submit(F work, const request_options& o, std::uint32_t kind) {
         submit_options s = model_.options_.submit;
-        s.key += kind;  // behind those of the pieces
+        s.key += kind;  // after the keys of the pieces
         s.deadline = o.deadline;
         if (model_.options_.declare_lengths && kind == model_.pieces())
             for (std::uint32_t i = 0; i < model_.pieces(); ++i)
-                s.cost += std::min(model_.options_of(i, o).cost, ns::max() - s.cost);  // a plan may say anything
+                s.cost += std::min(model_.options_of(i, o).cost, ns::max() - s.cost);  // a plan may
+                                                                                       // have any
+                                                                                       // numbers
         const auto ticket = model_.whose_->submit(std::move(work), s, {}, model_.options_.part);
         (void)ticket.wait();
         if (ticket.status() != errc::none) ticket.rethrow();
     }
 
-    cut_model<Tenant, Engine> model_;  // its buffers go behind the graph
+    cut_model<Tenant, Engine> model_;  // first: its buffers outlive the graph
     gate between_;
     std::optional<Executable> graph_{};
     run_key last_{};

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where to cut a model, so that no piece takes longer than a limit: the fewest and cheapest cuts,
-// found by dynamic programming over the times of the nodes, then corrected by measurements of whole
-// pieces, since engines fuse.
+// Where to cut a model so that no piece takes longer than a limit. Dynamic programming over the
+// nodes' times finds the fewest and cheapest cuts. Measurements of whole pieces then correct the
+// plan, since engines fuse nodes.
 //
 //   gpushare::graph::split_planner planner(g, times, {.limit = 5ms});   // times: of each node of g
 //   while (const auto piece = planner.next_to_measure())
 //       planner.measured(*piece, time_of(planner.plan().nodes(*piece)));
 //   for (const auto& p : planner.plan().pieces) run(planner.plan().nodes(p.places));
 //
-// plan_text.hpp has the plan as text for people to change, run.hpp the memory for what crosses
-// its cuts. Everything here is a value: safe to read from any thread, not while it changes.
+// plan_text.hpp writes a plan as text that people can change. run.hpp has the memory for values
+// that cross cuts. Everything here is a value: any thread may read it while no thread changes it.
 #pragma once
 
 #include <algorithm>
@@ -37,13 +37,13 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace graph {
 
-/// In which order the nodes run. Branches that run one after the other, and not in turn, leave
-/// fewer values alive over a cut.
+/// In which order the nodes run. Fewer values are alive at a cut if branches run one after the
+/// other instead of alternately.
 enum class split_order : std::uint8_t {
-    best,         ///< that of the others whose plan costs least
+    best,         ///< the other order whose plan costs least
     given,        ///< the graph's
-    depth_first,  ///< each node right before what needs it
-    narrow,       ///< always the node next that leaves the fewest bytes alive
+    depth_first,  ///< each node right before the node that needs it
+    narrow,       ///< next is the node that leaves the fewest bytes alive
 };
 
 /// The limit that a plan keeps, and the costs of cuts.
@@ -52,31 +52,32 @@ struct split_options {
     /// The overhead of each piece: the engine's call and the submission.
     ns per_piece = std::chrono::microseconds(20);
     bytes bandwidth{10'000'000'000};  ///< per second: how fast values are written and read at a cut; above 0
-    std::span<const fusion_rule> fusions = usual_fusions;  ///< of the engine; read by the constructor only
+    std::span<const fusion_rule> fusions = usual_fusions;  ///< of the engine; only the constructor
+                                                           ///< reads them
     split_order order = split_order::best;                 ///< in which the nodes run
     std::uint32_t measurements = 100;                      ///< the most pieces that are measured
-    ns worth{};  ///< a plan that is cheaper by no more than that isn't worth more measurements
+    ns worth{};                                            ///< a saving of this or less isn't worth more measurements
 };
 
 /// Consecutive nodes that run as one.
 struct planned_piece {
     node_range places{};   ///< in the plan's order
     ns takes{};            ///< measured, or predicted
-    bytes crossing{};      ///< of the values that live over the cut behind the piece; 0 behind the last one
-    bool over = false;     ///< whether the piece takes longer than the limit: the plan's author found no cut within
-    std::string engine{};  ///< what runs the piece (choice.hpp), a word; empty: the only engine there is
+    bytes crossing{};      ///< of the values alive at the cut after the piece; 0 for the last piece
+    bool over = false;     ///< whether the piece takes longer than the limit
+    std::string engine{};  ///< runs the piece (choice.hpp), one word; empty: the first engine
 
     friend bool operator==(const planned_piece&, const planned_piece&) = default;
 };
 
-/// Where a model is cut. People may change a plan: plan_text.hpp writes, reads and checks one.
+/// Where a model is cut. People may change a plan: plan_text.hpp writes, reads and checks plans.
 struct split_plan {
     std::uint64_t of_graph = 0;           ///< fingerprint() of the graph that the plan is for
     ns limit{};                           ///< the longest that a piece may take
     std::vector<std::uint32_t> order{};   ///< nodes of the graph, in the order in which they run
-    std::vector<planned_piece> pieces{};  ///< each place of the order in one of them, in the order
+    std::vector<planned_piece> pieces{};  ///< in order; each place of the order is in one piece
 
-    /// Nodes of the graph, by the places of a piece. Valid while the plan is.
+    /// The nodes of the graph at a piece's places. Valid while the plan is.
     [[nodiscard]] std::span<const std::uint32_t> nodes(node_range places) const noexcept {
         return std::span(order).subspan(places.first, places.size());
     }
@@ -86,7 +87,7 @@ struct split_plan {
         for (const auto& p : pieces) all = std::max(all, p.takes);
         return all;
     }
-    /// The bytes that cross all cuts together: a value that lives over two cuts counts twice.
+    /// The bytes that cross all cuts together: a value that is alive at two cuts counts twice.
     [[nodiscard]] bytes crossing() const noexcept {
         bytes all{};
         for (const auto& p : pieces) all += p.crossing;
@@ -95,8 +96,7 @@ struct split_plan {
     friend bool operator==(const split_plan&, const split_plan&) = default;
 };
 
-/// A number that changes with the graph: with a node, a value, a name, a type, a shape. FNV-1a, not
-/// for adversaries.
+/// A hash of the graph: of all nodes, values, names, types and shapes. FNV-1a, not for adversaries.
 [[nodiscard]] inline std::uint64_t fingerprint(const model_graph& g) noexcept {
     std::uint64_t h = 0xcbf29ce484222325;
     const auto number = [&h](std::uint64_t n) {
@@ -125,7 +125,7 @@ struct split_plan {
 }
 
 /// The same nodes in another order, so that a plan's places are this graph's nodes. Throws
-/// operation_error (invalid_specification) where `order` isn't one in which the nodes can run.
+/// operation_error (invalid_specification) if the nodes can't run in `order`.
 [[nodiscard]] inline model_graph reordered(const model_graph& g, std::span<const std::uint32_t> order) {
     model_graph out{.values = g.values, .inputs = g.inputs, .outputs = g.outputs};
     std::vector<bool> named(g.nodes.size());
@@ -139,7 +139,7 @@ struct split_plan {
     return out;
 }
 
-/// Bytes of each value as the graph says them; 0 where it doesn't.
+/// Bytes of each value, as far as the graph tells; otherwise 0.
 [[nodiscard]] inline std::vector<bytes> sizes_of(const model_graph& g) {
     std::vector<bytes> all;
     for (const auto& v : g.values) all.push_back(v.size().value_or(bytes{}));
@@ -148,22 +148,22 @@ struct split_plan {
 
 /// Finds a plan, and corrects it by measurements: a state machine without a clock or an engine.
 ///
-/// A plan is the cheapest one whose pieces keep the limit: `per_piece` for each, the bytes that
-/// come into pieces and leave them, and the fusions that cuts undo. A node above the limit is a
-/// piece by itself, marked `over`. Nodes between which something lives that no buffer holds (a
-/// sequence, strings) stay together as if they were one.
+/// A plan is the cheapest one whose pieces keep the limit. The cost is `per_piece` for each piece,
+/// the bytes that pieces read and write at cuts, and the fusions that cuts undo. A node above the
+/// limit is a piece by itself, marked `over`. If no buffer can hold a value between some nodes (a
+/// sequence, strings), these nodes stay together like one.
 ///
-/// A piece that wasn't measured counts as `per_piece` and the sum of its nodes. A measurement
-/// stands in place of that sum, and scales the times of the nodes in it, from which the others are
-/// predicted. So a piece that measures too long is split, and neighbours that measure short are
-/// joined, until every piece is measured and no cheaper plan is in prospect.
+/// An unmeasured piece counts as `per_piece` and the sum of its nodes. A measurement replaces that
+/// sum and scales the times of the piece's nodes, from which other pieces are predicted. So the
+/// planner splits a piece that measures too long, and joins neighbours that measure short, until
+/// every piece is measured and no cheaper plan is in prospect.
 class split_planner {
 public:
-    /// `times`: of each node, measured or predicted, in the graph's order. `sizes`: of each value,
-    /// where the caller knows them better than the graph (dynamic shapes); empty: sizes_of(g).
-    /// Throws operation_error (invalid_specification) for a graph that isn't sound, a wrong number
-    /// of times or sizes, and a limit or bandwidth of 0. O(nodes^2) at worst, O(nodes * nodes of a
-    /// piece) in practice.
+    /// `times` has the time of each node, measured or predicted, in the graph's order. `sizes` has
+    /// the size of each value, if the caller knows better than the graph (dynamic shapes); empty:
+    /// sizes_of(g). Throws operation_error (invalid_specification) for a graph that isn't sound, a
+    /// wrong number of times or sizes, and a limit or bandwidth of 0. O(nodes^2) at worst, O(nodes
+    /// * nodes of a piece) in practice.
     split_planner(const model_graph& g, std::span<const ns> times, const split_options& options = {},
                   std::span<const bytes> sizes = {})
         : options_(options), graph_(fingerprint(g)) {
@@ -174,24 +174,24 @@ public:
         options_.per_piece = std::clamp(options.per_piece, ns{}, longest_time);
         const std::vector<bytes> own = sizes.empty() ? sizes_of(g) : std::vector<bytes>();
         choose_order(g, times, sizes.empty() ? std::span<const bytes>(own) : sizes);
-        options_.fusions = {};  // might not live as long as this
+        options_.fusions = {};  // the span may not live as long as the planner
         replan();
     }
 
-    /// The best by what is known.
+    /// The best plan by what is known.
     [[nodiscard]] const split_plan& plan() const noexcept { return plan_; }
-    /// The cost of the cuts beside the time of the nodes, by the options.
+    /// The cost of the cuts by the options, without the time of the nodes.
     [[nodiscard]] ns overhead() const noexcept { return overhead_; }
-    /// Places in plan().order that should be measured as one piece; nothing: the plan is settled.
+    /// Places in plan().order to measure next, as one piece; nothing if the plan is settled.
     [[nodiscard]] std::optional<node_range> next_to_measure() const noexcept { return ask_; }
-    /// Whether no further measurement is asked for.
+    /// Whether the planner needs no further measurement.
     [[nodiscard]] bool settled() const noexcept { return !ask_; }
     /// How many pieces were measured.
     [[nodiscard]] std::uint32_t measurements() const noexcept { return measured_; }
 
-    /// How long the nodes at `piece` take as one, whether asked for or not; nothing: the engine
-    /// can't run them by themselves. Throws operation_error (invalid_specification) for what is no
-    /// piece.
+    /// Tells how long the nodes at `piece` take as one piece, whether asked for or not; nothing if
+    /// the engine can't run them by themselves. Throws operation_error (invalid_specification) if
+    /// no piece can have these places.
     void measured(node_range piece, std::optional<ns> took) {
         const auto u = units_of(piece);
         require(u.has_value(), "a measurement of nodes that are no piece");
@@ -202,9 +202,9 @@ public:
         replan();
     }
 
-    /// A plan for the same graph and order that a person changed: with the lengths, crossings and
-    /// marks that this planner knows or predicts. Throws operation_error (invalid_specification)
-    /// for a plan in another order.
+    /// A plan that a person changed, with the lengths, crossings and marks that this planner knows
+    /// or predicts. Throws operation_error (invalid_specification) for another graph or order, and
+    /// for a cut that isn't possible.
     [[nodiscard]] split_plan priced(split_plan p) const {
         require(p.order == plan_.order && p.of_graph == graph_, "pricing a plan: the order or the graph is another");
         for (auto& piece : p.pieces) {
@@ -224,8 +224,8 @@ private:
         std::optional<ns> took{};  // nothing: impossible
         ns cost{};
     };
-    // In the order of what matters. Additive but for `longest`, and no piece makes a worse
-    // beginning better.
+    // The members are in the order of importance. All but `longest` are additive, and no piece
+    // makes a worse beginning better.
     struct price {
         ns over{};  // above the limit, of all pieces together
         ns overhead{};
@@ -244,11 +244,11 @@ private:
     };
     enum class pieces_of : std::uint8_t {
         all,       ///< measured or predicted
-        measured,  ///< nothing else
+        measured,  ///< only measured ones
     };
     enum class lengths : std::uint8_t {
-        within_limit,  ///< but for what can't be cut
-        any,           ///< whatever there is
+        within_limit,  ///< except a single unit, which can't be cut
+        any,           ///< above the limit as well
     };
 
     static void require(bool holds, const char* otherwise) {
@@ -285,7 +285,7 @@ private:
         for (const ns t : times_) until_.push_back(until_.back() + t);
     }
 
-    // Makes the nodes' sum what the piece took.
+    // Scales the times of the nodes so that their sum is what the piece took.
     void learn(node_range piece, ns took) {
         const ns sum = until_[piece.behind] - until_[piece.first];
         const ns work = std::max(took - options_.per_piece, ns{});
@@ -322,7 +322,7 @@ private:
         return {places_of(u), takes, costs_->crossing(places_of(u).behind), takes > limit, {}};
     }
 
-    // Takes the piece into account as the last one of a plan until its end.
+    // Considers the piece as the last one of a plan that ends where the piece ends.
     void relax(std::vector<step>& steps, unit_range u, ns takes, ns cost) const {
         const price& before = steps[u.first].best;
         const price p{before.over + std::max(takes - options_.limit, ns{}), before.overhead + options_.per_piece + cost,
@@ -330,7 +330,7 @@ private:
         step& end = steps[u.second];
         if (end.from == detail::nobody || p < end.best) end = {p, u.first};
     }
-    // All pieces that begin with unit `first` and weren't measured.
+    // Considers all unmeasured pieces that begin with unit `first`.
     void relax_predicted(std::vector<step>& steps, detail::cut_costs::piece& piece, std::uint32_t first,
                          lengths which) const {
         const auto& cuts = costs_->cuts();
@@ -342,7 +342,7 @@ private:
             if (!known_.contains(u)) relax(steps, u, takes, piece.cost());
         }
     }
-    // Nothing: these pieces don't make a whole.
+    // Nothing if these pieces don't cover the whole model.
     [[nodiscard]] std::optional<found_plan> search(pieces_of which, lengths longest) const {
         const auto end = static_cast<std::uint32_t>(costs_->cuts().size() - 1);
         std::vector<step> steps(end + 1);
@@ -363,20 +363,21 @@ private:
         std::ranges::reverse(f.pieces);
         return f;
     }
-    // Where a node can't run by itself, others have to go with it, however long that takes.
+    // A node that can't run by itself needs its neighbours, even if the piece then exceeds the
+    // limit.
     [[nodiscard]] std::optional<found_plan> search(pieces_of which) const {
         auto f = search(which, lengths::within_limit);
         return f ? f : search(which, lengths::any);
     }
 
-    // Of pieces that weren't measured, the longest: it is the likeliest to be above the limit.
+    // The longest unmeasured piece, which is the likeliest to be above the limit.
     [[nodiscard]] std::optional<unit_range> unmeasured(const found_plan& f) const {
         std::optional<unit_range> longest;
         for (const unit_range& u : f.pieces)
             if (!known_.contains(u) && (!longest || predicted(u) > predicted(*longest))) longest = u;
         return longest;
     }
-    // Measured neighbours that may fit into one piece, which wasn't measured.
+    // Measured neighbours that may fit into one piece, which wasn't measured yet.
     [[nodiscard]] std::optional<unit_range> joinable(const found_plan& f) const {
         for (std::size_t i = 1; i < f.pieces.size(); ++i) {
             const unit_range &a = f.pieces[i - 1], &b = f.pieces[i], both{a.first, b.second};
@@ -411,8 +412,8 @@ private:
     split_options options_;
     std::uint64_t graph_;
     std::optional<detail::cut_costs> costs_{};
-    std::vector<ns> times_{};  // of the node at each place, as far as it is known
-    std::vector<ns> until_{};  // their sums
+    std::vector<ns> times_{};  // of the node at each place, as known so far
+    std::vector<ns> until_{};  // sums of the times before each place
     std::map<unit_range, knowledge> known_{};
     std::uint32_t measured_ = 0;
     split_plan plan_{};

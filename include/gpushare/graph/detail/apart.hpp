@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Work on hostile data by a library that isn't made for it: in a process of its own, whose crash is an error like another.
+// Runs a library that isn't made for hostile data in a process of its own, where a crash is an
+// ordinary error.
 //
 //   const apart_result r = run_apart([&] { return library.digest(data); }, 30s);
 #pragma once
@@ -24,15 +25,15 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace graph::detail {
 
-/// What came of work apart.
+/// The result of work in another process.
 struct apart_result {
     /// How the work ended.
     enum class kind {
         done,      ///< `text` is what it returned
-        threw,     ///< `text` is the exception's
-        crashed,   ///< or was killed
-        too_slow,  ///< it was stopped at the deadline
-        no_fork,   ///< the system can't: nothing ran
+        threw,     ///< `text` is the exception's message
+        crashed,   ///< the work crashed or was killed
+        too_slow,  ///< the work was stopped at the deadline
+        no_fork,   ///< pipe() or fork() failed: nothing ran
     };
     kind how = kind::no_fork;
     std::string text{};
@@ -49,11 +50,11 @@ inline void write_all(int to, const char* data, std::size_t size) noexcept {
     }
 }
 
-/// The child's whole life.
+/// The child process: runs the work, writes its result and exits.
 template <std::invocable F>
 [[noreturn]] void live_apart(int to, F& work) noexcept {
     for (const int s : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT})
-        ::signal(s, SIG_DFL);  // the parent's handlers would report
+        ::signal(s, SIG_DFL);  // the parent's handlers would report for the parent
     const rlimit no_core{0, 0};
     (void)::setrlimit(RLIMIT_CORE, &no_core);
     try {
@@ -86,8 +87,8 @@ template <std::invocable F>
     }
 }
 
-/// Runs `work`, which returns a std::string, in a copy of this process. The copy has this thread alone: work must not wait
-/// for others.
+/// Runs `work`, which returns a std::string, in a fork of this process. The fork has only this
+/// thread, so the work must not wait for other threads.
 template <std::invocable F>
 [[nodiscard]] apart_result run_apart(F work, std::chrono::milliseconds limit) {
     int ends[2];

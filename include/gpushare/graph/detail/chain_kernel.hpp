@@ -21,14 +21,15 @@ inline namespace GPUSHARE_ABI {
 namespace graph::detail {
 
 inline constexpr std::uint32_t most_chain_steps = 32, most_chain_inputs = 8, most_chain_outputs = 4;
-/// Values that wait for a later step, besides the one at hand.
+/// Slots for values that later steps read. The value at hand needs none.
 inline constexpr std::uint32_t chain_slots = 4;
-/// In place of a slot or an output: none.
+/// Marks a step without a slot or an output.
 inline constexpr std::uint8_t chain_nowhere = 0xff;
-/// Threads that normalise a row together. A row's sums don't depend on anything else.
+/// Threads that normalise a row together, so a row's sums don't depend on the grid.
 inline constexpr std::uint32_t chain_team = 32;
 
-/// What a step makes of the value at hand, x, and of its operand, y. The first ones have one.
+/// What a step computes from the value at hand, x, and its operand, y. From `negate` on, operations
+/// have no operand.
 enum class chain_op : std::uint8_t {
     load,           ///< y
     add,            ///< x + y
@@ -37,8 +38,8 @@ enum class chain_op : std::uint8_t {
     multiply,       ///< x y
     divide,         ///< x / y
     divide_into,    ///< y / x
-    smaller,        ///< the smaller one, x of two equal ones, NaN if there is one
-    smaller_of,     ///< likewise, y of two equal ones: zeros have signs
+    smaller,        ///< the smaller one; x if both are equal; NaN if either is
+    smaller_of,     ///< likewise, but y if both are equal: zeros have signs
     larger,         ///< likewise
     larger_of,
     negate,
@@ -50,7 +51,7 @@ enum class chain_op : std::uint8_t {
     hyperbolic_tangent,
     error_function,
     gelu,          ///< by the error function
-    gelu_by_tanh,  ///< its approximation
+    gelu_by_tanh,  ///< by its approximation
 };
 /// Where an operand is.
 enum class chain_source : std::uint8_t { at_hand, kept, input, number };
@@ -61,29 +62,28 @@ struct chain_step {
     chain_source from = chain_source::at_hand;
     std::uint8_t index = 0;             ///< of the slot or the input
     std::uint8_t keep = chain_nowhere;  ///< the slot that the result goes into as well
-    std::uint8_t out = chain_nowhere;   ///< the output that the result is
+    std::uint8_t out = chain_nowhere;   ///< the output that the result goes to
     float number = 0;
 
     friend bool operator==(const chain_step&, const chain_step&) = default;
 };
 
-/// What happens to whole rows, once in a chain.
+/// A norm over whole rows; a chain has at most one.
 enum class chain_norm : std::uint8_t { none, layer, root_mean_square, softmax };
 
-/// An array that a chain reads. An element of the result is in a column of a row; rows are counted
-/// by three indices. Strides are in elements; 0: all have the same one.
+/// An array that a chain reads. An element of the result has a column and three indices of its row.
+/// Strides are in elements; 0 broadcasts one element along the index.
 struct chain_operand {
     const float* data = nullptr;
     std::uint32_t column = 0;     ///< 0 or 1
-    std::uint32_t outer[3] = {};  ///< of the outermost index first
+    std::uint32_t outer[3] = {};  ///< the outermost index first
 };
 
 struct tanh_lanes {
     template <class R>
     GPUSHARE_FLAT GPUSHARE_HD R operator()(const R& x) const noexcept {
         using gpushare::detail::product_of;
-        // Taylor's polynomial where the quotient would cancel. Its own error is below 6e-8 of the
-        // result.
+        // Taylor's polynomial where the quotient would cancel. Its relative error is below 6e-8.
         const R square = product_of(x, x);
         R y = product_of(square, R(62.0F / 2835)) + -17.0F / 315;
         y = product_of(y, square) + 2.0F / 15;
@@ -94,7 +94,7 @@ struct tanh_lanes {
         const R elsewhere = R(1.0F) - gpushare::detail::quotient_of(R(2.0F), e + 1.0F);
         return select(size < 0.3F, near_zero, signed_as(x, elsewhere));
     }
-    /// A number that isn't negative, with the sign of another one.
+    /// `x`, which isn't negative, with the sign of `sign`.
     template <class R>
     GPUSHARE_FLAT GPUSHARE_HD static R signed_as(const R& sign, const R& x) noexcept {
         return select(sign < 0.0F, R(0.0F) - x, x);
@@ -111,7 +111,7 @@ struct erf_lanes {
     }
 
 private:
-    /// Taylor's polynomial of degree 21: its own error is below 1.3e-9 up to 1.
+    /// Taylor's polynomial of degree 21. Its error is below 1.3e-9 for magnitudes up to 1.
     template <class R>
     GPUSHARE_FLAT GPUSHARE_HD static R series(const R& x, const R& square) noexcept {
         using gpushare::detail::product_of;
@@ -169,22 +169,22 @@ template <class V>
     return x;
 }
 
-/// What a norm knows of a row, and how the knowledge grows, one pass over the row after the other.
+/// What a norm knows of a row. Each pass over the row adds to it.
 struct chain_row {
     chain_norm norm;
     float epsilon;
     float width;                  ///< elements
-    float shift = 0, factor = 1;  ///< what elements lose, and their factor or divisor
+    float shift = 0, factor = 1;  ///< to subtract from elements, and their factor or divisor
 
-    /// How many passes it takes before elements are normalised.
+    /// The number of passes before elements can be normalised.
     [[nodiscard]] GPUSHARE_HD std::uint32_t passes() const noexcept {
         return norm == chain_norm::root_mean_square ? 1 : 2;
     }
-    /// Whether a pass finds a largest number, and not a sum.
+    /// Whether a pass finds the maximum rather than a sum.
     [[nodiscard]] GPUSHARE_HD bool finds_largest(std::uint32_t pass) const noexcept {
         return norm == chain_norm::softmax && pass == 0;
     }
-    /// What a pass combines.
+    /// The term that a pass combines.
     template <class V>
     [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V looked_at(std::uint32_t pass, const V& x) const noexcept {
         if (norm == chain_norm::root_mean_square) return x * x;
@@ -192,7 +192,7 @@ struct chain_row {
         const V y = x - shift;
         return norm == chain_norm::softmax ? exp(y) : y * y;
     }
-    /// The end of a pass.
+    /// Ends a pass with its result.
     GPUSHARE_HD void learn(std::uint32_t pass, float total) noexcept {
         if (norm == chain_norm::softmax) {
             (pass == 0 ? shift : factor) = total;
@@ -204,15 +204,15 @@ struct chain_row {
         else
             factor = gpushare::detail::quotient_of(1.0F, std::sqrt(mean + epsilon));
     }
-    /// Behind all passes.
+    /// A normalised element, once all passes are done.
     template <class V>
     [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V normalised(const V& x) const noexcept {
         return norm == chain_norm::softmax ? exp(x - shift) / V(factor) : (x - shift) * factor;
     }
 };
 
-/// The kernel. Threads are a multiple of 32 on a device. An output shares no byte with an input, as
-/// device_chains.hpp makes sure: a later pass would read what the pass before has written.
+/// The kernel. Its number of threads is a multiple of 32 on a device. No output may share a byte
+/// with an input, since a later pass reads the inputs again; device_chains.hpp makes sure of that.
 struct chain_kernel {
     chain_step steps[most_chain_steps] = {};
     chain_operand inputs[most_chain_inputs] = {};
@@ -248,16 +248,16 @@ private:
     static constexpr std::uint32_t lanes = 4;
     using values = floats<lanes>;
 
-    /// A few elements on their way.
+    /// A few elements between steps.
     struct state {
         values x{0.0F};
         values kept[chain_slots] = {values{0.0F}, values{0.0F}, values{0.0F}, values{0.0F}};
     };
-    /// Where they are.
+    /// The place of these elements.
     struct position {
         std::uint32_t outer[3];
         std::uint32_t column, count;
-        std::size_t at;  // of the first, in outputs
+        std::size_t at;  // offset of the first element in outputs
     };
     [[nodiscard]] GPUSHARE_HD position position_of(std::uint32_t row, std::uint32_t column) const noexcept {
         position p{
@@ -298,7 +298,8 @@ private:
             run_row(static_cast<std::uint32_t>(row));
     }
 
-    /// A row by a team: each thread has every 32nd vector. On a host one thread is the team.
+    /// Normalises a row by a team: each thread has every 32nd vector. On a host one thread is the
+    /// team.
     GPUSHARE_HD void run_row(std::uint32_t row) const noexcept {
         chain_row known{norm, epsilon, static_cast<float>(width)};
         const std::uint32_t passes = known.passes();
@@ -332,7 +333,8 @@ private:
         values all(none);
         for (std::uint32_t column = lane * lanes; column < width; column += chain_team * lanes) {
             const position at = position_of(row, column);
-            // A short row stays in registers from pass to pass. Each pass stores the same.
+            // A short row stays in registers from pass to pass. For a longer row, each pass runs
+            // the first steps again and stores the same values.
             if (pass == 0 || !stays()) run(s, 0, norm_at, at);
             if (last) {
                 s.x = known.normalised(s.x);
@@ -349,7 +351,7 @@ private:
 #ifdef __CUDA_ARCH__
         return width <= chain_team * lanes;
 #else
-        return false;  // a thread has all lanes' vectors
+        return false;  // one thread has the whole team's vectors
 #endif
     }
     [[nodiscard]] GPUSHARE_HD static float combined(bool largest, float a, float b) noexcept {

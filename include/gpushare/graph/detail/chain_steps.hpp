@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which pieces are a chain or a small tree of element-wise operations with at most one norm, and
-// the steps that compute such a piece; then where its arrays lie, once shapes are known. Plain
-// functions over plain values, without a device.
+// Recognises pieces that are a chain or a small tree of element-wise operations with at most one
+// norm, and makes the steps that compute such a piece; then finds where its arrays lie, once shapes
+// are known. Plain functions over plain values, without a device.
 //
 //   const chain_program c = chain_steps(piece);             // throws, with a node
 //   chain_shapes(piece, shapes);                            // from those of inputs and constants
@@ -34,7 +34,8 @@ using chain_shape = std::vector<std::int64_t>;
 /// A piece as steps.
 struct chain_program {
     std::vector<chain_step> steps{};
-    std::vector<std::uint32_t> inputs{};  ///< the values that steps read, by their index
+    std::vector<std::uint32_t> inputs{};  ///< the values that steps read; a step's index refers to
+                                          ///< this list
     chain_norm norm = chain_norm::none;
     std::uint32_t norm_at = 0;  ///< steps before the norm
     float epsilon = 0;
@@ -49,15 +50,15 @@ struct chain_program {
     if (type == "RMSNormalization") return chain_norm::root_mean_square;
     return type == "Softmax" ? chain_norm::softmax : chain_norm::none;
 }
-/// The axis that a norm names.
+/// The axis of a norm; nothing for a Softmax that names none.
 [[nodiscard]] inline std::optional<std::int64_t> axis_of(const program_node& n) {
     const auto* const a = n.find("axis");
     if (a != nullptr) return a->integer;
-    // Without an axis a softmax begins at axis 1 before operator set 13, and at the last one since.
+    // Without an axis, Softmax begins at axis 1 before operator set 13, and at the last one since.
     if (n.type == "Softmax") return std::nullopt;
     return -1;
 }
-/// Throws unless a norm of a value of this shape goes over the last axis and nothing else.
+/// Throws unless a norm of a value of this shape covers the last axis and no other.
 inline void require_last_axis(const program_node& n, const chain_shape& shape) {
     const auto rank = static_cast<std::int64_t>(shape.size());
     const auto axis = axis_of(n);
@@ -70,7 +71,7 @@ class chain_matcher {
 public:
     explicit chain_matcher(const piece_program& p) : p_(&p), made_(p.values.size()) {}
 
-    /// Throws model_error (engine) with the name of a node that is no part of a chain.
+    /// Throws model_error (engine) with the name of a node that can't be part of a chain.
     [[nodiscard]] chain_program program() {
         if (p_->nodes.empty()) throw model_error(model_fault::engine, {}, "a piece without nodes");
         next_ = static_cast<std::uint32_t>(p_->values.size());
@@ -82,7 +83,7 @@ public:
     }
 
 private:
-    /// What an operation reads: a value that another one makes, an array, or a number.
+    /// What an operation reads: another operation's value, an array, or a number.
     struct operand {
         enum class kind : std::uint8_t { nothing, made, array, number };
         kind is = kind::nothing;
@@ -99,7 +100,7 @@ private:
         operand a{}, b{};
         std::uint32_t to = no_value;
     };
-    /// What a node with several operands consists of.
+    /// One operation of a node that needs several.
     struct part {
         chain_op op;
         operand other;
@@ -177,7 +178,7 @@ private:
             refuse_node(n, "it is neither element-wise nor a norm that is known");
         }
     }
-    /// An operation with each of some operands, the first input first.
+    /// Applies parts one after the other, beginning with the first input.
     void take_parts(std::size_t at, const std::vector<part>& parts, std::uint32_t to) {
         operand a = read(p_->nodes[at], 0);
         if (parts.empty()) operations_.push_back({at, chain_op::load, false, a, {}, to});
@@ -187,7 +188,7 @@ private:
             a = made(next);
         }
     }
-    /// max(0, min(1, alpha x + beta)), and the product of that and x.
+    /// max(0, min(1, alpha x + beta)), and for HardSwish the product of that and x.
     void take_hard(std::size_t at) {
         const program_node& n = p_->nodes[at];
         const bool product = n.type == "HardSwish";
@@ -204,7 +205,7 @@ private:
                    to);
         if (product) operations_.push_back({at, chain_op::multiply, false, read(n, 0), made(to), n.outputs[0]});
     }
-    /// The larger one of x and a part of x.
+    /// max(x, alpha x).
     void take_leaky(std::size_t at) {
         const program_node& n = p_->nodes[at];
         require(n, {"alpha"}, 1, 1);
@@ -225,14 +226,14 @@ private:
         std::erase_if(parts, [](const part& each) { return each.other.is == operand::kind::nothing; });
         take_parts(at, parts, n.outputs[0]);
     }
-    /// An input from operator set 11 on, an attribute before.
+    /// A bound of Clip: an input since operator set 11, an attribute before.
     [[nodiscard]] operand bound(const program_node& n, std::size_t input, std::string_view attribute) {
         const auto* const a = n.find(attribute);
         if (a != nullptr) return a_number(a->number);
         if (n.inputs.size() <= input || n.inputs[input] == no_value) return {};
         return read(n, input);
     }
-    /// x^2 and x^3, which norms and approximations consist of.
+    /// x^2 and x^3, the powers that norms and approximations use.
     void take_power(std::size_t at) {
         const program_node& n = p_->nodes[at];
         require(n, {}, 2, 2);
@@ -270,7 +271,7 @@ private:
         }
     }
 
-    /// Throws unless a node has no other attributes, and a number of inputs within bounds.
+    /// Throws unless a node has only these attributes, and a number of inputs within bounds.
     static void require(const program_node& n, std::initializer_list<std::string_view> attributes, std::size_t least,
                         std::size_t most) {
         using kind = program_attribute::kind;
@@ -291,7 +292,7 @@ private:
     }
     [[nodiscard]] static operand made(std::uint32_t v) { return {operand::kind::made, v, 0}; }
     [[nodiscard]] static operand a_number(float x) { return {operand::kind::number, no_value, x}; }
-    /// What an input of a node is.
+    /// A node's input as an operand.
     [[nodiscard]] operand read(const program_node& n, std::size_t input) {
         const std::uint32_t v = n.inputs[input];
         if (v == no_value) refuse_node(n, "an input is missing");
@@ -362,8 +363,8 @@ private:
         }
         result_.steps.push_back(s);
     }
-    /// Behind an operation: slots of values that nothing reads any more are free, and its own value
-    /// goes where it is read or wanted later.
+    /// Ends an operation: frees the slots of values that nothing reads any more, and stores the
+    /// operation's own value for outputs and later steps.
     void finish(std::size_t k) {
         const operation& o = operations_[k];
         for (const operand& read : {o.a, o.b})
@@ -390,8 +391,8 @@ private:
     }
 
     const piece_program* p_;
-    std::vector<bool> made_;  // by value, by the nodes so far
-    std::uint32_t next_ = 0;  // a value that the piece doesn't have
+    std::vector<bool> made_;  // whether the nodes so far made each value
+    std::uint32_t next_ = 0;  // the next number of an intermediate value
     std::vector<operation> operations_{};
     std::vector<std::size_t> last_read_{};
     std::vector<std::uint8_t> slot_{};
@@ -403,7 +404,7 @@ private:
 /// The steps of a piece; see chain_matcher::program.
 [[nodiscard]] inline chain_program chain_steps(const piece_program& p) { return chain_matcher(p).program(); }
 
-/// The shape of an operation on two values of known shapes; nothing: they don't fit each other.
+/// The shape of an operation on values of these two shapes; nothing if they don't fit each other.
 [[nodiscard]] inline std::optional<chain_shape> joined_shape(const chain_shape& a, const chain_shape& b) {
     chain_shape out = a.size() < b.size() ? b : a;
     const chain_shape& other = a.size() < b.size() ? a : b;
@@ -416,7 +417,7 @@ private:
     return out;
 }
 
-/// Fills in the shapes of what nodes make. Throws model_error (engine) with the node whose inputs
+/// Fills in the shapes of the nodes' outputs. Throws model_error (engine) with a node whose inputs
 /// don't fit each other.
 inline void chain_shapes(const piece_program& p, std::vector<chain_shape>& shapes) {
     for (const program_node& n : p.nodes) {
@@ -434,13 +435,13 @@ inline void chain_shapes(const piece_program& p, std::vector<chain_shape>& shape
     }
 }
 
-/// Neighbouring axes of the result that all arrays go through alike, as one.
+/// Neighbouring axes of the result as one, because all arrays step through them alike.
 struct chain_axis {
     std::uint32_t extent = 1;
     std::array<std::uint32_t, most_chain_inputs> strides{};  // of each array
 };
 
-/// The axes of a result, the innermost first. With `last_apart` the last one stays by itself.
+/// The axes of a result, the innermost first. With `last_apart` the innermost isn't merged.
 [[nodiscard]] inline std::vector<chain_axis> chain_axes(const chain_shape& result,
                                                         const std::vector<const chain_shape*>& arrays,
                                                         bool last_apart) {
@@ -471,8 +472,8 @@ struct chain_axis {
     return axes;
 }
 
-/// Throws unless all outputs have one shape, all else fits into the shape, and the shape has fewer
-/// than 2^31 elements.
+/// Throws unless all outputs have one shape, all other results fit into that shape, the shape has
+/// fewer than 2^31 elements, and a norm's rows are as long as the result's.
 inline void require_one_shape(const chain_program& c, const piece_program& p, const std::vector<chain_shape>& shapes) {
     const chain_shape& result = shapes[p.outputs[0]];
     for (const std::uint32_t v : p.outputs)
@@ -493,8 +494,8 @@ inline void require_one_shape(const chain_program& c, const piece_program& p, co
     if (rows.back() != result.back()) refuse_node(n, "its rows are shorter than those of the piece's result");
 }
 
-/// The kernel of a piece whose values have these shapes, all but addresses. Throws model_error
-/// (engine) with the node or the value where shapes are such that one pass doesn't do.
+/// The kernel for a piece with values of these shapes, without addresses. Throws model_error
+/// (engine) with the node or value if one kernel can't compute these shapes.
 [[nodiscard]] inline chain_kernel bound_chain(const chain_program& c, const piece_program& p,
                                               const std::vector<chain_shape>& shapes) {
     require_one_shape(c, p, shapes);
