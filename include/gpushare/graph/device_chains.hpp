@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Element-wise chains and norms of models by a kernel of this library, on a device: each piece is
+// Element-wise chains and norms of models on a device, by a kernel of this library. Each piece is
 // one launch, and values between its nodes stay in registers.
 //
 //   gpushare::graph::chain_engine engine(tenant, read);             // read: graph::read_operations
@@ -13,9 +13,9 @@
 // leaves the engine out for that piece.
 //
 // One kernel interprets the steps of all pieces, so nothing is compiled when a piece is added. A
-// file that calls enqueue is compiled by nvcc, and includes backend/cuda/launch.cuh. The kernel
-// gives the same bits on host and device. The kernel ran as compiled on an executor of PTX, and
-// never on a device.
+// file that calls enqueue must be compiled by nvcc and include backend/cuda/launch.cuh. The kernel
+// gives the same bits on host and device. The compiled kernel ran on the executor of PTX, and never
+// on a device.
 #pragma once
 
 #include <algorithm>
@@ -44,11 +44,11 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace graph {
 
-/// Pieces that this library's kernel computes. A piece_engine on streams that launch kernels.
-/// Pieces are added by one thread before any runs; different pieces may run at the same time, one
-/// piece once at a time. Neither copied nor moved. The tenant must outlive the engine, and no work
-/// of the engine may run when the engine is destroyed. A graph of a captured run lives no longer
-/// than its piece.
+/// Pieces that this library's kernel computes: a piece_engine on streams that launch kernels. One
+/// thread adds pieces before any runs. Different pieces may run at the same time, but each piece
+/// only once at a time. Neither copied nor moved. The tenant must outlive the engine, and no work
+/// of the engine may run when it is destroyed. A graph of a captured run is valid while its piece
+/// exists.
 template <class Tenant>
 class chain_engine {
     using stream = typename Tenant::stream;
@@ -56,20 +56,20 @@ class chain_engine {
     using program = detail::piece_program;
 
 public:
-    /// Makes a piece's program of what extract() made.
+    /// Makes a piece's program from what extract() returned.
     using reader = std::function<program(std::string_view)>;
 
-    /// No pieces. `part`: of the tenant's devices.
+    /// An engine without pieces. `part`: which of the tenant's devices.
     chain_engine(Tenant& by, reader read, std::size_t part = 0) : by_(&by), read_(std::move(read)), part_(part) {}
     chain_engine(const chain_engine&) = delete;
     chain_engine& operator=(const chain_engine&) = delete;
     ~chain_engine() = default;
 
-    /// A piece as extract() makes it; returns its number. Copies its constants to the device and
-    /// waits for that. Throws model_error (engine) with the node that isn't computed, and the
-    /// reason; what the reader throws; what the tenant's memory throws; and as tenant::submit.
+    /// Adds a piece that extract() made; returns its number. Copies its constants to the device and
+    /// waits for the copy. Throws model_error (engine) with a node that isn't supported and the
+    /// reason; what the reader and the tenant's memory throw; and as tenant::submit.
     std::uint32_t add(std::string_view model) { return add(read_(model)); }
-    /// The same of a program.
+    /// The same for a program.
     std::uint32_t add(program p) {
         auto made = std::make_unique<piece>(by_->memory(part_));
         made->of = detail::with_norms(std::move(p));
@@ -78,7 +78,7 @@ public:
         pieces_.push_back(std::move(made));
         return static_cast<std::uint32_t>(pieces_.size() - 1);
     }
-    /// Gives back the last piece.
+    /// Removes the last piece.
     void remove_last() noexcept { pieces_.pop_back(); }
     /// How many pieces there are.
     [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(pieces_.size()); }
@@ -89,11 +89,11 @@ public:
         return all;
     }
 
-    /// As piece_engine has it. Places the outputs at once, on this thread, and throws model_error
-    /// (engine) at once: with the node whose inputs don't fit each other, with the input, or with
-    /// an output that shares bytes with an input or another output. A piece never works in place: a
-    /// norm reads long rows again when some of its results are written. Enqueues one launch, or
-    /// none where the outputs have no elements.
+    /// See piece_engine. Gives the outputs their memory in this call, on this thread. Throws
+    /// model_error (engine) from this call: with the node whose inputs don't fit each other, with
+    /// the input, or with an output that shares bytes with an input or another output. A piece
+    /// never works in place: a norm reads long rows again after some of its results are written.
+    /// Enqueues one launch, or none if the outputs have no elements.
     void enqueue(stream& to, std::uint32_t number, std::span<const tensor* const> in, std::span<tensor* const> out) {
         piece& p = *pieces_[number];
         require_inputs(p, in, out);
@@ -116,8 +116,8 @@ private:
         program of{};
         detail::chain_program steps{};
         blocks constants;
-        std::vector<const float*> places{};         // of each array, where it is constant
-        bool bound = false;                         // whether the following are of some inputs
+        std::vector<const float*> places{};         // of each constant array
+        bool bound = false;                         // whether the following is set
         std::vector<detail::chain_shape> shapes{};  // of each value
         detail::chain_kernel kernel{};
     };
@@ -135,7 +135,7 @@ private:
             at.emplace_back(i, host.size());
             host.resize(host.size() + (size + alignment) / alignment * alignment);
             if (size != 0) std::memcpy(host.data() + at.back().second, value.numbers.data(), size);
-            value.numbers = {};  // the device has them soon
+            value.numbers = {};  // the device gets them below
         }
         if (host.empty()) return;
         auto* const block = static_cast<std::byte*>(p.constants.room_for(0, host.size()));
@@ -189,7 +189,7 @@ private:
         for (std::size_t i = 0; i < p.places.size(); ++i) p.kernel.inputs[i].data = p.places[i];
         p.bound = true;
     }
-    /// The place of an output.
+    /// The memory of an output.
     [[nodiscard]] static float* placed(const piece& p, std::size_t i, tensor& t) {
         const std::uint32_t v = p.of.outputs[i];
         const auto& shape = p.shapes[v];

@@ -145,8 +145,7 @@ struct value {
     std::vector<dimension> shape{};       ///< outermost first; valid only if `ranked`
     value_kind kind = value_kind::inner;  ///< where it comes from
     bool ranked = false;                  ///< whether the number of dimensions is known
-    bool tensor = true;                   ///< false for a sequence, a map or an optional, which no
-                                          ///< buffer can hold
+    bool tensor = true;                   ///< false for sequences, maps and optionals, which no buffer holds
 
     /// Size of the tensor if its type and all extents are known. Saturates at bytes::max().
     [[nodiscard]] std::optional<bytes> size() const noexcept {

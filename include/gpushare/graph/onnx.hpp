@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Models in the format ONNX: read, checked, and taken apart. Needs the library libonnx (Debian: libonnx-dev) and the CMake
-// target gpushare::graph.
+// Models in the ONNX format: read, checked, and taken apart. Needs the library libonnx (Debian:
+// libonnx-dev) and the CMake target gpushare::graph.
 //
 //   const auto model = gpushare::graph::onnx_model::load("detector.onnx", {.sizes = {{"batch", 1}}});
 //   const gpushare::graph::model_graph& g = model.graph();              // a plain value: where to cut is decided on it
 //   const std::string piece = model.extract({0, 20});                   // nodes 0 to 19, as a model of their own
 //
-// edges_of(g, range) lists the values that each piece reads and leaves, in that order.
+// edges_of(g, range) lists a piece's inputs and outputs in the order in which the piece has them.
 #pragma once
 
 #include <algorithm>
@@ -38,44 +38,46 @@ namespace graph {
 
 /// How to read a model.
 struct import_options {
-    /// Extents by the model's names for them, such as "batch". The model is then for these alone.
+    /// Extents by the model's names for them, such as "batch". The model is then only for these.
     std::map<std::string, std::int64_t> sizes{};
-    /// Whole shapes of inputs, by their names; an extent below 0 is left as it is.
+    /// Whole shapes of inputs, by their names; negative extents stay as they are.
     std::map<std::string, std::vector<std::int64_t>> inputs{};
-    /// Domains with operators that the engine knows and ONNX doesn't, such as "com.microsoft" (ONNX's own domain is ""):
-    /// such operators are neither checked nor understood, so the shapes behind them may be unknown.
+    /// Domains with operators that the engine knows and ONNX doesn't, such as "com.microsoft"
+    /// (ONNX's own domain is ""). These operators are neither checked nor understood, so later
+    /// shapes may be unknown.
     std::vector<std::string> other_domains{};
-    /// A graph with values of the same names, from which a value takes its type where nobody tells it: of the model before
-    /// an engine fused it. Null: none. Used while the model is read.
+    /// A graph from which values take their types by name if nothing else states them: that of the
+    /// model before an engine fused it. Null: none. Used while the model is read.
     const model_graph* like = nullptr;
-    /// Whether nodes, and values that are neither inputs nor outputs of the model, stand in an order
-    /// and have names by what they are for, in place of the file's: files that differ in these
-    /// alone give the same graph. For what an engine makes of a model, with names and an order by
-    /// chance: then a kept plan, and rows of a kept operator table, fit what another process makes.
-    /// Errors while the model is read have the file's names.
+    /// Whether nodes, and values other than the model's inputs and outputs, get an order and names
+    /// by their use, in place of the file's. Files that differ only in these give the same graph.
+    /// For models that an engine writes, with names and an order by chance: then a kept plan and a
+    /// kept operator table fit what another process writes. Errors while the model is read have the
+    /// file's names.
     bool own_names = false;
-    /// Where the files of weights are that the model names; `load` takes the model's own folder.
+    /// Where the files of the model's weights are; empty: `load` takes the model's own folder.
     std::filesystem::path folder{};
-    /// Whether shapes are inferred in a process of its own (fork). ONNX trusts what a model says, and crashes on some
-    /// malformed ones: then that process ends, and the model is refused. Turn this off for models that you trust, where a
-    /// copy of this process is too dear.
+    /// Whether shapes are inferred in a process of its own (fork). ONNX trusts what a model says,
+    /// and crashes on some malformed ones: then only that process ends, and the model is refused.
+    /// Turn this off for models that you trust, if a fork of this process is too expensive.
     bool apart = true;
 };
 
-/// What an engine of one's own needs of a piece, as extract() makes it: operators, attributes, and
-/// constants with their numbers. A Constant, and an Identity or a Transpose of a constant matrix, is
-/// a constant. Throws model_error: unreadable; missing_value; bad_model, for a value that is made
-/// twice; bad_weight; engine, for a sparse weight; and std::bad_alloc. Safe from any thread.
+/// What an engine of your own needs of a piece that extract() made: operators, attributes, and
+/// constants with their numbers. A Constant, and an Identity or a Transpose of a constant matrix,
+/// becomes a constant. Throws model_error: unreadable; missing_value; bad_model, for a value that
+/// is made twice; bad_weight; engine, for a sparse weight; and std::bad_alloc. Safe from any
+/// thread.
 [[nodiscard]] inline detail::piece_program read_operations(std::string_view piece) {
     return detail::piece_reader().read(piece);
 }
 
-/// A model that was read and checked. Movable; safe to read from any thread. Holds the model's bytes once, without weights
-/// in files of their own: those are read when a piece is extracted.
+/// A model that was read and checked. Movable; any thread may read it. Holds the model's bytes
+/// once, without weights in files of their own: these are read when a piece is extracted.
 ///
-/// A node that depends on weights alone (constants, reshaped weights) counts as a weight, not as a
-/// node of graph(); each piece that needs such a value computes it anew, which engines do once,
-/// when they load the piece. Nothing of that crosses a cut.
+/// A node that depends on weights only (constants, reshaped weights) counts as a weight, not as a
+/// node of graph(). Each piece that needs its value computes the value anew. Engines do so once,
+/// when they load the piece. Such values never cross a cut.
 class onnx_model {
 public:
     /// Reads a file. Throws model_error, and std::bad_alloc.
@@ -83,7 +85,7 @@ public:
         if (o.folder.empty()) o.folder = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
         return parse(detail::read_model(path), std::move(o));
     }
-    /// The same of bytes in memory.
+    /// The same for bytes in memory.
     [[nodiscard]] static onnx_model parse(std::string_view bytes, import_options o = {}) {
         if (bytes.size() > detail::most_bytes) throw model_error(model_fault::too_large, {}, "it has 2 GiB or more");
         onnx::ModelProto m;
@@ -91,27 +93,28 @@ public:
             throw model_error(model_fault::unreadable, {}, "these bytes are no model, or a part of one");
         return onnx_model(std::move(m), std::move(o));
     }
-    /// As load, with the reason without its text instead of an exception.
+    /// As load, but returns the reason, without its text, instead of an exception.
     [[nodiscard]] static result<onnx_model> try_load(const std::filesystem::path& path, import_options o = {}) {
         return gpushare::detail::or_why([&] { return load(path, std::move(o)); });
     }
-    /// As parse, with the reason without its text instead of an exception.
+    /// As parse, but returns the reason, without its text, instead of an exception.
     [[nodiscard]] static result<onnx_model> try_parse(std::string_view bytes, import_options o = {}) {
         return gpushare::detail::or_why([&] { return parse(bytes, std::move(o)); });
     }
 
     /// Nodes and values. Sound: wrong(graph()) is empty.
     [[nodiscard]] const model_graph& graph() const noexcept { return graph_; }
-    /// Whether the model uses operators that came after the installed ONNX. Their attributes aren't checked, and shapes
-    /// are only those that the model states.
+    /// Whether the model uses operators newer than the installed ONNX. Then attributes aren't
+    /// checked, and only the shapes that the model states are known.
     [[nodiscard]] bool newer() const noexcept { return newer_; }
 
-    /// Some nodes of graph() as a model of their own, in ONNX's format: its inputs and outputs are edges_of(graph(),
-    /// nodes), in that order, its weights inside. Throws model_error: bad_cut where a value that crosses is no tensor or
-    /// of unknown type, or where a node isn't the graph's or there is none; too_large; external_data; and std::bad_alloc.
+    /// Some nodes of graph() as a model of their own, in ONNX's format: its inputs and outputs are
+    /// edges_of(graph(), nodes), in that order, and its weights are inside. Throws model_error:
+    /// bad_cut if a value that crosses isn't a tensor or is of unknown type, if a node isn't the
+    /// graph's, or if there is none; too_large; external_data; and std::bad_alloc.
     [[nodiscard]] std::string extract(std::span<const std::uint32_t> nodes) const { return extracted(nodes, {}); }
-    /// The whole model, with its nodes in graph()'s order and all weights inside; inputs and outputs are in the model's
-    /// order. Throws as above.
+    /// The whole model, with its nodes in graph()'s order, inputs and outputs in the model's order,
+    /// and all weights inside. Throws as above.
     [[nodiscard]] std::string whole() const {
         std::vector<std::uint32_t> all(graph_.nodes.size());
         std::iota(all.begin(), all.end(), 0U);
@@ -127,7 +130,7 @@ public:
         for (const std::uint32_t v : graph_.outputs) describe(*m.mutable_graph()->add_output(), v);
         return m.SerializeAsString();
     }
-    /// Consecutive nodes of graph().
+    /// The same for consecutive nodes of graph().
     [[nodiscard]] std::string extract(node_range range) const {
         if (range.first >= range.behind) return extract(std::span<const std::uint32_t>());
         std::vector<std::uint32_t> nodes(range.size());
@@ -156,7 +159,7 @@ private:
         if (const auto text = wrong(graph_); !text.empty()) throw model_error(model_fault::bad_model, {}, text);
     }
 
-    /// `read`: weights that are wanted, whether or not a node reads them.
+    /// `read`: weights to include even if no node reads them.
     [[nodiscard]] std::string extracted(std::span<const std::uint32_t> nodes,
                                         std::unordered_set<std::string> read) const {
         if (nodes.empty() || std::ranges::any_of(nodes, [&](std::uint32_t n) { return n >= graph_.nodes.size(); }))
@@ -185,7 +188,8 @@ private:
     [[nodiscard]] static bool draws(std::string_view type) noexcept {
         return type.starts_with("Random") || type == "Multinomial" || type == "Bernoulli" || type == "Dropout";
     }
-    /// Nodes that depend on weights alone, but for those that make what the caller gets, and what is drawn by lot.
+    /// Finds the nodes that depend on weights only, except nodes that make outputs or draw random
+    /// numbers.
     void find_constants() {
         const auto& g = proto_.graph();
         std::unordered_set<std::string> outputs;
@@ -204,7 +208,7 @@ private:
             for (const auto& name : node.output()) constants_.emplace(name, n);
         }
     }
-    /// The plain value, of what was found.
+    /// Builds graph_ from what was found.
     void build(const std::unordered_map<std::string, onnx::TypeProto>& types) {
         const auto& g = proto_.graph();
         const auto add = [&](const std::string& name, value_kind kind) {
@@ -233,8 +237,8 @@ private:
         for (const auto& v : g.output()) graph_.outputs.push_back(add(v.name(), value_kind::weight));
     }
 
-    /// Names of nodes by operator and place; those of the values that they make, and of weights,
-    /// likewise.
+    /// Names nodes by operator and place, the values that they make likewise, and weights by
+    /// number.
     void rename() {
         std::unordered_set<std::string> taken;
         for (const auto* list : {&graph_.inputs, &graph_.outputs})
@@ -259,7 +263,7 @@ private:
                std::ranges::find(graph_.outputs, v) != graph_.outputs.end();
     }
 
-    /// Nodes and the constants that they need, in the order in which they run, with their weights.
+    /// Adds nodes and the constants that they need, in running order, with their weights.
     void add_nodes(onnx::GraphProto& to, std::span<const std::uint32_t> nodes,
                    std::unordered_set<std::string> read) const {
         const auto& g = proto_.graph();
@@ -281,7 +285,8 @@ private:
         for (const auto& w : g.sparse_initializer())
             if (read.contains(w.values().name())) *to.add_sparse_initializer() = w;
     }
-    /// Before any weight is read from its file: those of too large a piece might fill the memory.
+    /// Runs before any weight is read from its file: the weights of too large a piece might fill
+    /// the memory.
     void require_small(std::uint32_t first, const std::unordered_set<std::string>& read) const {
         bytes all{};
         for (const auto& w : proto_.graph().initializer()) {
@@ -295,7 +300,8 @@ private:
         throw model_error(model_fault::too_large, graph_.nodes[first].name,
                           "the piece that begins here has 2 GiB or more of weights");
     }
-    /// A value at the edge of a piece. What is the caller's keeps the model's own description.
+    /// Describes a value at the edge of a piece. Inputs and outputs of the model keep its
+    /// description.
     void describe(onnx::ValueInfoProto& to, std::uint32_t index) const {
         const value& v = graph_.values[index];
         const bool crosses = v.kind == value_kind::inner;
@@ -325,9 +331,9 @@ private:
     std::filesystem::path folder_;
     bool newer_ = false;
     model_graph graph_;
-    std::vector<std::string> names_;                        // the file's, of each value
+    std::vector<std::string> names_;                        // of each value, in the file
     std::vector<int> order_;                                // of the model's nodes
-    std::vector<int> nodes_;                                // of each node of the graph, the model's
+    std::vector<int> nodes_;                                // of each node, its number in the model
     std::unordered_map<std::string, std::uint32_t> index_;  // of values
     std::unordered_map<std::string, int> weights_, sparse_;
     std::unordered_map<std::string, int> constants_;  // values, and the nodes that make them

@@ -1,24 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pieces of models by ONNX Runtime, on the CPU, each on the thread of the SM that the limiter lets it have.
+// An engine that runs pieces of models with ONNX Runtime on the CPU. Each piece runs on the thread
+// of the SM that the limiter gives the piece.
 //
 //   const gpushare::graph::onnxruntime_library library("libonnxruntime.so.1");
 //   gpushare::graph::onnxruntime_engine engine(library);
 //   const std::uint32_t piece = engine.add(model.extract({0, 20}));              // a piece_engine on host streams
 //
-// Cut what ONNX Runtime makes of a model, not the model: then no cut undoes a fusion or a layout, and pieces give the whole
-// model's bits.
+// Cut the model that ONNX Runtime has optimised, not the original one: then no cut undoes a fusion
+// or a layout, and pieces give the whole model's bits.
 //
 //   const auto fused = gpushare::graph::optimised(library, model.whole());
 //   const auto cut = onnx_model::parse(
 //       fused, {.other_domains = onnxruntime_domains(), .like = &model.graph(), .own_names = true});
 //   gpushare::graph::onnxruntime_engine pieces(library, {.optimisation = 0});    // all is done already
 //
-// Needs no header of ONNX Runtime: its C interface keeps the place of each function. Inputs and
-// outputs are where the tensors say, and aren't copied, but for outputs of unknown shape. Weights,
-// and values within a piece, are ONNX Runtime's, in one arena for all sessions: what a piece gives
-// back, the next one finds in the processor's caches. For the same reason sessions have no memory
-// pattern. With one, each run allocates all of its values as one block, which is another block for
-// each piece, and cold. interop/onnxruntime.hpp puts a whole process' sessions on one tenant's memory.
+// This header needs no header of ONNX Runtime: in the C interface each function keeps its place.
+// Inputs and outputs stay in the tensors' own memory; only outputs of unknown shape are copied.
+// ONNX Runtime allocates weights and values within a piece, in one arena for all sessions: memory
+// that one piece gives back is still in the processor's caches for the next one. For the same
+// reason sessions have no memory pattern. With one, each run allocates all of its values as one
+// block, which is a different, cold block for each piece. interop/onnxruntime.hpp puts all sessions
+// of a process on one tenant's memory.
 #pragma once
 
 #include <cstddef>
@@ -48,12 +50,15 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace graph {
 
-/// ONNX Runtime's library and its environment. Thread-safe; neither copied nor moved. The library stays loaded.
+/// ONNX Runtime's library and its environment. Thread-safe; neither copied nor moved. The library
+/// stays loaded.
 class onnxruntime_library {
 public:
-    /// The shared library of that path. Throws model_error (engine) where it can't be loaded, or is older than 1.17.
+    /// Loads the shared library at that path. Throws model_error (engine) if it can't be loaded, or
+    /// is older than 1.17.
     explicit onnxruntime_library(const std::string& path) : onnxruntime_library(functions{table_of(path)}) {}
-    /// The library that the program is linked with: OrtGetApiBase()->GetApi(17), or a later version's.
+    /// The library that the program links: `table` is OrtGetApiBase()->GetApi(17), or a later
+    /// version's.
     [[nodiscard]] static onnxruntime_library linked(const void* table) { return onnxruntime_library(functions{table}); }
     onnxruntime_library(const onnxruntime_library&) = delete;
     onnxruntime_library& operator=(const onnxruntime_library&) = delete;
@@ -62,13 +67,14 @@ public:
         if (env_ != nullptr) api_.ReleaseEnv(env_);
     }
 
-    /// As the engine uses it.
+    /// The functions, for the engine.
     [[nodiscard]] const detail::onnxruntime_api& api() const noexcept { return api_; }
     /// The environment, an OrtEnv.
     [[nodiscard]] void* environment() const noexcept { return env_; }
-    /// Of the CPU's memory, an OrtMemoryInfo.
+    /// The CPU's memory, an OrtMemoryInfo.
     [[nodiscard]] void* cpu() const noexcept { return info_; }
-    /// Throws model_error (engine) with the text of a status that isn't null, which it releases.
+    /// Throws model_error (engine) with the text of a status that isn't null, and releases the
+    /// status.
     void check(void* status) const {
         if (status == nullptr) return;
         const std::string why = api_.GetErrorMessage(status);
@@ -85,7 +91,7 @@ private:
         check(api_.CreateCpuMemoryInfo(0, 0, &info_));
         share_arena();
     }
-    /// One arena for the sessions of the process, unless somebody has registered an allocator before.
+    /// One arena for all sessions of the process, unless an allocator was registered before.
     void share_arena() {
         void* arena = nullptr;
         check(api_.CreateCpuMemoryInfo(1, 0, &arena));  // 1: of an arena
@@ -116,7 +122,8 @@ private:
 
 namespace detail {
 
-/// A session; `keep`: where its optimised model goes, unless null. Throws model_error (engine).
+/// Makes a session. Unless `keep` is null, ONNX Runtime writes the optimised model there. Throws
+/// model_error (engine).
 [[nodiscard]] inline void* make_session(const onnxruntime_library& library, std::string_view model, int threads,
                                         int optimisation, const char* keep) {
     const auto& api = library.api();
@@ -140,11 +147,12 @@ namespace detail {
     return {"", "com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc"};
 }
 
-/// What ONNX Runtime makes of a model for this machine: fused, with constants computed, in its own
-/// layouts; in ONNX's format, with its own operators. `optimisation`: as in onnxruntime_options;
-/// with 1 by ONNX's operators alone. Goes through a file of the system's temporary folder. ONNX
-/// Runtime orders and names some nodes by chance: read the result with import_options::own_names
-/// where plans and table rows should fit the next one, too. Throws model_error: engine, no_file.
+/// A model as ONNX Runtime optimises it for this machine: fused, with constants computed, in its
+/// own layouts; in ONNX's format, with its own operators. `optimisation` is as in
+/// onnxruntime_options; 1 uses only ONNX's operators. Goes through a file in the system's temporary
+/// folder. ONNX Runtime orders and names some nodes by chance: read the result with
+/// import_options::own_names if plans and table rows should fit the next one, too. Throws
+/// model_error: engine, no_file.
 [[nodiscard]] inline std::string optimised(const onnxruntime_library& library, std::string_view model,
                                            int optimisation = 99) {
     std::string path = (std::filesystem::temp_directory_path() / "gpushare_model_XXXXXX").string();
@@ -164,17 +172,18 @@ namespace detail {
 
 /// How sessions are made.
 struct onnxruntime_options {
-    int threads = 1;  ///< of a session; with more than one its own threads compute, beside the SM
-    /// What a session may change: 0 nothing, 1 what is redundant, 2 fusions, 99 also the layout of tensors. The layout is
-    /// changed back at each cut, and convolutions are slower without.
+    int threads = 1;  ///< of a session; more than 1 are ONNX Runtime's own, beside the SM
+    /// What a session may change: 0 nothing, 1 redundant nodes, 2 also fusions, 99 also the layout
+    /// of tensors. Each cut changes the layout back, but convolutions are slower without it.
     int optimisation = 99;
 };
 
-/// Sessions of ONNX Runtime, one for each piece. A piece_engine. Pieces are added by one thread before any runs; different
-/// pieces may run at the same time. Neither copied nor moved. The library must outlive it.
+/// Sessions of ONNX Runtime, one for each piece: a piece_engine. One thread adds pieces before any
+/// runs. Different pieces may run at the same time. Neither copied nor moved. The library must
+/// outlive the engine.
 class onnxruntime_engine {
 public:
-    /// No pieces.
+    /// An engine without pieces.
     explicit onnxruntime_engine(const onnxruntime_library& of, const onnxruntime_options& o = {})
         : library_(&of), options_(o) {}
     onnxruntime_engine(const onnxruntime_engine&) = delete;
@@ -183,8 +192,8 @@ public:
         for (const auto& s : sessions_) library_->api().ReleaseSession(s.handle);
     }
 
-    /// A model in ONNX's format, as extract() makes it; returns its number. Throws model_error (engine): what ONNX Runtime
-    /// says against it.
+    /// Adds a model in ONNX's format, such as extract() makes; returns its number. Throws
+    /// model_error (engine) with ONNX Runtime's reason.
     std::uint32_t add(std::string_view model) {
         const auto& api = library_->api();
         sessions_.emplace_back();
@@ -200,7 +209,7 @@ public:
         }
         return static_cast<std::uint32_t>(sessions_.size() - 1);
     }
-    /// Gives back the last piece.
+    /// Removes the last piece.
     void remove_last() noexcept {
         library_->api().ReleaseSession(sessions_.back().handle);
         sessions_.pop_back();
@@ -208,13 +217,14 @@ public:
     /// How many pieces there are.
     [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(sessions_.size()); }
 
-    /// As piece_engine has it, on a stream whose kernels run on the CPU: one block.
+    /// See piece_engine. The stream's kernels must run on the CPU. Launches one block.
     template <launcher Stream>
     void enqueue(Stream& to, std::uint32_t piece, std::span<const tensor* const> inputs,
                  std::span<tensor* const> outputs) {
         to.launch({.blocks = 1}, [this, piece, inputs, outputs](const auto&) { run(piece, inputs, outputs); });
     }
-    /// Computes at once, on this thread. Throws model_error (engine), and what the outputs' room throws.
+    /// Computes in this call, on this thread. Throws model_error (engine), and what the outputs'
+    /// room throws.
     void run(std::uint32_t piece, std::span<const tensor* const> inputs, std::span<tensor* const> outputs) const {
         const session& s = sessions_[piece];
         if (inputs.size() != s.inputs.size() || outputs.size() != s.outputs.size())
@@ -281,7 +291,7 @@ private:
             detail::number_of(t.type), &value));
         return value;
     }
-    /// Copies what ONNX Runtime placed by itself.
+    /// Copies an output that ONNX Runtime allocated.
     void take(void* value, tensor& to) const {
         const auto& api = library_->api();
         int is_tensor = 0;

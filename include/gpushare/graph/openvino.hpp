@@ -38,14 +38,14 @@ namespace graph {
 /// loaded.
 class openvino_library {
 public:
-    /// The shared library of OpenVINO's C functions of that path. Throws model_error (engine) where
-    /// it can't be loaded.
+    /// Loads the shared library of OpenVINO's C functions at that path. Throws model_error (engine)
+    /// if it can't be loaded.
     explicit openvino_library(const std::string& path) : api_(loaded(path)) { check(api_.core_create(&core_)); }
     openvino_library(const openvino_library&) = delete;
     openvino_library& operator=(const openvino_library&) = delete;
     ~openvino_library() { api_.core_free(core_); }
 
-    /// As the engine uses it.
+    /// The functions, for the engine.
     [[nodiscard]] const detail::openvino_api& api() const noexcept { return api_; }
     /// The core, an ov_core_t.
     [[nodiscard]] void* core() const noexcept { return core_; }
@@ -67,24 +67,24 @@ private:
     void* core_ = nullptr;
 };
 
-/// How pieces are compiled. Floats are computed as floats, even where the processor has faster
-/// numbers.
+/// How pieces are compiled. Floats are computed as floats, even if the processor is faster with
+/// smaller types.
 struct openvino_options {
-    int threads = 1;  ///< of a piece; with more than one OpenVINO's own threads compute, beside the SM
+    int threads = 1;  ///< of a piece; more than 1 are OpenVINO's own, beside the SM
 };
 
-/// Pieces that OpenVINO compiled. A piece_engine. Pieces are added by one thread before any runs;
-/// different pieces may run at the same time, one piece once at a time. Neither copied nor moved.
-/// The library must outlive it.
+/// Pieces that OpenVINO compiled: a piece_engine. One thread adds pieces before any runs. Different
+/// pieces may run at the same time, but each piece only once at a time. Neither copied nor moved.
+/// The library must outlive the engine.
 class openvino_engine {
 public:
-    /// No pieces.
+    /// An engine without pieces.
     explicit openvino_engine(const openvino_library& of, const openvino_options& o = {}) : library_(&of), options_(o) {}
     openvino_engine(const openvino_engine&) = delete;
     openvino_engine& operator=(const openvino_engine&) = delete;
 
-    /// A model in ONNX's format, as extract() makes it; returns its number. Throws model_error
-    /// (engine): what OpenVINO says against it.
+    /// Adds a model in ONNX's format, such as extract() makes; returns its number. Throws
+    /// model_error (engine) with OpenVINO's reason.
     std::uint32_t add(std::string_view model) {
         const auto& api = library_->api();
         void* read = nullptr;
@@ -102,26 +102,26 @@ public:
         pieces_.push_back(std::move(p));
         return static_cast<std::uint32_t>(pieces_.size() - 1);
     }
-    /// Gives back the last piece.
+    /// Removes the last piece.
     void remove_last() noexcept { pieces_.pop_back(); }
     /// How many pieces there are.
     [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(pieces_.size()); }
 
-    /// As piece_engine has it, on a stream whose kernels run on the CPU: one block.
+    /// See piece_engine. The stream's kernels must run on the CPU. Launches one block.
     template <launcher Stream>
     void enqueue(Stream& to, std::uint32_t piece, std::span<const tensor* const> inputs,
                  std::span<tensor* const> outputs) {
         to.launch({.blocks = 1}, [this, piece, inputs, outputs](const auto&) { run(piece, inputs, outputs); });
     }
-    /// Computes at once, on this thread. Throws model_error (engine), and what the outputs' room
-    /// throws.
+    /// Computes in this call, on this thread. Throws model_error (engine), and what the outputs'
+    /// room throws.
     void run(std::uint32_t number, std::span<const tensor* const> inputs, std::span<tensor* const> outputs) {
         compiled_piece& p = pieces_[number];
         if (inputs.size() != p.inputs.size() || outputs.size() != p.outputs.size())
             throw model_error(model_fault::engine, {}, "a piece with another number of inputs or outputs");
         const auto& api = library_->api();
         const auto found = [](const tensor& t) { return t.data != nullptr && t.shaped() && size_of(t.type) != 0; };
-        for (std::size_t i = 0; i < outputs.size(); ++i)  // a request keeps a tensor that it once got
+        for (std::size_t i = 0; i < outputs.size(); ++i)  // a request keeps its old tensors
             if (!found(*outputs[i]) && p.outputs[i].bound) {
                 make_request(p);
                 break;
@@ -139,8 +139,8 @@ private:
     using handle = std::unique_ptr<void, void (*)(void*)>;
     struct port_state {
         int type = 0;                // OpenVINO's number
-        bool bound = false;          // to what follows
-        const void* data = nullptr;  // as the request has it
+        bool bound = false;          // whether the request has the following
+        const void* data = nullptr;  // the tensor's
         std::vector<std::int64_t> shape{};
     };
     struct compiled_piece {
@@ -172,7 +172,7 @@ private:
         library_->check(library_->api().port_get_element_type(found, &made.type));
         return made;
     }
-    /// Has a request use a tensor's bytes, unless it does so already.
+    /// Makes a request use a tensor's bytes, unless it does so already.
     template <class Set>
     void bind(const compiled_piece& p, port_state& to, const tensor& t, Set set, std::size_t i) const {
         const std::size_t size = t.size();
@@ -191,7 +191,7 @@ private:
         library_->check(set(p.request.get(), i, made));
         to.bound = true;
     }
-    /// Copies what OpenVINO placed by itself.
+    /// Copies an output that OpenVINO allocated.
     void take(const compiled_piece& p, std::size_t i, tensor& to) const {
         const auto& api = library_->api();
         void* made = nullptr;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A plan of cuts as text, which people read and change: where pieces begin, which nodes are in
-// them, and in which order.
+// A plan of cuts as text that people read and change: where pieces begin, and which nodes are in
+// them, in which order.
 //
 //   const std::string text = gpushare::graph::to_text(planner.plan(), g);
 //   const auto plan = gpushare::graph::parse_split_plan(text, g);        // after somebody changed it
@@ -10,15 +10,15 @@
 // - `split_plan 1`: the version, in the first line
 // - `graph 9e3779b97f4a7c15`: the graph's fingerprint(); without this line, only names are compared
 // - `limit 5ms`: the limit of a piece
-// - `piece takes=4912us crosses=602112B`: begins a piece, with its length and the bytes that live
-//  over the cut behind it; `engine=openvino` says what runs the piece, `over` at the end of the
-//  line that the piece exceeds the limit
+// - `piece takes=4912us crosses=602112B`: begins a piece, with its length and the bytes alive at
+//  the cut after it; `engine=openvino` names the engine that runs the piece, and `over` at the end
+//  of the line says that the piece exceeds the limit
 // - `node 0 conv1 Conv`: a node by its number in the graph, its name and its type
 //
-// Nodes run from top to bottom. To move a cut, move a `piece` line; to remove one, delete its line.
-// The words behind `piece` and the type behind a node's name are for the reader: `engine` and
-// `takes` are kept, the rest is found anew. A line that begins with # is a comment. Characters of
-// names that can't be printed, blanks and backslashes are written as `\x20`.
+// Nodes run from top to bottom. To move a cut, move a `piece` line; to remove a cut, delete the
+// line. parse_split_plan() keeps `engine` and `takes`. All other words after `piece`, and the type
+// after a node's name, are for people: they are found anew. A line that begins with # is a comment.
+// Unprintable characters, blanks and backslashes in names are written as `\x20`.
 #pragma once
 
 #include <algorithm>
@@ -47,26 +47,26 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace graph {
 
-/// A plan that can't be read, or that doesn't fit the graph. The code is invalid_specification, but
-/// mismatch for `graph_changed`.
+/// A plan that can't be read, or that doesn't fit the graph. The code is invalid_specification,
+/// except mismatch for `graph_changed`.
 class plan_error final : public std::runtime_error, public error {
 public:
     /// The kind of error.
     enum class kind : std::uint8_t {
-        bad_version,    ///< the first line isn't that of a plan, or of a later version
+        bad_version,    ///< the first line isn't a plan's, or is of a later version
         bad_line,       ///< a line of no known kind, with too few or too many words, or twice
-        bad_value,      ///< not of the form that is allowed, or a number that doesn't fit
+        bad_value,      ///< a value of the wrong form, or a number that doesn't fit
         graph_changed,  ///< the plan is for another graph
         unknown_node,   ///< a number that no node has
         other_node,     ///< the node of that number has another name
-        node_twice,     ///< in two places
-        node_missing,   ///< in no piece
-        wrong_order,    ///< a node in front of one whose value it reads
+        node_twice,     ///< a node in two places
+        node_missing,   ///< a node in no piece
+        wrong_order,    ///< a node before one whose value it reads
         empty_piece,    ///< a piece without a node
-        no_cut,         ///< a cut over which something lives that no buffer holds
+        no_cut,         ///< a cut at which a value is alive that no buffer holds
     };
 
-    /// `line` is from 1; 0: none is to blame. `text` is a sentence about it.
+    /// `line` counts from 1; 0: no line is to blame. `text` is a sentence about the error.
     plan_error(kind why, std::size_t line, std::string_view text)
         : std::runtime_error(sentence(line, text)),
           error(failure{why == kind::graph_changed ? errc::mismatch : errc::invalid_specification}, {}),
@@ -75,9 +75,9 @@ public:
 
     /// The kind of error.
     [[nodiscard]] kind why() const noexcept { return why_; }
-    /// The line that is to blame, from 1; 0: none.
+    /// The line that is to blame, from 1; 0 if there is none.
     [[nodiscard]] std::size_t line() const noexcept { return line_; }
-    /// A sentence for people; what can't be printed of the input is escaped.
+    /// A sentence for people; unprintable characters of the input are escaped.
     [[nodiscard]] const char* what() const noexcept override { return std::runtime_error::what(); }
 
 private:
@@ -98,7 +98,7 @@ inline constexpr std::array plan_times{gpushare::detail::text_unit{"ns", 1}, gpu
                                        gpushare::detail::text_unit{"ms", 1'000'000},
                                        gpushare::detail::text_unit{"s", 1'000'000'000}};
 
-/// In the largest unit that keeps it exact.
+/// A time in the largest unit that keeps it exact.
 [[nodiscard]] inline std::string exact_time(ns t) {
     auto n = std::max<std::int64_t>(t.count(), 0);
     std::size_t unit = 0;
@@ -122,7 +122,7 @@ inline constexpr std::array plan_times{gpushare::detail::text_unit{"ns", 1}, gpu
     return word;
 }
 
-/// The first words of a line, between blanks and tabs, and whether there are more.
+/// The first words of a line, separated by blanks and tabs, and whether there are more.
 struct plan_words {
     std::array<std::string_view, 8> all{};
     std::size_t count = 0;
@@ -142,8 +142,8 @@ struct plan_words {
     }
 }
 
-/// Reads a plan line by line. Keeps the line of each node and piece, for errors that show when all
-/// is read.
+/// Reads a plan line by line. Keeps the line of each node and piece for errors that show only at
+/// the end.
 class plan_reader {
 public:
     explicit plan_reader(const model_graph& g) : g_(g), line_of_node_(g.nodes.size()) {
@@ -264,14 +264,14 @@ private:
 
     const model_graph& g_;
     split_plan plan_{};
-    std::vector<std::size_t> line_of_node_;  // the last; 0: none
+    std::vector<std::size_t> line_of_node_;  // the last line of each node; 0: none
     std::vector<std::size_t> line_of_piece_{};
     std::size_t line_ = 0;
     bool versioned_ = false, hashed_ = false, limited_ = false;
 };
 
-/// Throws where the nodes can't run in the plan's order, or not in its pieces. The lines are those
-/// of a reader.
+/// Throws if the nodes can't run in the plan's order or pieces. The functions return the lines for
+/// errors.
 template <class LineOfNode, class LineOfPiece>
 void check_order(const split_plan& p, const model_graph& g, LineOfNode line_of_node, LineOfPiece line_of_piece) {
     using kind = plan_error::kind;
@@ -302,7 +302,7 @@ void check_order(const split_plan& p, const model_graph& g, LineOfNode line_of_n
     if (at != p.order.size()) throw plan_error(kind::node_missing, 0, "nodes are behind the last piece");
 }
 
-/// Throws where a cut is impossible; finds what crosses the others.
+/// Throws if a cut is impossible. Sets the crossing bytes and the mark of each piece.
 template <class LineOfPiece>
 void check_cuts(split_plan& p, const model_graph& g, std::span<const bytes> sizes, LineOfPiece line_of_piece) {
     const cut_costs costs(g, p.order, sizes, {}, bytes{1});
@@ -318,7 +318,7 @@ void check_cuts(split_plan& p, const model_graph& g, std::span<const bytes> size
 
 }  // namespace detail
 
-/// A plan as text. `g` is the graph that the plan is for, and is sound.
+/// A plan as text. `g` must be the graph that the plan is for, and sound.
 [[nodiscard]] inline std::string to_text(const split_plan& p, const model_graph& g) {
     std::array<char, 17> hash{};
     std::snprintf(hash.data(), hash.size(), "%016llx", static_cast<unsigned long long>(p.of_graph));
@@ -335,7 +335,7 @@ void check_cuts(split_plan& p, const model_graph& g, std::span<const bytes> size
     return text;
 }
 
-/// Throws plan_error where a plan doesn't fit a sound graph: for a plan that somebody else made.
+/// Throws plan_error if a plan, such as one that somebody else made, doesn't fit a sound graph.
 /// O(edges).
 inline void check(const split_plan& p, const model_graph& g) {
     if (p.of_graph != fingerprint(g))

@@ -63,8 +63,7 @@ struct buffer_need {
 
 /// Where each need's bytes are in one block.
 struct buffer_layout {
-    std::vector<std::uint64_t> offsets{};  ///< of each need, in the needs' order; multiples of the
-                                           ///< alignment
+    std::vector<std::uint64_t> offsets{};  ///< of each need, in order; multiples of the alignment
     bytes total{};                         ///< the block's size
 
     friend bool operator==(const buffer_layout&, const buffer_layout&) = default;
@@ -538,8 +537,7 @@ public:
 private:
     /// Identifies the runs that a graph is for.
     struct run_key {
-        std::vector<std::int64_t> shapes{};  // with types and ranks, so that no two lists of shapes
-                                             // are the same
+        std::vector<std::int64_t> shapes{};  // with types and ranks: unambiguous
         std::vector<const void*> places{};
     };
     static run_key key_of(std::span<const tensor> inputs, std::span<tensor> outputs) {
@@ -576,9 +574,7 @@ private:
         s.deadline = o.deadline;
         if (model_.options_.declare_lengths && kind == model_.pieces())
             for (std::uint32_t i = 0; i < model_.pieces(); ++i)
-                s.cost += std::min(model_.options_of(i, o).cost, ns::max() - s.cost);  // a plan may
-                                                                                       // have any
-                                                                                       // numbers
+                s.cost += std::min(model_.options_of(i, o).cost, ns::max() - s.cost);  // no overflow
         const auto ticket = model_.whose_->submit(std::move(work), s, {}, model_.options_.part);
         (void)ticket.wait();
         if (ticket.status() != errc::none) ticket.rethrow();

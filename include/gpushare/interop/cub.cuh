@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients on devices by CUB's kernels. cub_packing packs them by a batched copy, in place of
-// device_buckets' own kernel: for buckets with very many gradients, or with gradients that begin at
-// odd addresses. Elements travel as they are.
+// Gradients on devices by CUB's kernels. cub_packing packs gradients by a batched copy in place of
+// device_buckets' own kernel, for buckets with very many gradients, or with gradients at odd
+// addresses. Elements travel as they are.
 //
 //   gpushare::stream_resource ordered{tenant.memory(), stream};
 //   gpushare::cub_packing packing{always{&ordered}};  // always(stream): the memory for CUB's scratch there
 //   gpushare::device_buckets<float, float, decltype(packing)> mine(1, gpushare::bytes{1 << 20}, packing);
 //
-// select_top_k chooses the largest elements of a gradient on its device, by CUB's stable radix
-// sort: the same elements as top_k_feedback::select (gradient/wire.hpp) chooses on the host. The
-// choice is small; it is copied to the host and goes over a transport as with all_reduce_top_k.
+// select_top_k chooses the largest elements of a gradient on its device by CUB's stable radix sort:
+// the same elements as top_k_feedback::select (gradient/wire.hpp) chooses on the host. The choice
+// is small: the host gets a copy, which goes over a transport as with all_reduce_top_k.
 //
 //   const cudaError_t code = gpushare::select_top_k(ordered, stream, gradient, owed, n, k, indices, values);
 //
-// Of buckets on devices the choices go over streams:
+// For buckets on devices the choices go over streams:
 //
 //   gpushare::device_top_k top(ranks, elements, 0.01, gpushare::cub_choice{always{&ordered}});
 #pragma once
@@ -45,8 +45,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Arrays, and their places in a flat array. The list goes with a launch, three times: kernels have
-/// 4 KiB of arguments.
+/// Arrays, and their places in a flat array. The list is short, because a launch takes it three
+/// times and a kernel has 4 KiB of arguments.
 template <class T>
 struct listed_arrays {
     static constexpr std::uint32_t most = 32;
@@ -76,7 +76,8 @@ struct copied_bytes {
     }
 };
 
-/// Adds a gradient to what is owed, and makes keys whose order is that of absolute values: NaN is as large as infinity.
+/// Adds a gradient to what is owed, and makes keys in the order of magnitudes. NaN counts as
+/// infinity.
 struct weigh_owed {
     const float* gradient;
     float* owed;
@@ -88,7 +89,7 @@ struct weigh_owed {
         places[i] = i;
     }
 };
-/// Takes what was chosen out of what is owed.
+/// Takes the chosen elements out of what is owed.
 struct take_owed {
     float* owed;
     const std::uint32_t* chosen;
@@ -104,15 +105,15 @@ struct take_owed {
 
 }  // namespace detail
 
-/// How device_buckets packs by cub::DeviceMemcpy::Batched, 32 arrays a call. `MemoryOf` gives for a
-/// stream the memory for CUB's temporary storage, which frees in the order of that stream: a
-/// stream_resource. Throws what that throws, and operation_error (errc::submission_failed) where
-/// CUB fails.
+/// Packs for device_buckets by cub::DeviceMemcpy::Batched, 32 arrays a call. `MemoryOf` returns for
+/// a stream the memory for CUB's temporary storage, which frees in the order of that stream: a
+/// stream_resource. Throws what that memory throws, and operation_error (errc::submission_failed)
+/// if CUB fails.
 template <class MemoryOf>
 struct cub_packing {
-    MemoryOf memory_of;  ///< of a stream
+    MemoryOf memory_of;  ///< the memory of a stream
 
-    /// Enqueues the copy of all pieces to `flat`, one behind the other.
+    /// Enqueues the copy of all pieces to `flat`, one after the other.
     template <timeline Stream, class T>
     void pack(Stream& on, std::span<const std::pair<T*, std::size_t>> pieces, T* flat) const {
         run<true>(on, pieces, flat);
@@ -153,14 +154,14 @@ private:
         if (code != cudaSuccess) raise({.code = errc::submission_failed}, {}, "packing gradients by CUB");
     }
 };
-/// From the function alone.
+/// Deduces the type from the function.
 template <class MemoryOf>
 cub_packing(MemoryOf) -> cub_packing<MemoryOf>;
 
-/// Enqueues on `on`: adds `gradient` to `owed`, both of `n` floats, and moves the `k` largest of
-/// the sums by absolute value, of equal ones the first, to `values`, with their places in
-/// `indices`; the largest comes first. k is at most n. `from` frees in the order of that stream,
-/// and gives 16 bytes an element and CUB's own scratch. Throws the errors of `from`.
+/// Enqueues on `on`: adds `gradient` to `owed`, both of `n` floats, and moves the `k` sums of the
+/// largest magnitude to `values`, and their places to `indices`, the largest first. Among equal
+/// magnitudes the first places are chosen. k is at most n. `from` frees in the order of that
+/// stream, and provides 16 bytes an element and CUB's own scratch. Throws the errors of `from`.
 template <memory_resource Resource, timeline Stream>
 [[nodiscard]] cudaError_t select_top_k(Resource& from, Stream& on, const float* gradient, float* owed, std::uint32_t n,
                                        std::uint32_t k, std::uint32_t* indices, float* values) {
@@ -181,9 +182,9 @@ template <memory_resource Resource, timeline Stream>
     return cub::DeviceFor::Bulk(k, detail::take_owed{owed, sorted, indices, values}, stream);
 }
 
-/// The choice of a device_top_k (gradient/device_buckets.hpp) by select_top_k. memory_of(stream) is
-/// the memory that it asks, which frees in the order of that stream. Throws operation_error
-/// (errc::submission_failed) where CUB fails.
+/// The choice of a device_top_k (gradient/device_buckets.hpp) by select_top_k. memory_of(stream)
+/// returns memory that frees in the order of that stream. Throws operation_error
+/// (errc::submission_failed) if CUB fails.
 template <class MemoryOf>
 struct cub_choice {
     MemoryOf memory_of;  ///< the memory of a stream
@@ -201,7 +202,7 @@ struct cub_choice {
             raise({.code = errc::submission_failed}, {}, "choosing the largest elements of a gradient by CUB");
     }
 };
-/// From the function alone.
+/// Deduces the type from the function.
 template <class MemoryOf>
 cub_choice(MemoryOf) -> cub_choice<MemoryOf>;
 

@@ -26,20 +26,22 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Bytes that cuBLAS's documentation recommends for a compute capability's major number. With less than 16 KiB some
-/// routines fail; between that and this they are slower.
+/// The bytes that cuBLAS's documentation recommends for a compute capability's major number. Some
+/// routines fail with less than 16 KiB, and are slower with less than the recommended size.
 [[nodiscard]] constexpr bytes cublas_workspace_size(int major) noexcept {
     if (major == 12) return 12_MiB;
     return major >= 9 ? 32_MiB : 4_MiB;
 }
 
-/// Refers to the handle and the resource, which must outlive it. Not safe from several threads, as the handle isn't.
-/// The handle works on one stream from now on, and the resource must free in that stream's order (stream_resource).
-/// Two streams at once need two handles: they would write into the same workspace.
+/// Refers to the handle and the resource, which must outlive the object. Like the handle, not safe
+/// from several threads. From now on the handle works on one stream, and the resource must free in
+/// that stream's order (stream_resource). Two streams at once need two handles: they would write
+/// into the same workspace.
 template <memory_resource Resource>
 class cublas_workspace {
 public:
-    /// Throws what the resource throws, a std::bad_alloc; operation_error (backend_failed) with cuBLAS's status.
+    /// Throws what the resource throws, a std::bad_alloc; operation_error (backend_failed) with
+    /// cuBLAS's status.
     cublas_workspace(cublasHandle_t handle, cudaStream_t stream, Resource& from, bytes size)
         : handle_(handle), stream_(stream), block_(from, static_cast<std::size_t>(size.count())) {
         restore();
@@ -51,7 +53,7 @@ public:
 
     /// Sets stream and workspace again. Throws operation_error (backend_failed).
     void restore() {
-        check(cublasSetStream(handle_, stream_), "cublasSetStream");  // first: it drops the workspace
+        check(cublasSetStream(handle_, stream_), "cublasSetStream");  // first: drops the workspace
         check(cublasSetWorkspace(handle_, block_.data(), block_.size()), "cublasSetWorkspace");
     }
     [[nodiscard]] bytes size() const noexcept { return bytes{block_.size()}; }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tenant's memory as a memory resource of libcu++ (cuda::mr), for cuda::mr::resource_ref, device containers and CUB.
-// Frees are in the order of the stream that they name.
+// A tenant's memory as a memory resource of libcu++ (cuda::mr), for cuda::mr::resource_ref, device
+// containers and CUB. Each free is in the order of the stream that it names.
 //
 //   auto mr = gpushare::as_cuda_mr<::cuda::mr::device_accessible>(tenant.memory(), node);
 //   ::cuda::mr::async_resource_ref<::cuda::mr::device_accessible> ref{mr};         // CCCL 3.1+: resource_ref
 //
-// libcu++ renamed its calls in CCCL 3.1. One class has both spellings, and needs no header of CCCL for that:
+// libcu++ renamed its calls in CCCL 3.1. One class has both spellings, without a header of CCCL:
 //  3.0    allocate(bytes, alignment)         allocate_async(bytes, alignment, stream)     resource, async_resource
 //  3.1+   allocate_sync(bytes, alignment)    allocate(stream, bytes, alignment)           synchronous_resource, resource
 #pragma once
@@ -31,9 +31,9 @@ concept borrowable_stream = requires(const S& s, Node& n) {
     n.point_after(s.get());
 };
 
-/// Refers to memory and to the node it is on, such as cuda::node; both must outlive it and its copies, which are equal.
-/// Sizes and alignments in bytes. Safe from any thread if the memory is. `Properties` are libcu++'s, such as
-/// ::cuda::mr::device_accessible.
+/// Refers to memory and to its node, such as cuda::node. Both must outlive the resource and its
+/// copies, which are equal. Sizes and alignments in bytes. Safe from any thread if the memory is.
+/// `Properties` are libcu++'s, such as ::cuda::mr::device_accessible.
 template <class Memory, class Node, class... Properties>
 requires stream_ordered_memory<Memory, typename Node::stream::point>
 class cuda_mr_resource {
@@ -60,16 +60,16 @@ public:
         deallocate(p, size, alignment);
     }
 
-    /// For any stream, at once. A null handle is the default stream of the device that is current.
-    /// Throws memory_error, and operation_error if `stream` is one that nothing can be freed on
-    /// later: a per-thread default stream, or one of a device that the node doesn't have.
+    /// For any stream, at once. A null handle is the default stream of the current device. Throws
+    /// memory_error, and operation_error if no free can be ordered on `stream` later: it is a
+    /// per-thread default stream, or belongs to a device that the node doesn't have.
     template <borrowable_stream<Node> Stream>
     [[nodiscard]] void* allocate(Stream stream, std::size_t size, std::size_t alignment = default_alignment) {
         (void)node_->device_of(stream.get());  // throws here, since a free can't
         return memory_->allocate(size, alignment);
     }
     /// Frees the block once `stream` has done the work enqueued so far; if the stream is captured,
-    /// once the graph is gone. If the host has no memory for a point on it, the block stays
+    /// once the graph is gone. If the host has no memory for a point on the stream, the block stays
     /// charged, and is reported when its tenant closes.
     template <borrowable_stream<Node> Stream>
     void deallocate(Stream stream, void* p, std::size_t size, std::size_t alignment = default_alignment) noexcept {
@@ -79,7 +79,7 @@ public:
             (void)detail::free_by_address(*memory_, p, size, alignment, [&](std::size_t n, std::size_t a) {
                 return memory_->deallocate_after(used, p, n, a);
             });
-        } catch (...) {  // to free it now could be too early
+        } catch (...) {  // a free now could be too early
         }
     }
     /// As allocate for a stream, in the spelling of CCCL 3.0.
@@ -93,11 +93,11 @@ public:
         deallocate(stream, p, size, alignment);
     }
 
-    /// Blocks of the one can be freed by the other.
+    /// Whether each of the two can free the other's blocks.
     friend bool operator==(const cuda_mr_resource& a, const cuda_mr_resource& b) noexcept {
         return a.memory_ == b.memory_;
     }
-    /// Has the properties that it was made with.
+    /// Has the properties of its type.
     template <class Property>
     requires(std::same_as<Property, Properties> || ...) friend constexpr void get_property(const cuda_mr_resource&,
                                                                                            Property) noexcept {}
@@ -109,16 +109,16 @@ private:
     Node* node_;
 };
 
-/// The other way round: a resource of libcu++'s, one of RMM's for example, as memory below this
+/// The other direction: a resource of libcu++, for example one of RMM's, as memory below this
 /// library's. Allocates and frees on one stream, a ::cuda::stream_ref. If the resource orders
 /// anything by streams, uses on other streams must be in that stream's order. Copies its argument:
-/// a resource_ref refers, an any_resource owns. Thread-safe if that is.
+/// a resource_ref refers, an any_resource owns. Thread-safe if the resource is.
 ///
 ///   gpushare::cuda_mr_upstream below{rmm_resource, stream};     gpushare::quota_resource mine{limit, below, "chat"};
 template <class Resource, class Stream>
 class cuda_mr_upstream {
 public:
-    /// Adapts `of`, on the stream `on`, which must outlive it.
+    /// Adapts `of`, on the stream `on`, which must outlive the adaptor.
     cuda_mr_upstream(Resource of, Stream on) : of_(std::move(of)), on_(on) {}
 
     /// Throws what the resource throws.
@@ -128,7 +128,7 @@ public:
         else
             return of_.allocate(on_, size, alignment);
     }
-    /// In the order of the stream.
+    /// Frees in the order of the stream.
     void deallocate(void* p, std::size_t size, std::size_t alignment) {
         if constexpr (requires { of_.deallocate_async(p, size, alignment, on_); })
             of_.deallocate_async(p, size, alignment, on_);
@@ -141,7 +141,7 @@ private:
     Stream on_;
 };
 
-/// A cuda_mr_resource with those properties.
+/// A cuda_mr_resource with these properties.
 template <class... Properties, class Memory, class Node>
 [[nodiscard]] cuda_mr_resource<Memory, Node, Properties...> as_cuda_mr(Memory& memory_of, Node& on) noexcept {
     return {memory_of, on};

@@ -21,15 +21,15 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
 /// Refers to `Resource`, which must outlive all tensors. Copies are equal and free each other's
-/// blocks. As safe from any thread as the resource; for memory that the host reaches.
+/// blocks. Thread-safe if the resource is. The host must reach the memory.
 template <memory_resource Resource>
 class openvino_allocator {
 public:
     /// Refers to `of`.
     explicit openvino_allocator(Resource& of) noexcept : resource_(&of) {}
 
-    /// Bytes. Throws what the resource throws; OpenVINO passes that on as an ov::Exception with its
-    /// text. A block of 0 bytes is one of 1.
+    /// Allocates bytes. Throws what the resource throws; OpenVINO passes the error on as an
+    /// ov::Exception with its text. 0 bytes count as 1.
     void* allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t)) {
         return resource_->allocate(std::max<std::size_t>(size, 1), aligned(alignment));
     }
@@ -45,7 +45,8 @@ public:
     [[nodiscard]] bool is_equal(const openvino_allocator& other) const noexcept { return resource_ == other.resource_; }
 
 private:
-    // Its kernels are quicker on whole cache lines than on the 16 bytes that it asks for.
+    // OpenVINO's kernels are faster on whole cache lines than on the 16 bytes that OpenVINO asks
+    // for.
     static constexpr std::size_t aligned(std::size_t asked) noexcept { return std::max<std::size_t>(asked, 64); }
 
     Resource* resource_;

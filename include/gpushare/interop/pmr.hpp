@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any memory resource as a std::pmr::memory_resource, for containers in memory that the host reaches: pinned memory and
-// the host backend's. (In memory that only a device reaches, a container crashes at its first write.)
+// Any memory resource as a std::pmr::memory_resource, for containers in memory that the host
+// reaches: pinned memory and the host backend's. In memory that only a device reaches, a container
+// crashes at its first write.
 //
 //   gpushare::pmr_adaptor mine{resource};                  // resource: a quota_resource, a pool_resource ...
 //   std::pmr::vector<float> v(&mine);
@@ -24,12 +25,12 @@ inline namespace GPUSHARE_ABI {
 
 static_assert(memory_resource<std::pmr::memory_resource>);
 
-/// Refers to `Resource`, which must outlive it. Sizes and alignments in bytes. Throws what the resource throws, a
-/// std::bad_alloc. As safe from any thread as the resource. std::pmr has no way to answer a wrong free: one of
-/// another size goes back by its address where the resource can look it up, and any other changes nothing where the
-/// resource checks frees, and is reported where the resource reports it (a tenant's event sink).
-/// Two are equal if they refer to one resource, or to two that say that they are equal: only then can one free what the
-/// other gave.
+/// Refers to `Resource`, which must outlive the adaptor. Sizes and alignments in bytes. Throws what
+/// the resource throws, a std::bad_alloc. Thread-safe if the resource is. std::pmr can't report a
+/// wrong free. With another size, a block goes back by its address if the resource can look it up.
+/// Any other wrong free changes nothing if the resource checks frees, and is reported if it reports
+/// (a tenant's event sink). Two adaptors are equal if they refer to one resource, or to two that
+/// compare equal: only then can one free the other's blocks.
 template <memory_resource Resource>
 class pmr_adaptor final : public std::pmr::memory_resource {
 public:

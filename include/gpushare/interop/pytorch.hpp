@@ -11,11 +11,11 @@
 //       chat().deallocate(p, size, device, stream);
 //   }
 //
-// There are two ways to use it. Behind a torch.cuda.MemPool, one for each tenant, PyTorch's caching allocator calls
-// these functions. It takes null for out of memory, frees its cache, asks again, and throws torch.OutOfMemoryError
-// itself: so call try_allocate. With torch.cuda.memory.change_current_allocator PyTorch neither caches nor checks for
-// null: so call allocate, which throws. The tenant's memory is a pool by default; of
-// memory_stack::direct every call would be a cudaMalloc.
+// There are two ways to use it. Behind a torch.cuda.MemPool, one for each tenant, PyTorch's caching
+// allocator calls these functions. On null, it frees its cache, asks again, and throws
+// torch.OutOfMemoryError, so call try_allocate. With torch.cuda.memory.change_current_allocator,
+// PyTorch neither caches nor checks for null, so call allocate, which throws. The tenant's memory
+// is a pool by default; with memory_stack::direct every call would be a cudaMalloc.
 #pragma once
 
 #include <algorithm>
@@ -41,14 +41,15 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// One tenant's memory on the devices that PyTorch sees. Refers to the node and the memories, which must outlive it.
-/// Thread-safe if the memories are, once all devices are added. `Stream` is a pointer to PyTorch's
-/// streams: the target of cudaStream_t.
+/// One tenant's memory on the devices that PyTorch sees. Refers to the node and the memories, which
+/// must outlive the object. Thread-safe if the memories are, once all devices are added. `Stream`
+/// is a pointer to PyTorch's streams: the target of cudaStream_t.
 template <class Memory, node Node>
 requires stream_ordered_memory<Memory, typename Node::stream::point> && copier<typename Node::stream>
 class pytorch_allocator {
 public:
-    /// `tenant` is named in refusals of memories that name nobody, such as pools; the text must outlive this.
+    /// Refusals of memories that name nobody, such as pools, name `tenant`; the text must outlive
+    /// the object.
     explicit pytorch_allocator(Node& on, std::string_view tenant = {}) noexcept : node_(&on), tenant_(tenant) {}
     pytorch_allocator(const pytorch_allocator&) = delete;
     pytorch_allocator& operator=(const pytorch_allocator&) = delete;
@@ -63,9 +64,10 @@ public:
         parts_.push_back({ordinal, d, &m});
     }
 
-    /// Bytes; a unique address for 0. Throws, because PyTorch doesn't check for null: what the memory throws, a
-    /// std::bad_alloc that names the tenant and its figures, also for negative sizes; operation_error (no_device) for a
-    /// device that wasn't added. In Python it is a RuntimeError with that text.
+    /// Allocates bytes; a unique address for 0. Throws, because PyTorch doesn't check for null:
+    /// what the memory throws, a std::bad_alloc that names the tenant and its figures, also for
+    /// negative sizes; operation_error (no_device) for a device that wasn't added. Python gets a
+    /// RuntimeError with that text.
     template <class Stream>
     [[nodiscard]] void* allocate(std::ptrdiff_t size, int ordinal, Stream* /*stream*/) {
         part* const on = find(ordinal);
@@ -80,7 +82,8 @@ public:
         }
     }
 
-    /// As allocate, but null where that would throw, for a MemPool; the tenant's memory counts the refusal.
+    /// As allocate, but returns null instead of throwing, for a MemPool. The tenant's memory counts
+    /// the refusal.
     template <class Stream>
     [[nodiscard]] void* try_allocate(std::ptrdiff_t size, int ordinal, Stream* /*stream*/) noexcept {
         part* const on = find(ordinal);
@@ -96,10 +99,10 @@ public:
     template <class Stream>
     errc deallocate(void* p, std::ptrdiff_t size, int ordinal, Stream* stream) noexcept {
         if (p == nullptr) return errc::none;
-        errc why = errc::out_of_memory;  // of the host's
+        errc why = errc::out_of_memory;  // of the host
         try {
             const std::vector<void*> others =
-                take_recorded(p);  // whatever comes of it: the next block there is another one
+                take_recorded(p);  // also if the free fails: the next block there is another one
             part* const on = find(ordinal);
             if (on != nullptr) return free_after(last_use(*on, others, stream), *on, p, unsigned_size(size));
             why = errc::no_device;
@@ -107,7 +110,7 @@ public:
             why = e.code();
         } catch (...) {
         }
-        unfreed_.fetch_add(1, std::memory_order_relaxed);  // to free it now could be too early
+        unfreed_.fetch_add(1, std::memory_order_relaxed);  // a free now could be too early
         return why;
     }
 
@@ -133,9 +136,9 @@ public:
         return sum;
     }
 
-    /// The block is used on `stream` as well, other than the one it was allocated on: for PyTorch's
-    /// set_record_stream_fn. Null is the default stream of the block's device, as everywhere. The
-    /// stream must be there until the block is freed. Throws std::bad_alloc.
+    /// Notes that the block is used on `stream`, too, besides the stream it was allocated on: for
+    /// PyTorch's set_record_stream_fn. Null is the default stream of the block's device, as
+    /// everywhere. The stream must exist until the block is freed. Throws std::bad_alloc.
     template <class Stream>
     void record_stream(void* p, Stream* stream) {
         if (p == nullptr) return;
@@ -145,8 +148,9 @@ public:
             recorded_.emplace(p, stream);
     }
 
-    /// Frees that could not be ordered, because of the device, or because there is no point on the stream: it is on no
-    /// device of the node, or a per-thread default stream. The blocks stay charged until the tenant closes.
+    /// Frees that could not be ordered, because of the device, or because the stream has no point:
+    /// it is on no device of the node, or is a per-thread default stream. These blocks stay charged
+    /// until the tenant closes.
     [[nodiscard]] std::uint64_t unfreed() const noexcept { return unfreed_.load(std::memory_order_relaxed); }
 
 private:
@@ -182,7 +186,7 @@ private:
             if (why == errc::none && used.waits_for_graph()) remember({used, size});
         return why;
     }
-    // For captured() alone: where the host has no memory for it, the block isn't counted there.
+    // For captured() only: if the host has no memory for the record, the block isn't counted there.
     void remember(const kept& k) noexcept {
         try {
             const std::lock_guard lock(mutex_);
@@ -203,7 +207,7 @@ private:
         return detail::point_after_all(*node_, on.device, std::move(all));
     }
 
-    // The streams that were recorded for the block, which are forgotten. Throws std::bad_alloc.
+    // The streams recorded for the block, which are then forgotten. Throws std::bad_alloc.
     std::vector<void*> take_recorded(void* p) {
         std::vector<void*> streams;
         const std::lock_guard lock(mutex_);

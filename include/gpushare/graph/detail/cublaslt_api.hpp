@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// As much of cuBLASLt's C interface as the engine needs, with the names and numbers of its header,
-// which isn't needed. Functions may be anybody's: tests have their own.
+// The part of cuBLASLt's C interface that the engine needs, with the names and numbers of
+// cublasLt.h, so that the header isn't needed. Tests pass functions of their own.
 #pragma once
 
 #include <array>

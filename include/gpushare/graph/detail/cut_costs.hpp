@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What it costs to cut a model that runs in one order: the values that leave a piece and come into
-// another, and what the engine doesn't fuse across the cut.
+// The costs of cutting a model that runs in one order: values that leave a piece and enter another,
+// and fusions that the cut prevents.
 #pragma once
 
 #include <algorithm>
@@ -22,8 +22,7 @@ inline namespace GPUSHARE_ABI {
 namespace graph {
 namespace detail {
 
-/// The nodes of a model in one order. Positions are those between the nodes: position p is before
-/// the node at place p.
+/// The nodes of a model in one order, and what cuts cost. Position p is before the node at place p.
 class cut_costs {
 public:
     /// A fusion that a cut would undo: `before` is the place of the node that makes the value.
@@ -51,12 +50,12 @@ public:
     }
 
     [[nodiscard]] const std::vector<std::uint32_t>& order() const noexcept { return order_; }
-    /// Positions where a cut is possible, with the first and the last one.
+    /// Positions where a cut is possible, the first and the last included.
     [[nodiscard]] const std::vector<std::uint32_t>& cuts() const noexcept { return cuts_; }
     [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(order_.size()); }
     [[nodiscard]] const std::vector<lifetime>& lives() const noexcept { return lives_; }
 
-    /// What lives over a cut at `position`, without inputs and weights.
+    /// The bytes of values alive at a cut at `position`, without inputs and weights.
     [[nodiscard]] bytes crossing(std::uint32_t position) const noexcept {
         bytes all{};
         for (std::size_t v = 0; v < lives_.size(); ++v)
@@ -64,24 +63,24 @@ public:
         return all;
     }
 
-    /// A piece that grows by one node after the other, and what cuts before and behind it cost
-    /// together: each value that comes in is read once, each that leaves is written once.
+    /// A piece that grows node by node, and the cost of the cuts before and after it: each value
+    /// that enters is read once, and each value that leaves is written once.
     class piece {
     public:
         explicit piece(const cut_costs& of) : of_(of), read_(of.lives_.size(), nobody) {}
-        /// With no node, in front of place `first`. A second `begin` must have another `first`.
+        /// An empty piece before place `first`. A second `begin` must have another `first`.
         void begin(std::uint32_t first) noexcept {
             first_ = behind_ = first;
             cost_ = ns{};
         }
-        /// With the next node as well.
+        /// Adds the next node.
         void add() noexcept {
             const std::uint32_t p = behind_++;
             for (const std::uint32_t v : of_.inputs_[p]) {
                 const auto& life = of_.lives_[v];
                 if (life.born == 0) continue;
                 if (life.born <= first_ && std::exchange(read_[v], first_) != first_) cost_ += of_.pass_[v];
-                if (life.born > first_ && life.last == behind_) cost_ -= of_.written_[v];  // nobody is left to read it
+                if (life.born > first_ && life.last == behind_) cost_ -= of_.written_[v];  // no later reader
             }
             for (const std::uint32_t v : of_.outputs_[p])
                 if (of_.lives_[v].last > behind_) cost_ += of_.written_[v];
@@ -92,12 +91,12 @@ public:
 
     private:
         const cut_costs& of_;
-        std::vector<std::uint32_t> read_;  // of each value: the `first_` by which it was read
+        std::vector<std::uint32_t> read_;  // of each value: the `first_` of the piece that read it
         std::uint32_t first_ = 0, behind_ = 0;
         ns cost_{};
     };
 
-    /// Of the nodes at `places`.
+    /// The cost of a piece with the nodes at `places`.
     [[nodiscard]] ns cost(node_range places) const {
         piece p(*this);
         p.begin(places.first);
@@ -110,7 +109,7 @@ private:
         return life.born != 0 && life.born <= position && life.last > position;
     }
 
-    // Sums of all of them stay far from overflow.
+    // No time exceeds `longest_`, so sums of all times can't overflow.
     void price(const model_graph& g, bytes bandwidth) {
         std::size_t edges = 1;
         for (const auto& list : inputs_) edges += list.size();
@@ -119,7 +118,7 @@ private:
         per_byte_ = 1e9 / static_cast<double>(std::max<std::uint64_t>(bandwidth.count(), 1));
         for (std::size_t v = 0; v < g.values.size(); ++v) {
             pass_.push_back(time_of(sizes_[v], 1));
-            // An output is written whether or not a later piece reads it.
+            // An output is written anyway, so a cut adds no cost.
             written_.push_back(g.values[v].kind == value_kind::output ? ns{} : pass_[v]);
         }
     }
@@ -137,7 +136,7 @@ private:
                 if (passes > 0) fused_[p].push_back({before, time_of(sizes_[v], passes)});
             }
     }
-    // No buffer holds a sequence, a map, strings or what nobody knows, so these can't pass from one piece to another.
+    // No buffer can hold a sequence, a map, strings or an unknown type, so no cut may cross these.
     void find_cuts(const model_graph& g) {
         std::vector<std::int32_t> kept(order_.size() + 2);
         for (std::size_t v = 0; v < lives_.size(); ++v) {
@@ -156,11 +155,11 @@ private:
 
     std::vector<std::uint32_t> order_;
     std::vector<bytes> sizes_;
-    std::vector<lifetime> lives_;                     // by place in this order
+    std::vector<lifetime> lives_;                     // of each value, in positions of this order
     std::vector<std::vector<std::uint32_t>> inputs_;  // of the node at each place
     std::vector<std::vector<std::uint32_t>> outputs_;
-    std::vector<std::vector<fusion>> fused_;  // with the node at each place as the later one
-    std::vector<ns> pass_;                    // over each value once
+    std::vector<std::vector<fusion>> fused_;  // whose later node is at each place
+    std::vector<ns> pass_;                    // one pass over each value
     std::vector<ns> written_;
     std::vector<std::uint32_t> cuts_;
     double longest_ = 0;

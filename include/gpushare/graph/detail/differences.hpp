@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Values of models as results of operators: which numbers differ too much.
+// Compares values of models as results of operators: which numbers differ too much.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace graph::detail {
 
-/// Floats that may differ, by so much of the largest of them, too.
+/// Compares floats. The absolute tolerance is at least this part of the largest expected magnitude.
 template <class T>
 [[nodiscard]] operator_result compared_floats(void* at, std::size_t size, operator_tolerance within,
                                               double of_largest) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Matrix products with what can be folded into them: which nodes of a piece make one product, and
-// where its matrices lie. Plain functions over plain values, without a device.
+// Finds the nodes of a piece that make one matrix product, with the nodes that can be folded into
+// it, and where its matrices lie. Plain functions over plain values, without a device.
 #pragma once
 
 #include <algorithm>
@@ -21,10 +21,10 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace graph::detail {
 
-/// The function that each element of a product goes through at the end.
+/// The function applied to each element of a product at the end.
 enum class activation : std::uint8_t { none, relu, gelu };
 
-/// out = act(alpha * op(a) op(b) + beta * addend + bias_factor * bias), rows behind each other.
+/// out = act(alpha * op(a) op(b) + beta * addend + bias_factor * bias), in row-major order.
 struct matmul_step {
     std::string node{};  ///< the name of the product's node
     std::uint32_t a = no_value, b = no_value, out = no_value;
@@ -33,12 +33,12 @@ struct matmul_step {
     float beta = 0;                   ///< 0: without an addend
     std::uint32_t addend = no_value;  ///< of the product's shape
     std::uint32_t bias = no_value;    ///< an element for each column
-    float bias_factor = 1;            ///< other than 1 for a constant alone
+    float bias_factor = 1;            ///< other than 1 only if the bias is constant
     activation act = activation::none;
 };
 
-/// The shape of a product of two stacks of matrices, where the operands' ranks are known; an extent
-/// below 0 is unknown. Nothing: they don't fit each other, or are no matrices.
+/// The shape of a product of two stacks of matrices of known ranks; negative extents are unknown.
+/// Nothing if the operands don't fit each other or aren't matrices.
 [[nodiscard]] inline std::optional<std::vector<std::int64_t>> product_shape(std::span<const std::int64_t> a,
                                                                             std::span<const std::int64_t> b,
                                                                             bool transpose_a, bool transpose_b) {
@@ -84,10 +84,10 @@ public:
         for (const auto& n : p.nodes) infer(n);
     }
 
-    /// The steps, each behind those whose results it reads. Throws model_error (engine) with the
-    /// name of a node that is no part of a product.
+    /// The steps, each after the steps whose results it reads. Throws model_error (engine) with the
+    /// name of a node that isn't part of a product.
     [[nodiscard]] std::vector<matmul_step> steps() {
-        std::vector<std::pair<std::size_t, matmul_step>> found;  // with the place of the last node in it
+        std::vector<std::pair<std::size_t, matmul_step>> found;  // with its last node's place
         for (std::size_t n = 0; n < p_->nodes.size(); ++n) {
             if (taken_[n]) continue;
             auto step = product(p_->nodes[n]);
@@ -96,7 +96,7 @@ public:
             found.emplace_back(last, std::move(step));
         }
         if (found.empty()) throw model_error(model_fault::engine, {}, "a piece without nodes");
-        // An earlier product may have a later one added, so the last node of each decides the order.
+        // An earlier product may add a later one, so the last node of each decides the order.
         std::ranges::sort(found, {}, &std::pair<std::size_t, matmul_step>::first);
         std::vector<matmul_step> all;
         for (auto& each : found) all.push_back(std::move(each.second));
@@ -110,8 +110,8 @@ public:
 private:
     using shape = std::optional<std::vector<std::int64_t>>;
 
-    /// The shape of what a node makes, where a piece doesn't say it: an Add may read what comes later
-    /// than the product that it is folded into.
+    /// Infers the shape of a node's output if the piece doesn't state it: an Add may read a value
+    /// that is made later than the product into which the Add is folded.
     void infer(const program_node& n) {
         const auto there = [&](std::size_t i) { return i < n.inputs.size() && n.inputs[i] != no_value; };
         if (!n.onnx || n.outputs.size() != 1 || n.outputs[0] == no_value || !there(0) || shapes_[n.outputs[0]]) return;
@@ -187,20 +187,20 @@ private:
         }
     }
 
-    /// Folds the only reader of the result into the step, and its reader, and so on. Returns the
-    /// place of the last one.
+    /// Folds the only reader of the result into the step, then the only reader of that node, and so
+    /// on. Returns the place of the last node.
     [[nodiscard]] std::size_t fold_readers(matmul_step& s, std::size_t at) {
         while (s.act == activation::none) {
             const auto reader = only_reader(s.out);
             if (!reader || taken_[*reader] || !folds(s, p_->nodes[*reader])) break;
             at = *reader;
             taken_[at] = true;
-            shapes_[p_->nodes[at].outputs[0]] = shapes_[s.out];  // as known as the product's
+            shapes_[p_->nodes[at].outputs[0]] = shapes_[s.out];  // folded readers keep the shape
             s.out = p_->nodes[at].outputs[0];
         }
         return at;
     }
-    /// Whether a node's work can be done by the step, which is changed so that it does it.
+    /// Whether the step can do a node's work as well; if so, changes the step.
     [[nodiscard]] bool folds(matmul_step& s, const program_node& n) const {
         if (!n.onnx || n.outputs.size() != 1 || n.outputs[0] == no_value) return false;
         if (n.type == "Relu" && n.attributes.empty() && n.inputs.size() == 1) {
@@ -223,7 +223,8 @@ private:
         s.beta = 1;
         return true;
     }
-    /// The node that alone reads a value, once, where the value isn't wanted outside.
+    /// The node that alone reads a value, and only once; nothing if the piece has the value as an
+    /// output.
     [[nodiscard]] std::optional<std::size_t> only_reader(std::uint32_t v) const {
         if (std::ranges::find(p_->outputs, v) != p_->outputs.end()) return std::nullopt;
         std::optional<std::size_t> found;
@@ -235,7 +236,7 @@ private:
             }
         return found;
     }
-    /// cuBLASLt's epilogue computes this approximation, and not the error function.
+    /// cuBLASLt's epilogue computes Gelu by tanh, not by the error function.
     [[nodiscard]] static bool is_by_tanh(const program_node& n) noexcept {
         const auto* const how = n.find("approximate");
         return how != nullptr && n.attributes.size() == 1 && how->text == "tanh";
@@ -257,12 +258,12 @@ private:
         return product.back() > 0 && own.back() == product.back() &&
                std::all_of(own.begin(), own.end() - 1, [](std::int64_t extent) { return extent == 1; });
     }
-    /// Whether a value has the product's shape, as far as that is known. An extent that is known on
-    /// one side alone may mean that the value is broadcast.
+    /// Whether a value has the product's shape, as far as it is known. If an extent is known on one
+    /// side only, the value may be broadcast.
     [[nodiscard]] bool is_alike(std::uint32_t v, const matmul_step& s) const {
         return shapes_[v] && *shapes_[v] == *shapes_[s.out];
     }
-    /// Why a node that no product takes in isn't computed.
+    /// Why a node that isn't part of a product can't be computed.
     [[nodiscard]] static std::string why_alone(const program_node& n) {
         if (n.onnx && n.type == "Gelu" && !is_by_tanh(n)) return "cuBLASLt computes it by tanh alone";
         if (n.onnx && (n.type == "Add" || n.type == "Relu" || n.type == "Gelu"))
@@ -271,15 +272,15 @@ private:
     }
 
     const piece_program* p_;
-    std::vector<shape> shapes_;  // of each value, where its rank is known
+    std::vector<shape> shapes_;  // of each value whose rank is known
     std::vector<bool> taken_;    // by node
 };
 
 /// The steps of a piece; see matmul_matcher::steps.
 [[nodiscard]] inline std::vector<matmul_step> matmul_steps(const piece_program& p) { return matmul_matcher(p).steps(); }
 
-/// A product with all extents known. Strides between matrices of a stack are in elements; 0: all
-/// use the same one.
+/// A product with all extents known. Strides between matrices of a stack are in elements; 0: the
+/// whole stack uses one matrix.
 struct matmul_extents {
     std::int64_t rows = 0, columns = 0, inner = 0;
     std::int64_t batch = 1;
@@ -288,8 +289,8 @@ struct matmul_extents {
     friend bool operator==(const matmul_extents&, const matmul_extents&) = default;
 };
 
-/// Of operands of these shapes. Throws model_error (engine) with the step's node where they don't
-/// fit each other, or are broadcast in a way that no single stride describes.
+/// The extents for operands of these shapes. Throws model_error (engine) with the step's node if
+/// they don't fit each other, or if no single stride describes how they are broadcast.
 [[nodiscard]] inline matmul_extents extents_of(const matmul_step& s, std::span<const std::int64_t> a,
                                                std::span<const std::int64_t> b) {
     const auto refuse = [&](std::string_view why) { throw model_error(model_fault::engine, s.node, why); };
@@ -307,7 +308,7 @@ struct matmul_extents {
     };
     if (e.batch == 1) return e;
     const std::int64_t of_a = stack(a), of_b = stack(b);
-    if (of_b == 1 && !s.transpose_a) {  // rows of all matrices lie behind each other
+    if (of_b == 1 && !s.transpose_a) {  // the rows of all matrices are contiguous
         e.rows *= e.batch;
         e.batch = 1;
         return e;
@@ -320,7 +321,7 @@ struct matmul_extents {
     return e;
 }
 
-/// A matrix in columns behind each other, as cuBLAS has them.
+/// A matrix in column-major order, as in cuBLAS.
 struct column_matrix {
     std::int64_t rows = 0, columns = 0;
     std::int64_t leading = 0;  ///< elements from one column to the next
@@ -335,8 +336,8 @@ struct column_product {
     column_matrix first{}, second{}, out{};
 };
 
-/// The same product for columns: rows behind each other are the columns of the transposed matrix,
-/// so the operands change places, and the bias has an element for each of cuBLAS's rows.
+/// The same product in column-major order. A row-major matrix is its transpose in column-major
+/// order, so the operands change places, and the bias has an element for each of cuBLAS's rows.
 [[nodiscard]] inline column_product in_columns(const matmul_step& s, const matmul_extents& e) {
     const auto stored = [](std::int64_t rows, std::int64_t columns, std::int64_t stride, bool transpose) {
         if (transpose) std::swap(rows, columns);  // as the operand lies in memory

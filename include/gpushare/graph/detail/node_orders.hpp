@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Orders in which a model's nodes can run. The order decides how many values live over a cut.
+// Orders in which a model's nodes can run. The order decides how many values are alive at a cut.
 #pragma once
 
 #include <algorithm>
@@ -37,8 +37,8 @@ inline constexpr std::uint32_t nobody = ~0U;
     return count;
 }
 
-/// The nodes whose values each node reads, that with the longest way behind it first: its values
-/// would else wait for the others, and the others' would not wait for long.
+/// The nodes whose values each node reads, the deepest first. If a shallow branch ran first, its
+/// value would stay alive while the deep branch runs.
 [[nodiscard]] inline std::vector<std::vector<std::uint32_t>> deepest_first(const model_graph& g) {
     const auto by = makers(g);
     std::vector<std::uint32_t> depth(g.nodes.size());
@@ -54,13 +54,13 @@ inline constexpr std::uint32_t nobody = ~0U;
     return from;
 }
 
-/// Each node right before what needs it: backwards from the outputs, one branch after the other.
+/// Each node right before the node that needs it: backwards from the outputs, branch by branch.
 [[nodiscard]] inline std::vector<std::uint32_t> depth_first_order(const model_graph& g) {
     const auto from = deepest_first(g);
     const auto by = makers(g);
     std::vector<std::uint32_t> order;
     std::vector<bool> entered(g.nodes.size());
-    std::vector<std::pair<std::uint32_t, std::size_t>> open;  // a node, and how many of `from` are looked at
+    std::vector<std::pair<std::uint32_t, std::size_t>> open;  // a node, and the next of its `from`
     const auto visit = [&](std::uint32_t root) {
         if (entered[root]) return;
         entered[root] = true;
@@ -80,12 +80,12 @@ inline constexpr std::uint32_t nobody = ~0U;
     };
     for (const std::uint32_t v : g.outputs)
         if (by[v] != nobody) visit(by[v]);
-    for (std::uint32_t n = 0; n < g.nodes.size(); ++n) visit(n);  // what no output needs
+    for (std::uint32_t n = 0; n < g.nodes.size(); ++n) visit(n);  // nodes that no output needs
     return order;
 }
 
-/// Always the node next that leaves the fewest bytes alive, and of equals the one that could run
-/// last.
+/// The next node is the one that leaves the fewest bytes alive, and among equals the one that
+/// became ready last.
 class narrow_order {
 public:
     narrow_order(const model_graph& g, std::span<const bytes> sizes)
@@ -99,7 +99,7 @@ public:
             }
             if (missing_[n] == 0) ready_.push_back(n);
         }
-        // The first in the model's order shall be the last that could run.
+        // So that, among equals, the model's first node runs first.
         std::ranges::reverse(ready_);
     }
 
@@ -118,7 +118,7 @@ public:
     }
 
 private:
-    // By how many bytes more is alive behind the node.
+    // By how many bytes the live values grow when the node runs.
     [[nodiscard]] double growth(std::uint32_t n) const {
         double bytes_more = 0;
         for (const std::uint32_t v : g_.nodes[n].outputs)
@@ -137,13 +137,13 @@ private:
     const model_graph& g_;
     std::span<const bytes> sizes_;
     std::vector<std::uint32_t> made_by_;
-    std::vector<std::uint32_t> unread_;   // of each value: readers that didn't run
-    std::vector<std::uint32_t> missing_;  // of each node: values that aren't made
+    std::vector<std::uint32_t> unread_;   // of each value: readers that haven't run
+    std::vector<std::uint32_t> missing_;  // of each node: values that aren't made yet
     std::vector<std::vector<std::uint32_t>> readers_;
     std::vector<std::uint32_t> ready_;
 };
 
-/// As the model has them.
+/// The model's own order.
 [[nodiscard]] inline std::vector<std::uint32_t> given_order(const model_graph& g) {
     std::vector<std::uint32_t> order(g.nodes.size());
     std::iota(order.begin(), order.end(), 0U);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether a model is sound, node by node, so that an error names the node; and the order of its nodes.
+// Checks a model node by node, so that an error names the node, and orders the nodes.
 #pragma once
 
 #include <algorithm>
@@ -26,19 +26,19 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace graph::detail {
 
-/// The name that people know a node by.
+/// The node's name, or its type and place if it has none.
 [[nodiscard]] inline std::string name_of(const onnx::NodeProto& n, std::size_t place) {
     return n.name().empty() ? n.op_type() + "#" + std::to_string(place) : n.name();
 }
-/// ONNX's own operators go by two names.
+/// ONNX's own domain has two names.
 [[nodiscard]] inline bool is_onnx(std::string_view domain) noexcept { return domain.empty() || domain == "ai.onnx"; }
 
-/// The first line, without what the checker adds.
+/// The first line of a message, without what the checker adds.
 [[nodiscard]] inline std::string first_line(std::string_view text) {
     return std::string(text.substr(0, text.find('\n')));
 }
 
-/// Names in the order in which they came, each once.
+/// Names in the order of their first occurrence, each once.
 struct name_list {
     void add(const std::string& name) {
         if (!name.empty() && known.insert(name).second) names.push_back(name);
@@ -47,7 +47,7 @@ struct name_list {
     std::unordered_set<std::string> known{};
 };
 
-/// Names that a graph reads from outside, in the order in which they occur.
+/// Names that a graph reads from outside, in the order of their first occurrence.
 inline void add_captured(const onnx::GraphProto& body, name_list& captured) {
     std::unordered_set<std::string> own;
     for (const auto& v : body.input()) own.insert(v.name());
@@ -69,14 +69,15 @@ inline void add_captured(const onnx::GraphProto& body, name_list& captured) {
     for (const auto& v : body.output()) add(v.name());
 }
 
-/// What a node reads, its body's reads of outer values included; each once, without those left out.
+/// The values that a node reads, with the outer values that its bodies read; each once, without
+/// omitted inputs.
 [[nodiscard]] inline std::vector<std::string> reads_of(const onnx::NodeProto& n) {
     name_list all;
     for (const auto& name : n.input()) all.add(name);
     std::vector<const onnx::AttributeProto*> bodies;
     for (const auto& a : n.attribute())
         if (a.has_g() || a.graphs_size() > 0) bodies.push_back(&a);
-    // An engine writes attributes in any order.
+    // Sorted, because engines write attributes in any order.
     std::ranges::stable_sort(bodies, {}, [](const auto* a) -> const std::string& { return a->name(); });
     for (const auto* a : bodies) {
         if (a->has_g()) add_captured(a->g(), all);
@@ -85,7 +86,8 @@ inline void add_captured(const onnx::GraphProto& body, name_list& captured) {
     return std::move(all.names);
 }
 
-/// Which node makes which value. Throws model_error (bad_model) where two make the same.
+/// The node that makes each value; -1 for inputs and weights. Throws model_error (bad_model) if a
+/// value is made twice.
 [[nodiscard]] inline std::unordered_map<std::string, int> makers(const onnx::GraphProto& g) {
     std::unordered_map<std::string, int> made;
     const auto add = [&](const std::string& name, int by) {
@@ -97,7 +99,7 @@ inline void add_captured(const onnx::GraphProto& body, name_list& captured) {
     std::unordered_set<std::string> inputs;
     for (const auto& v : g.input()) {
         if (!inputs.insert(v.name()).second) throw model_error(model_fault::bad_model, v.name(), "it is made twice");
-        if (!made.contains(v.name())) add(v.name(), -1);  // one with a default value is a weight
+        if (!made.contains(v.name())) add(v.name(), -1);  // one with a default is a weight
     }
     for (int n = 0; n < g.node_size(); ++n)
         for (const auto& name : g.node(n).output())
@@ -105,7 +107,8 @@ inline void add_captured(const onnx::GraphProto& body, name_list& captured) {
     return made;
 }
 
-/// The nodes in an order in which they can run: the model's own where that is one. Throws model_error: missing_value, cyclic.
+/// An order in which the nodes can run: the model's own if possible. Throws model_error:
+/// missing_value, cyclic.
 [[nodiscard]] inline std::vector<int> run_order(const onnx::GraphProto& g) {
     const auto made = makers(g);
     const auto count = static_cast<std::size_t>(g.node_size());
@@ -139,9 +142,9 @@ inline void add_captured(const onnx::GraphProto& body, name_list& captured) {
     return order;
 }
 
-/// The nodes in an order that depends on what reads what, and neither on names nor on where nodes
-/// stand in the file: from each output of the model back to what makes it. Nodes that no output
-/// needs are behind, as in `order`.
+/// An order that depends on which node reads what, and neither on names nor on the file's order:
+/// from each output of the model back to the nodes that make it. Nodes that no output needs come
+/// last, as in `order`.
 [[nodiscard]] inline std::vector<int> order_from_outputs(const onnx::GraphProto& g, const std::vector<int>& order) {
     struct step {
         int node;
@@ -150,7 +153,7 @@ inline void add_captured(const onnx::GraphProto& body, name_list& captured) {
     };
     const auto made = makers(g);
     std::vector<bool> seen(static_cast<std::size_t>(g.node_size()));
-    std::vector<step> open;  // a list and no recursion: a chain of nodes may be long
+    std::vector<step> open;  // no recursion: a chain of nodes may be long
     std::vector<int> found;
     const auto visit = [&](int n) {
         if (n < 0 || seen[static_cast<std::size_t>(n)]) return;
@@ -175,7 +178,7 @@ inline void add_captured(const onnx::GraphProto& body, name_list& captured) {
     return found;
 }
 
-/// The versions of operator sets that a model asks for. Throws model_error (bad_model).
+/// The versions of the operator sets that a model imports. Throws model_error (bad_model).
 [[nodiscard]] inline std::unordered_map<std::string, int> operator_sets(const onnx::ModelProto& m) {
     std::unordered_map<std::string, int> all;
     for (const auto& set : m.opset_import()) {
@@ -188,25 +191,27 @@ inline void add_captured(const onnx::GraphProto& body, name_list& captured) {
     return all;
 }
 
-/// Checks nodes against what the installed ONNX knows of operators.
+/// Checks nodes against the operators that the installed ONNX knows.
 class node_checker {
 public:
-    /// `others`: domains whose operators the engine knows and ONNX doesn't.
+    /// `others`: domains with operators that the engine knows and ONNX doesn't.
     node_checker(const onnx::ModelProto& m, const std::filesystem::path& folder, std::vector<std::string> others)
         : sets_(operator_sets(m)), others_(std::move(others)) {
         for (const auto& f : m.functions()) functions_.insert(f.domain() + "." + f.name());
         const auto& known = onnx::OpSchemaRegistry::DomainToVersionRange::Instance().Map();
         if (const auto set = sets_.find(""); set != sets_.end()) newer_ = set->second > known.at("").second;
-        // Later formats of the file add kinds of numbers and notes, and the first one wanted each weight among the inputs.
+        // Newer file formats only add number types and metadata. Formats before 4 require each
+        // weight among the inputs.
         context_.set_ir_version(static_cast<int>(std::clamp<std::int64_t>(m.ir_version(), 4, onnx::IR_VERSION)));
         context_.set_opset_imports(sets_);
         context_.set_model_dir(folder.string());
     }
 
-    /// Whether the model asks for operators that came after the installed ONNX: it knows neither their attributes nor shapes.
+    /// Whether the model imports operators newer than the installed ONNX, which then knows neither
+    /// their attributes nor their shapes.
     [[nodiscard]] bool newer() const noexcept { return newer_; }
 
-    /// Throws model_error: unknown_operator, bad_node. `scope` gets what the node makes.
+    /// Throws model_error: unknown_operator, bad_node. Adds the node's outputs to `scope`.
     void check(const onnx::NodeProto& n, std::size_t place, onnx::checker::LexicalScopeContext& scope) const {
         const bool known = know(n, place);
         try {
@@ -218,7 +223,8 @@ public:
     }
 
 private:
-    /// Whether ONNX knows the operator. Throws model_error (unknown_operator) if nobody does.
+    /// Whether ONNX knows the operator; false if it may be the engine's, or newer than ONNX.
+    /// Otherwise throws model_error (unknown_operator).
     [[nodiscard]] bool know(const onnx::NodeProto& n, std::size_t place) const {
         const auto unknown = [&](const std::string& why) {
             throw model_error(model_fault::unknown_operator, name_of(n, place),
@@ -231,7 +237,7 @@ private:
         if (listed && onnx::OpSchemaRegistry::Schema(n.op_type(), set->second, domain) != nullptr) return true;
         if (std::ranges::find(others_, domain) != others_.end()) return false;
         if (!listed) unknown("is of domain '" + domain + "', which the model doesn't import");
-        if (newer_ && domain.empty()) return false;  // it may have come since
+        if (newer_ && domain.empty()) return false;  // the operator may be newer
         unknown("isn't known in version " + std::to_string(set->second) + " of domain '" + domain + "'");
         return false;
     }
@@ -248,7 +254,7 @@ inline void check_weight(const onnx::SparseTensorProto& w, const std::filesystem
     check_weight(w.indices(), folder);
 }
 inline void check_weights(const onnx::GraphProto& g, const std::filesystem::path& folder);
-/// Of attributes and bodies.
+/// Checks the weights in attributes and bodies.
 inline void check_weights(const onnx::NodeProto& n, const std::filesystem::path& folder) {
     for (const auto& a : n.attribute()) {
         if (a.has_t()) check_weight(a.t(), folder);
@@ -264,14 +270,14 @@ inline void check_weights(const onnx::GraphProto& g, const std::filesystem::path
     for (const auto& w : g.sparse_initializer()) check_weight(w, folder);
     for (const auto& n : g.node()) check_weights(n, folder);
 }
-/// Of functions, too.
+/// Checks functions, too.
 inline void check_weights(const onnx::ModelProto& m, const std::filesystem::path& folder) {
     check_weights(m.graph(), folder);
     for (const auto& f : m.functions())
         for (const auto& n : f.node()) check_weights(n, folder);
 }
 
-/// Calls f with each node and those of its bodies.
+/// Calls f with a node and the nodes of its bodies.
 template <class F>
 void for_each_node(const onnx::NodeProto& n, F& f) {
     f(n);
@@ -282,8 +288,8 @@ void for_each_node(const onnx::NodeProto& n, F& f) {
     }
 }
 
-/// Throws model_error (cyclic) where a function of the model needs itself: an engine would put one
-/// into the other without end.
+/// Throws model_error (cyclic) if a function of the model calls itself, if only through others: an
+/// engine would inline it without end.
 inline void check_functions(const onnx::ModelProto& m) {
     std::unordered_map<std::string, std::size_t> by_name;
     for (const auto& f : m.functions()) by_name.emplace(f.domain() + "." + f.name(), by_name.size());
@@ -314,7 +320,7 @@ inline void check_functions(const onnx::ModelProto& m) {
             throw model_error(model_fault::cyclic, f.name(), "a function that needs itself");
 }
 
-/// Throws model_error for whatever is wrong. `order`: of the nodes.
+/// Checks all nodes in `order`, and that each output is made. Throws model_error.
 inline void check_nodes(const onnx::ModelProto& m, const std::vector<int>& order, const node_checker& with) {
     onnx::checker::LexicalScopeContext scope;
     for (const auto& v : m.graph().input()) scope.add(v.name());

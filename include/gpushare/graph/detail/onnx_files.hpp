@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A model's bytes: of its file, and of the files beside it that hold weights.
+// A model's bytes: those of its file, and those of the files beside it that hold weights.
 #pragma once
 
 #include <charconv>
@@ -53,7 +53,7 @@ struct weight_file {
     std::uint64_t size = 0;
 };
 
-/// A number of a weight's entry. Throws model_error (external_data).
+/// The number in an entry of a weight's external data. Throws model_error (external_data).
 [[nodiscard]] inline std::uint64_t number_of(const onnx::StringStringEntryProto& entry, const std::string& whose) {
     std::uint64_t n = 0;
     const std::string& text = entry.value();
@@ -63,7 +63,8 @@ struct weight_file {
     return n;
 }
 
-/// The file that `location` names, which must be in `folder`, links followed. Throws model_error (external_data).
+/// The file that `location` names. With links followed, it must be in `folder`. Throws model_error
+/// (external_data).
 [[nodiscard]] inline std::filesystem::path path_within(const std::filesystem::path& folder, const std::string& location,
                                                        const std::string& whose) {
     namespace fs = std::filesystem;
@@ -84,7 +85,7 @@ struct weight_file {
     return path;
 }
 
-/// Throws model_error (external_data) where the file isn't as the weight says.
+/// Where a weight's external bytes lie. Throws model_error (external_data) if the file lacks them.
 [[nodiscard]] inline weight_file file_of(const onnx::TensorProto& weight, const std::filesystem::path& folder) {
     std::string location;
     bool sized = false;
@@ -106,7 +107,7 @@ struct weight_file {
     return found;
 }
 
-/// Bytes that a weight's shape asks for, where they are known. Throws model_error (bad_weight).
+/// The bytes that a weight's shape needs, if they are known. Throws model_error (bad_weight).
 [[nodiscard]] inline std::optional<bytes> size_of(const onnx::TensorProto& weight) {
     value v;
     v.type = element_of(weight.data_type());
@@ -118,15 +119,15 @@ struct weight_file {
     return v.size();
 }
 
-/// How many of ONNX's typed numbers a weight has, each of which is an element (or half of one, if it is complex).
+/// How many of ONNX's typed numbers a weight has. Each is an element, or half of a complex one.
 [[nodiscard]] inline std::uint64_t numbers_in(const onnx::TensorProto& w) noexcept {
     return static_cast<std::uint64_t>(w.float_data_size()) + static_cast<std::uint64_t>(w.int32_data_size()) +
            static_cast<std::uint64_t>(w.int64_data_size()) + static_cast<std::uint64_t>(w.double_data_size()) +
            static_cast<std::uint64_t>(w.uint64_data_size()) + static_cast<std::uint64_t>(w.string_data_size());
 }
 
-/// Throws model_error (bad_weight, external_data) where a weight hasn't the bytes that its shape says: engines and shape
-/// inference read as many.
+/// Throws model_error (bad_weight, external_data) unless a weight has exactly the bytes that its
+/// shape needs: engines and shape inference read that many.
 inline void check_weight(const onnx::TensorProto& weight, const std::filesystem::path& folder) {
     const auto wrong = [&](std::uint64_t there, std::uint64_t needed) {
         if (there == needed) return;
@@ -150,12 +151,12 @@ inline void check_weight(const onnx::TensorProto& weight, const std::filesystem:
     }
 }
 
-/// Puts the bytes of a piece's weights inside of the piece.
+/// Copies the bytes of a piece's external weights into the piece.
 class weight_taker {
 public:
     explicit weight_taker(const std::filesystem::path& folder) : folder_(&folder) {}
 
-    /// Throws model_error: external_data; too_large, before the bytes are read that are too many.
+    /// Throws model_error: external_data; too_large, before it reads bytes beyond the limit.
     void take_in(onnx::TensorProto& weight) {
         if (weight.data_location() != onnx::TensorProto::EXTERNAL) return;
         const weight_file from = file_of(weight, *folder_);
@@ -170,7 +171,7 @@ public:
         take_in(*weight.mutable_values());
         take_in(*weight.mutable_indices());
     }
-    /// Those of attributes and bodies.
+    /// The weights in attributes and bodies.
     void take_in(onnx::NodeProto& n) {
         for (auto& a : *n.mutable_attribute()) {
             if (a.has_t()) take_in(*a.mutable_t());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ONNX's numbers for kinds of elements, which ONNX Runtime has, too.
+// ONNX's numbers for element types. ONNX Runtime has the same numbers.
 #pragma once
 
 #include <algorithm>

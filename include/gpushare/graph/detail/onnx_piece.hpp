@@ -74,7 +74,7 @@ private:
 
     [[nodiscard]] static program_value constant_of(const onnx::TensorProto& w, const std::string& name) {
         program_value v{.name = name, .type = element_of(w.data_type()), .ranked = true, .constant = true};
-        gpushare::bytes count{1};  // which saturates
+        gpushare::bytes count{1};  // saturates
         for (const std::int64_t extent : w.dims()) {
             if (extent < 0) throw model_error(model_fault::bad_weight, name, "a negative extent");
             v.shape.push_back(extent);
@@ -141,7 +141,7 @@ private:
         return to;
     }
 
-    /// Whether a node's result is known now; then that is a constant.
+    /// Whether a node's result is known already; if so, the result becomes a constant.
     bool becomes_constant(const program_node& n, const onnx::NodeProto& from) {
         if (!n.onnx || n.outputs.size() != 1 || n.outputs[0] == no_value) return false;
         const std::string& name = from.output(0);
@@ -159,7 +159,7 @@ private:
         p_.values[n.outputs[0]] = std::move(copy);
         return true;
     }
-    /// Whether a Transpose of a matrix has its two dimensions change places, which is the default.
+    /// Whether a Transpose of a matrix swaps its two dimensions, which is the default.
     [[nodiscard]] static bool swaps(const onnx::NodeProto& n) {
         if (n.attribute_size() == 0) return true;
         const auto& order = n.attribute(0).ints();
@@ -177,7 +177,7 @@ private:
 
     piece_program p_{};
     std::unordered_map<std::string, std::uint32_t> index_{};
-    std::vector<bool> made_{};  // by a node, or the caller's
+    std::vector<bool> made_{};  // of each value: whether a node or the caller makes it
 };
 
 }  // namespace graph::detail

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Types and shapes of a model's values: as the model says them, and as ONNX's shape inference finds them.
+// Types and shapes of a model's values, as the model states them and as ONNX's shape inference
+// finds them.
 #pragma once
 
 #include <algorithm>
@@ -25,8 +26,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace graph::detail {
 
-/// Sets the extents of a type that has a shape: `sizes` by the model's names, `given` by their places. Throws model_error
-/// (bad_shapes).
+/// Sets a value's extents: from `sizes` by their names, from `given` by their places. Throws
+/// model_error (bad_shapes).
 inline void set_extents(onnx::ValueInfoProto& v, const std::map<std::string, std::int64_t>& sizes,
                         const std::vector<std::int64_t>* given) {
     if (!v.type().has_tensor_type()) return;
@@ -41,7 +42,7 @@ inline void set_extents(onnx::ValueInfoProto& v, const std::map<std::string, std
                               std::to_string(given->size()));
     for (int i = 0; i < shape.dim_size(); ++i) {
         auto& d = *shape.mutable_dim(i);
-        if (d.has_dim_value() && d.dim_value() < 0) d.clear_dim_value();  // some exporters' "any"
+        if (d.has_dim_value() && d.dim_value() < 0) d.clear_dim_value();  // means "any"
         const auto size = sizes.find(d.dim_param());
         std::int64_t extent = d.has_dim_param() && size != sizes.end() ? size->second : -1;
         if (given != nullptr) extent = (*given)[static_cast<std::size_t>(i)];
@@ -54,7 +55,8 @@ inline void set_extents(onnx::ValueInfoProto& v, const std::map<std::string, std
     }
 }
 
-/// Weights whose numbers say shapes are small; the others' numbers are left out, so that a large model isn't there twice.
+/// A copy without the numbers of large weights, so that a large model isn't in memory twice.
+/// Weights that hold shapes are small, and stay.
 [[nodiscard]] inline onnx::ModelProto without_large_weights(const onnx::ModelProto& m) {
     constexpr std::size_t large = 1 << 14;  // bytes
     onnx::ModelProto small;
@@ -76,7 +78,7 @@ inline void set_extents(onnx::ValueInfoProto& v, const std::map<std::string, std
             continue;
         }
         if (inputs.contains(w.name())) continue;
-        auto& v = *g.add_input();  // a type without numbers
+        auto& v = *g.add_input();  // the type without the numbers
         v.set_name(w.name());
         auto& type = *v.mutable_type()->mutable_tensor_type();
         type.set_elem_type(w.data_type());
@@ -85,8 +87,9 @@ inline void set_extents(onnx::ValueInfoProto& v, const std::map<std::string, std
     return small;
 }
 
-/// Has ONNX infer the types of all values. `strict`: what it can't infer is an error. In a process of its own where
-/// `apart`: ONNX trusts the attributes' numbers, and crashes on some. Throws model_error (bad_shapes).
+/// Makes ONNX infer the types of all values. `strict`: a failed inference is an error. `apart`: in
+/// a process of its own, because ONNX trusts numbers in attributes, and crashes on some. Throws
+/// model_error (bad_shapes).
 inline void infer(onnx::ModelProto& m, bool strict, bool apart) {
     const auto work = [&] {
         onnx::shape_inference::InferShapes(m, onnx::OpSchemaRegistry::Instance(),
@@ -114,7 +117,7 @@ inline void infer(onnx::ModelProto& m, bool strict, bool apart) {
     *m.mutable_graph()->mutable_output() = values.output();
 }
 
-/// The types that are known by now.
+/// The types that are known so far, by name.
 [[nodiscard]] inline std::unordered_map<std::string, onnx::TypeProto> types_in(const onnx::ModelProto& m) {
     const auto& g = m.graph();
     std::unordered_map<std::string, onnx::TypeProto> types;
@@ -129,7 +132,7 @@ inline void infer(onnx::ModelProto& m, bool strict, bool apart) {
     return types;
 }
 
-/// Whether ONNX knows all operators: else inference fails, or stops, where it knows nothing.
+/// Whether ONNX knows all operators. Otherwise inference fails, or stops at an unknown one.
 [[nodiscard]] inline bool all_known(const onnx::ModelProto& m) {
     const auto sets = operator_sets(m);
     std::unordered_set<std::string> functions;
@@ -142,8 +145,8 @@ inline void infer(onnx::ModelProto& m, bool strict, bool apart) {
     });
 }
 
-/// Types of values that nobody told, by the graph in which the same names have one. ONNX Runtime's operators in its own
-/// layout are of floats alone, and it doesn't say so of what it wrote.
+/// Adds missing types of values, from a graph that has values of the same names. ONNX Runtime's
+/// operators in its own layout are always of floats, but the models that it writes don't say so.
 inline void add_types(const onnx::GraphProto& g, const model_graph* like,
                       std::unordered_map<std::string, onnx::TypeProto>& types) {
     std::unordered_map<std::string_view, element> known;
@@ -162,7 +165,7 @@ inline void add_types(const onnx::GraphProto& g, const model_graph* like,
         }
 }
 
-/// Types by the values' names. Throws model_error (bad_shapes).
+/// The types of all values, by name. Throws model_error (bad_shapes).
 [[nodiscard]] inline std::unordered_map<std::string, onnx::TypeProto> infer_types(
     const onnx::ModelProto& m, const std::vector<int>& order, bool known, bool apart, const model_graph* like,
     const std::map<std::string, std::int64_t>& sizes, const std::map<std::string, std::vector<std::int64_t>>& inputs) {
@@ -178,7 +181,7 @@ inline void add_types(const onnx::GraphProto& g, const model_graph* like,
     for (auto& v : *g.mutable_value_info()) set_extents(v, sizes, nullptr);
     if (!known) return types_in(small);
     const bool only_onnx = all_known(small);
-    if (!only_onnx) {  // ONNX goes on from what it is told of the others' results
+    if (!only_onnx) {  // state the results of other operators, which ONNX can't infer
         auto told = types_in(small);
         add_types(g, like, told);
         g.clear_value_info();
@@ -198,7 +201,7 @@ inline void add_types(const onnx::GraphProto& g, const model_graph* like,
     return types_in(small);
 }
 
-/// A value as the graph has it.
+/// A value of the graph. Without a type, only its name and kind are known.
 [[nodiscard]] inline value value_of(std::string name, value_kind kind, const onnx::TypeProto* type) {
     value v{.name = std::move(name), .kind = kind};
     if (type == nullptr || type->value_case() == onnx::TypeProto::VALUE_NOT_SET) return v;

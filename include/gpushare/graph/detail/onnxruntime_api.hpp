@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// As much of ONNX Runtime's C interface as engines need, by the names of its header, which its packages for Python lack. A
-// function keeps its place in the library's table for good.
+// The part of ONNX Runtime's C interface that engines need, with the names of its header, which its
+// packages for Python lack. Each function keeps its place in the library's table for good.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// As much of OpenVINO's C interface as engines need, by the names of its header.
+// The part of OpenVINO's C interface that engines need, with the names of its header.
 #pragma once
 
 #include <cstddef>
@@ -21,9 +21,9 @@ struct openvino_shape {
     std::int64_t* dims;
 };
 
-/// Functions of a loaded library, without their `ov_`. A status that isn't 0 is an error.
+/// The functions of a loaded library, without their `ov_`. A status that isn't 0 is an error.
 struct openvino_api {
-    /// Throws model_error (engine) where one is missing.
+    /// Throws model_error (engine) if a function is missing.
     explicit openvino_api(void* library) {
         const auto find = [library]<class Function>(const char* name, Function*& f) {
             f = reinterpret_cast<Function*>(dlsym(library, (std::string("ov_") + name).c_str()));
@@ -50,7 +50,7 @@ struct openvino_api {
         find("tensor_data", tensor_data), find("shape_free", shape_free);
     }
 
-    const char* (*get_last_err_msg)();  ///< which the caller frees
+    const char* (*get_last_err_msg)();  ///< the caller frees the text
     void (*free)(const char* text);
     int (*core_create)(void** core);
     void (*core_free)(void* core);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A piece of a model with all that its nodes say: attributes, inputs by position, and constants with
-// their numbers. Engines that compute by themselves read this; a model_graph has no more than what
-// decides about cuts.
+// A piece of a model with everything that its nodes say: attributes, inputs by position, and
+// constants with their numbers. Engines that compute pieces by themselves read this. A model_graph
+// has only what decides about cuts.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace graph::detail {
 
-/// In place of a value's index: nothing is there.
+/// In place of a value's index: there is none.
 inline constexpr std::uint32_t no_value = ~std::uint32_t{0};
 
 /// A value of a piece.
@@ -26,12 +26,12 @@ struct program_value {
     std::string name{};
     element type = element::unknown;
     bool ranked = false;
-    std::vector<std::int64_t> shape{};  ///< an extent below 0: not known before the piece runs
+    std::vector<std::int64_t> shape{};  ///< negative extents: known only when the piece runs
     bool constant = false;
     std::vector<float> numbers{};          ///< of a constant of floats
     std::vector<std::int64_t> integers{};  ///< of a constant of 64-bit integers with at most one dimension
 
-    /// Whether it has this many dimensions.
+    /// Whether the value has this many dimensions.
     [[nodiscard]] bool has_rank(std::size_t n) const noexcept { return ranked && shape.size() == n; }
 };
 
@@ -52,18 +52,18 @@ struct program_node {
     std::string name{};
     std::string type{};                    ///< the operator's name
     bool onnx = true;                      ///< whether the operator is ONNX's own
-    std::vector<std::uint32_t> inputs{};   ///< by position; no_value where one is left out
+    std::vector<std::uint32_t> inputs{};   ///< by position; no_value for an omitted one
     std::vector<std::uint32_t> outputs{};  ///< likewise
     std::vector<program_attribute> attributes{};
 
-    /// The attribute of that name; null: there is none.
+    /// The attribute of that name; null if there is none.
     [[nodiscard]] const program_attribute* find(std::string_view attribute) const noexcept {
         const auto at = std::ranges::find(attributes, attribute, &program_attribute::name);
         return at == attributes.end() ? nullptr : &*at;
     }
 };
 
-/// A piece. Each node stands behind those whose values it reads.
+/// A piece. Each node comes after the nodes whose values it reads.
 struct piece_program {
     std::vector<program_value> values{};
     std::vector<program_node> nodes{};
@@ -79,7 +79,8 @@ inline void require_all(const piece_program& p, std::size_t in, std::size_t out)
     if (in != p.inputs.size() || out != p.outputs.size())
         refuse({}, "a piece with another number of inputs or outputs");
 }
-/// Throws model_error (engine) with the value's name unless the input is there, and of floats.
+/// Throws model_error (engine) with the value's name unless the input is a tensor of floats within
+/// its buffer.
 inline void require_floats(const std::string& name, const tensor& in) {
     if (!in.shaped() || in.type != element::f32) refuse(name, "an input that is no tensor of floats");
     if (in.size() > in.capacity || (in.data == nullptr && in.size() > 0))

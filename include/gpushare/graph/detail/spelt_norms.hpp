@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Norms that a model spells out: operator sets before 17 have no LayerNormalization, and those
+// Norms that a model spells out. Operator sets before 17 have no LayerNormalization, and those
 // before 23 no RMSNormalization, so exporters write means, squares, roots and quotients. Here each
-// becomes one node again. A plain function over plain values.
+// such norm becomes one node again. A plain function over plain values.
 //
 //   const piece_program p = with_norms(read_operations(bytes));
 #pragma once
@@ -22,13 +22,13 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace graph::detail {
 
-/// Finds the spelt norms of a piece. Each ends with one node:
+/// Finds the norms that a piece spells out. The last node of each one computes:
 ///
 ///   d / sqrt(mean(d^2) + epsilon)    or    d * (1 / sqrt(mean(d^2) + epsilon))
 ///
-/// With d = x - mean(x) that is a layer norm of x, else a root-mean-square norm of d. A mean goes
-/// over one axis, which keeps one element. A square is a Pow by 2 or a product. Nothing else may
-/// read what is in between. A scale and a bias behind a norm stay nodes of their own.
+/// If d = x - mean(x), that is a layer norm of x, otherwise a root-mean-square norm of d. A mean is
+/// over one axis, which keeps one element. A square is a Pow by 2 or a product. No other node may
+/// read values in between. A scale and a bias after a norm stay nodes of their own.
 class norm_finder {
 public:
     explicit norm_finder(const piece_program& p) : p_(&p), maker_(p.values.size(), nothing), same_(p.values.size()) {
@@ -41,8 +41,8 @@ public:
         }
     }
 
-    /// The piece's nodes, with one in place of each spelt norm, which has the name of the norm's
-    /// last node.
+    /// The piece's nodes, with one node in place of each spelt-out norm. That node has the name of
+    /// the norm's last node.
     [[nodiscard]] std::vector<program_node> nodes() const {
         std::vector<bool> gone(p_->nodes.size());
         std::vector<program_node> all = p_->nodes, left;
@@ -68,7 +68,7 @@ private:
         bool layer = false;
         std::int64_t axis = 0;
         float epsilon = 0;
-        std::vector<std::size_t> inside{};  ///< its nodes but for the last
+        std::vector<std::size_t> inside{};  ///< its nodes except the last
     };
 
     [[nodiscard]] std::optional<norm> norm_at(std::size_t last) const {
@@ -82,7 +82,7 @@ private:
         }
         return std::nullopt;
     }
-    /// `d` over `root`.
+    /// The norm `d` / `root`; nothing if it is none.
     [[nodiscard]] std::optional<norm> norm_of(std::size_t last, std::uint32_t d, std::uint32_t root,
                                               std::vector<std::size_t> inside) const {
         const std::size_t square_root = maker(root);
@@ -101,7 +101,7 @@ private:
         find_difference(n);
         return is_closed(n, last) ? std::optional(std::move(n)) : std::nullopt;
     }
-    /// Makes a layer norm of what normalises the difference of a value and its mean.
+    /// Makes it a layer norm if it normalises the difference of a value and its mean.
     void find_difference(norm& n) const {
         const std::size_t difference = maker(n.of);
         if (!is(difference, "Sub", 2)) return;
@@ -113,7 +113,7 @@ private:
         n.of = input(difference, 0);
         n.layer = true;
     }
-    /// Whether nothing else needs what is made inside.
+    /// Whether no other node and no output needs a value made inside.
     [[nodiscard]] bool is_closed(const norm& n, std::size_t last) const {
         const auto inside = [&](std::size_t node) {
             return node == last || std::ranges::find(n.inside, node) != n.inside.end();
@@ -127,7 +127,7 @@ private:
         return true;
     }
 
-    /// Whether a node is this operator of ONNX, with so many inputs and no attributes.
+    /// Whether a node is this operator of ONNX, with this many inputs and no attributes.
     [[nodiscard]] bool is(std::size_t node, std::string_view type, std::size_t inputs) const {
         return is_plain(node, type, inputs) && p_->nodes[node].attributes.empty();
     }
@@ -139,7 +139,7 @@ private:
     }
     [[nodiscard]] std::uint32_t input(std::size_t node, std::size_t i) const { return p_->nodes[node].inputs[i]; }
     [[nodiscard]] std::size_t maker(std::uint32_t v) const { return maker_[v]; }
-    /// A constant of one element that makes nothing larger when it is broadcast.
+    /// The number of a one-element constant that enlarges nothing when it is broadcast.
     [[nodiscard]] std::optional<float> number(std::uint32_t v) const {
         const program_value& c = p_->values[v];
         if (!c.constant || c.shape.size() > 1) return std::nullopt;
@@ -150,7 +150,7 @@ private:
         if (is(node, "Pow", 2)) return same_[input(node, 0)] == same_[d] && number(input(node, 1)) == 2.0F;
         return is(node, "Mul", 2) && same_[input(node, 0)] == same_[d] && same_[input(node, 1)] == same_[d];
     }
-    /// The axis, which an attribute names before operator set 18, and an input since.
+    /// The axis of a mean: an attribute before operator set 18, an input since.
     [[nodiscard]] std::optional<std::int64_t> axis_of_mean(std::size_t node) const {
         using kind = program_attribute::kind;
         const bool by_input = is_plain(node, "ReduceMean", 2);
@@ -173,8 +173,8 @@ private:
     }
 
     const piece_program* p_;
-    std::vector<std::size_t> maker_;   // of each value, the node
-    std::vector<std::uint32_t> same_;  // of each value, the first that is the same difference
+    std::vector<std::size_t> maker_;   // of each value, the node that makes it
+    std::vector<std::uint32_t> same_;  // of each value, the first value that is the same difference
 };
 
 /// The piece with one node in place of each norm that it spells out; see norm_finder.

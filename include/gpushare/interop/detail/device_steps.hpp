@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Steps of training by ranks that are threads of this process, with gradients on devices, for a
-// framework whose threads have current streams of their own. It doesn't use torch: the hooks for
-// libtorch are in interop/torch_gradients.hpp. The thread that brings a bucket's last gradient
-// enqueues the bucket for all ranks.
+// framework whose threads have current streams of their own. This header doesn't use torch:
+// interop/torch_gradients.hpp has the hooks for libtorch. The thread that brings a bucket's last
+// gradient enqueues the bucket for all ranks.
 //
 //   device_steps<node_type, combine_type, float> steps(node, streams, 2, combine, bucket, patience);
 //   steps.add(r, gradients, stream);      // once for each rank
@@ -13,12 +13,13 @@
 // last bucket, `stream` waits for the rank's stream. The host waits only until the other ranks have
 // enqueued as much.
 //
-// Other processes take part if `combine` says so (combines_with_others), as a combiner() of
+// Other processes take part if `combine` supports that (combines_with_others), as a combiner() of
 // two_level_devices does. Then the ranks of all processes compare what they registered, buckets go
-// type by type, and faults have the numbers of all ranks. One rank here waits for the other
-// processes at a time: the last one in add(), and in ready() the one that brings a bucket's last
-// gradient. It waits without the lock, so the other ranks' calls return meanwhile. A gradient that
-// becomes ready is noted, and the waiting rank takes it up when it is back. end() ends that wait.
+// type by type, and faults number the ranks of all processes. One rank here at a time waits for the
+// other processes: in add() the last one, and in ready() the one that brings a bucket's last
+// gradient. That rank waits without the lock, so the other ranks' calls return meanwhile. A
+// gradient that becomes ready is noted, and the waiting rank takes it up afterwards. end() ends
+// that wait.
 #pragma once
 
 #include <algorithm>
@@ -67,7 +68,7 @@ struct device_gradient {
     std::size_t count = 0;  // elements
 };
 
-/// The calls that a framework's hooks make to the ranks. `stream` is the native handle of the
+/// The calls that a framework's hooks make for the ranks. `stream` is the native handle of the
 /// calling thread's current stream. A rank's calls come one after the other, on any threads.
 class device_ranks {
 public:
@@ -79,10 +80,11 @@ public:
     virtual void add(std::uint32_t rank, std::vector<device_gradient> mine, void* stream) = 0;
     virtual void ready(std::uint32_t rank, std::uint32_t g, void* stream) = 0;
     [[nodiscard]] virtual collective_fault wait(std::uint32_t rank, void* stream) = 0;
-    /// The rank has no batches left: blocks until another rank begins a step (true), or none will.
+    /// The rank has no batches left. Blocks until another rank begins a step, or a fault comes
+    /// (true); or until no rank can begin one any more (false).
     [[nodiscard]] virtual bool another(std::uint32_t rank) = 0;
     /// From now on every rank's wait() returns this fault, unless there was one before. The other
-    /// processes learn of it. Doesn't wait for them.
+    /// processes learn of the fault. Doesn't wait for them.
     virtual void end(errc why, std::uint32_t rank) = 0;
 };
 
@@ -97,17 +99,17 @@ public:
     }
     /// The last bucket of a step is enqueued.
     void combined() noexcept { ++combined_; }
-    /// Whether the rank's next step is enqueued as a whole.
+    /// Whether the whole next step of the rank is enqueued.
     [[nodiscard]] bool has_next(std::uint32_t rank) const noexcept { return combined_ > ranks_[rank].done; }
-    /// The rank goes on to the step behind that.
+    /// The rank goes on to the following step.
     void goes_on(std::uint32_t rank) noexcept { ++ranks_[rank].done; }
-    /// Steps that the rank has.
+    /// Steps that the rank has finished.
     [[nodiscard]] std::uint32_t done(std::uint32_t rank) const noexcept { return ranks_[rank].done; }
 
     void joins(std::uint32_t rank) noexcept {
         if (!std::exchange(ranks_[rank].joined, true)) ++joined_;
     }
-    /// Whether a rank that has joined takes part in another step; nothing as long as that is open.
+    /// Whether a rank that has joined takes part in another step; nothing while that is open.
     [[nodiscard]] std::optional<bool> another(std::uint32_t rank) const noexcept {
         if (begun_ > ranks_[rank].done) return true;
         if (joined_ == ranks_.size()) return false;
@@ -124,10 +126,10 @@ private:
     std::size_t joined_ = 0;                  // ranks
 };
 
-/// A way to combine with other processes. agree_on compares a number of each process, end tells
-/// them of a fault of a rank here, and fault() has their fault, with the ranks of this process
-/// numbered from first() on. One thread at a time calls these. interrupt may come from any thread,
-/// and ends another thread's call with a fault of a rank here.
+/// A way to combine with other processes. agree_on compares a number of each process. end tells the
+/// other processes of a fault of a rank here. fault() returns their fault, with the ranks of this
+/// process numbered from first() on. One thread at a time calls these. interrupt may come from any
+/// thread, and ends another thread's call with a fault of a rank here.
 template <class C>
 concept combines_with_others = requires(C& c, std::uint64_t number, errc why, std::uint32_t rank) {
     { c.agree_on(number) } -> std::same_as<collective_fault>;
@@ -137,16 +139,17 @@ concept combines_with_others = requires(C& c, std::uint64_t number, errc why, st
     { c.first() } -> std::convertible_to<std::uint32_t>;
 };
 
-/// See above. `Combine` is called with each of the buckets' types, as errc(device_buckets<T>&), and
-/// calls advance() on the same streams. Functions of different ranks may run at the same time.
+/// See the top of the file. `Combine` is called with each of the buckets' types, as
+/// errc(device_buckets<T>&), and calls advance() on the same streams. Calls of different ranks may
+/// run at the same time.
 template <node Node, class Combine, class... T>
 requires joining_timeline<typename Node::stream> &&(sizeof...(T) > 0) &&
     (... && std::is_invocable_r_v<errc, Combine&, device_buckets<T>&>)class device_steps : public device_ranks {
 public:
     using stream = typename Node::stream;
 
-    /// One stream for each rank, or one for all; they outlive this. Throws operation_error
-    /// (errc::invalid_specification) for another number of streams.
+    /// One stream for each rank, or one for all; the streams must outlive the object. Throws
+    /// operation_error (errc::invalid_specification) for another number of streams.
     device_steps(Node& on, std::span<stream> streams, std::uint32_t ranks, Combine combine, bytes bucket, ns patience)
         : node_(&on),
           streams_(streams),
@@ -161,12 +164,12 @@ public:
                   "streams of ranks with gradients on devices");
     }
 
-    /// Throws operation_error: invalid_specification for a rank that isn't there, or was added
+    /// Throws operation_error: invalid_specification for a rank that doesn't exist, or was added
     /// before; not_supported for a type that isn't one of T; mismatch, with the parameter's name,
     /// if another rank has other parameters; and the errors of borrowing the stream. The last rank
     /// here waits for other processes, and throws their fault: mismatch, with the rank, if a
-    /// process has other parameters, types or buckets. It also throws the fault that ends that wait
-    /// here.
+    /// process has other parameters, types or buckets. It also throws a fault from here that ends
+    /// this wait.
     void add(std::uint32_t rank, std::vector<device_gradient> mine, void* current) override {
         std::unique_lock lock(mutex_);
         if (rank >= of_.size() || of_[rank].here)
@@ -185,7 +188,7 @@ public:
                 register_all();
                 agree(lock);
                 go_on(lock);
-            } catch (...) {  // the other ranks take this one as present
+            } catch (...) {  // the other ranks count this one as present
                 end_locked(lock, errc::submission_failed, rank);
                 throw;
             }
@@ -216,7 +219,7 @@ public:
         if (fault_) return fault_;
         ledger_.goes_on(rank);
         of_[rank].marked.assign(of_[rank].marked.size(), false);
-        // Behind this step alone: without this rank nobody enqueues a bucket of the next one.
+        // Waits for this step only: no bucket of the next step is enqueued without this rank.
         lent(rank, current).wait(stream_of(rank).record());
         return {};
     }
@@ -255,20 +258,20 @@ private:
     struct of_type {
         explicit of_type(const layout& l) : buckets(l.ranks, l.bucket) {}
         device_buckets<E> buckets;
-        bool fresh = false, over = false;  // has news for combine_; is through with this step
+        bool fresh = false, over = false;  // has new gradients for combine_; has finished this step
     };
     static constexpr bool between_processes = combines_with_others<Combine>;
     struct no_stream {};
     static constexpr bool borrows = requires(Node & n, stream& s) { n.borrow(s.native_handle()); };
     struct of_rank {
         std::vector<device_gradient> gradients{};
-        std::vector<bool> marked{};  // in the rank's next step
+        std::vector<bool> marked{};  // ready in the rank's next step
         bool here = false;
         void* handle = nullptr;  // the framework's stream, and ours for it
         std::optional<std::conditional_t<borrows, stream, no_stream>> as{};
     };
 
-    /// A gradient that is ready once its stream is there.
+    /// A gradient that is ready once `computed` is reached.
     struct mark {
         std::uint32_t rank, g;
         typename stream::point computed;
@@ -281,8 +284,8 @@ private:
                       (g < a.size() ? a[g].name : b[g].name) + ": another rank has other parameters");
     }
     [[nodiscard]] stream& stream_of(std::uint32_t rank) { return streams_[streams_.size() == 1 ? 0 : rank]; }
-    /// The framework's stream. Usually the stream is that of the previous call, so the lookup is
-    /// free.
+    /// The framework's stream. Usually it is the stream of the previous call, which costs no
+    /// lookup.
     [[nodiscard]] stream& lent(std::uint32_t rank, void* handle) {
         if constexpr (borrows) {
             of_rank& r = of_[rank];
@@ -302,7 +305,7 @@ private:
         types_ = ((std::get<of_type<T>>(all_).buckets.size() != 0 ? 1U : 0U) + ...);
         left_ = types_;
     }
-    /// With the other processes, on what the ranks registered. Throws their fault.
+    /// Agrees with the other processes on what the ranks registered. Throws their fault.
     void agree(std::unique_lock<std::mutex>& lock) {
         if constexpr (between_processes) {
             if (fault_) return;
@@ -324,7 +327,7 @@ private:
     // ---- one thread at a time combines, and none holds the lock meanwhile
 
     /// Calls f without the lock. Until the thread is back, no other thread combines, or touches the
-    /// data that combine_ works on; it may only interrupt.
+    /// data that combine_ works on; another thread may only interrupt.
     template <class F>
     auto away(std::unique_lock<std::mutex>& lock, const F& f) {
         struct trip {
@@ -346,7 +349,8 @@ private:
         const trip there_and_back(*this, lock);
         return f();
     }
-    /// Combines what is ready, and what becomes ready meanwhile. Nothing while another thread does.
+    /// Combines the gradients that are ready, and those that become ready meanwhile. Does nothing
+    /// while another thread combines.
     void go_on(std::unique_lock<std::mutex>& lock) {
         while (!is_away_ && here_ == of_.size() && !marks_.empty() && !fault_) {
             taken_.clear();
@@ -362,7 +366,7 @@ private:
         }
         tell(lock);
     }
-    /// For the gradients in `taken_`: each rank's stream waits for the work that computes them, and
+    /// For each gradient in `taken_`, the rank's stream waits for the work that computes it. Then
     /// all buckets that are ready go.
     [[nodiscard]] errc take_up() {
         errc why = errc::none;
@@ -396,8 +400,8 @@ private:
         --left_;
         return true;
     }
-    /// Waits until `over`. False once the ranks' patience here is over, which doesn't count the
-    /// time in which one of them is away.
+    /// Waits until `over`. False once the ranks' patience ends. The time in which a rank is away
+    /// doesn't count.
     template <class Over>
     [[nodiscard]] bool wait_until(std::unique_lock<std::mutex>& lock, const Over& over) {
         using clock = std::chrono::steady_clock;
@@ -415,7 +419,7 @@ private:
         }
         return true;
     }
-    /// Of what the ranks registered, in the order in which they combine it.
+    /// A hash of what the ranks registered, in the order in which they combine it.
     [[nodiscard]] std::uint64_t digest() const {
         std::uint64_t word = 1;
         const auto add = [&](std::uint64_t x) {
@@ -431,7 +435,7 @@ private:
         return word;
     }
 
-    /// While no thread is away.
+    /// The rank that the others wait for. Call only while no thread is away.
     [[nodiscard]] std::uint32_t late_rank() const {
         for (std::uint32_t r = 0; r < of_.size(); ++r)
             if (!of_[r].here) return r;
@@ -439,7 +443,7 @@ private:
         ((who = who ? std::move(who) : stalled_of(gradient_type_of<T>)), ...);
         return who ? who->second : 0;
     }
-    /// The answer of stalled() for one type, whose last gradient is needed first. While a thread is
+    /// The answer of stalled() for one type. The last gradient is needed first. While a thread is
     /// away, `marked` knows more than the buckets.
     [[nodiscard]] std::optional<std::pair<std::string, std::uint32_t>> stalled_of(gradient_type type) const {
         if (here_ != of_.size()) return std::nullopt;
@@ -465,14 +469,14 @@ private:
         }
         tell(lock);
     }
-    /// Tells the other processes of a fault here, once: by the thread that is away, when it is
-    /// back, or by this thread.
+    /// Tells the other processes of a fault here, once. If a thread is away, that thread does so
+    /// when it is back.
     void tell(std::unique_lock<std::mutex>& lock) {
         if constexpr (between_processes)
             if (fault_ && !is_away_ && !std::exchange(told_, true))
                 away(lock, [&] { combine_.end(fault_.code, fault_.rank - combine_.first()); });
     }
-    /// A fault that the other processes know of.
+    /// Takes over a fault that the other processes know of.
     void take_over(const collective_fault& theirs) {
         if (!theirs || fault_) return;
         fault_ = theirs;
@@ -494,8 +498,8 @@ private:
     ns patience_;
     bytes bucket_;
     // Guards all that follows, except of_[r].as, which belongs to its rank, and the data of the
-    // thread that is away: combine_, all_, taken_ and left_. The gradients in of_ stay from then
-    // on.
+    // thread that is away: combine_, all_, taken_ and left_. Once added, the gradients in of_ don't
+    // change.
     mutable std::mutex mutex_;
     std::condition_variable changed_;
     step_ledger ledger_;
@@ -504,9 +508,9 @@ private:
     std::tuple<of_type<T>...> all_;
     std::vector<std::uint32_t> number_;   // of each gradient, among those of its type
     std::vector<mark> marks_, taken_;     // ready; taken up by the thread that is away
-    std::uint32_t types_ = 0, left_ = 0;  // with gradients; of these, the ones whose step goes on
-    bool is_away_ = false;                // a thread, with combine_
-    bool told_ = false;                   // the other processes, of the fault
+    std::uint32_t types_ = 0, left_ = 0;  // types with gradients; those whose step isn't finished
+    bool is_away_ = false;                // whether a thread works with combine_
+    bool told_ = false;                   // whether the other processes know of the fault
     collective_fault fault_;
 };
 

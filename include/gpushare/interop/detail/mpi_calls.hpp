@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// An MPI transport's other needs, beside messages: how many threads may call the MPI, a
-// communicator without some ranks, and a function that combines received elements.
+// What an MPI transport needs besides messages: how many threads may call the MPI, a communicator
+// without some ranks, and a function that combines received elements.
 #pragma once
 
 #if __has_include(<mpi.h>)
@@ -26,7 +26,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Throws where the MPI isn't there, or was initialised for less.
+/// Throws unless MPI is initialised for this level of threads, and for calls from this thread.
 inline void need_mpi_threads(int needed) {
     int there = 0, level = MPI_THREAD_SINGLE, is_main = 1;
     MPI_Initialized(&there);
@@ -42,8 +42,8 @@ inline void need_mpi_threads(int needed) {
               {}, "calling MPI");
 }
 
-/// Called by the ranks that aren't in `dead`. If the MPI has seen one die, it also waits for each
-/// that hangs.
+/// A communicator without the ranks in `dead`; all other ranks call this. If the MPI has seen a
+/// rank die, the call also waits for each rank that hangs.
 [[nodiscard]] inline MPI_Comm mpi_without(MPI_Comm all, std::span<const std::uint32_t> dead) {
     int size = 0;
     MPI_Comm_size(all, &size);
@@ -55,8 +55,8 @@ inline void need_mpi_threads(int needed) {
     MPI_Comm_group(all, &everybody);
     MPI_Group_incl(everybody, static_cast<int>(ranks.size()), ranks.data(), &living);
     int code = MPI_Comm_create_group(all, living, mpi_transfer::shrink_tag, &made);
-    if (code != MPI_SUCCESS &&
-        MPIX_Comm_shrink != nullptr) {  // it has seen some die, and refuses all that they were part of
+    // An MPI that has seen a death refuses `all`.
+    if (code != MPI_SUCCESS && MPIX_Comm_shrink != nullptr) {
         MPI_Comm alive = MPI_COMM_NULL;
         code = MPIX_Comm_shrink(all, &alive);
         if (code == MPI_SUCCESS) {
@@ -72,13 +72,13 @@ inline void need_mpi_threads(int needed) {
     return made;
 }
 
-/// A combiner of mpi_transfer: of nothing, for an all-gather in one shot.
+/// A combiner of mpi_transfer that only concatenates, for an all-gather in one shot.
 inline void concatenate_mpi_parts(const std::byte* const* parts, std::uint32_t ranks, std::byte* out,
                                   std::size_t size) {
     for (std::uint32_t r = 0; r < ranks; ++r) std::memcpy(out + r * size, parts[r], size);
 }
 
-/// A combiner of mpi_transfer.
+/// A combiner of mpi_transfer that applies Op.
 template <class T, class Op>
 void combine_mpi_parts(const std::byte* const* parts, std::uint32_t ranks, std::byte* out, std::size_t size) {
     combine(

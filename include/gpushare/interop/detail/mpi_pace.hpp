@@ -17,19 +17,20 @@ namespace detail {
 
 class mpi_pace {
 public:
-    /// Somebody begins to wait: the time before doesn't count, and chunks are taken to come as they did last.
+    /// A thread begins to wait: the time before doesn't count, and chunks are expected to come as
+    /// they did last.
     void begin(instant now) noexcept {
         last_ = now;
         waits_ = true;
     }
     void end() noexcept { waits_ = false; }
-    /// A chunk is done. While nobody waits that says nothing.
+    /// A chunk is done. While no thread waits, that tells nothing.
     void progressed(instant now) noexcept {
         if (!waits_) return;
         between_ = now - last_;
         last_ = now;
     }
-    /// 0: at once, letting others run first.
+    /// How long to rest; 0: only let other threads run first.
     [[nodiscard]] ns rest(instant now) const noexcept {
         const ns expected = std::max<ns>(between_, now - last_) / part;
         return expected < shortest ? ns{0} : std::min(expected, longest);
@@ -46,7 +47,7 @@ private:
     bool waits_ = false;
 };
 
-/// A waiting thread gives its core away: the other ranks of this machine may need it.
+/// A waiting thread gives its core away, because other ranks of this machine may need it.
 inline void rest_for(ns time) noexcept {
     if (time == ns{0})
         std::this_thread::yield();

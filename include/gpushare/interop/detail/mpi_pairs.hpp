@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many elements each rank has for each other one: what all ranks know of a call in which parts of
-// pairs differ in length. mpi.hpp sends it around.
+// How many elements each rank has for each other rank. All ranks know these numbers in a call whose
+// parts differ in length from pair to pair; mpi.hpp sends them around.
 //
 //   mpi_pairs pairs(sends, receives);        // of this rank
 //   ... every rank's mine() goes to all(), in the order of ranks ...
@@ -34,7 +34,7 @@ public:
     [[nodiscard]] std::span<const std::uint64_t> sends(std::size_t rank) const noexcept { return row(2 * rank); }
     [[nodiscard]] std::span<const std::uint64_t> receives(std::size_t rank) const noexcept { return row(2 * rank + 1); }
 
-    /// The first rank that sends another number than is expected of it.
+    /// The first rank that sends another number of elements than the receiver expects.
     [[nodiscard]] std::optional<std::uint32_t> odd_one() const noexcept {
         for (std::uint32_t from = 0; from < ranks_; ++from)
             for (std::size_t to = 0; to < ranks_; ++to)
@@ -48,8 +48,8 @@ public:
             for (const std::uint64_t n : sends(r)) most = std::max(most, n);
         return most;
     }
-    /// The bytes of the elements [at, at + length) of each of these parts, which lie behind each
-    /// other and are counted in elements of `unit` bytes.
+    /// The bytes of the elements [at, at + length) of each of these parts, which are contiguous and
+    /// counted in elements of `unit` bytes.
     [[nodiscard]] static std::vector<element_range> slice(std::span<const std::uint64_t> counts, std::size_t at,
                                                           std::size_t length, std::size_t unit) {
         std::vector<element_range> parts;
@@ -61,7 +61,7 @@ public:
         }
         return parts;
     }
-    /// What a rank has for itself.
+    /// Copies what a rank has for itself.
     void copy_own(std::size_t rank, const std::byte* in, std::byte* out, std::size_t unit) const {
         const element_range from = slice(sends(rank), 0, sends(rank)[rank], unit)[rank];
         const element_range to = slice(receives(rank), 0, receives(rank)[rank], unit)[rank];

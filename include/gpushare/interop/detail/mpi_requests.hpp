@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls that are under way over an MPI, and one look at the requests of them all.
+// The calls under way over an MPI, and one test of all their requests.
 #pragma once
 
 #if __has_include(<mpi.h>)
@@ -23,10 +23,10 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// One call: its transfers, which are begun a few at a time.
+/// One call. Its transfers are begun a few at a time.
 struct mpi_job {
     collective_kind what = collective_kind::none;
-    std::deque<mpi_transfer> transfers;  // those in front are under way
+    std::deque<mpi_transfer> transfers;  // the first `begun` are under way
     std::uint32_t begun = 0;
     bool done = false;
     [[nodiscard]] std::uint32_t waits_for() const noexcept {
@@ -59,7 +59,7 @@ struct mpi_job {
 
 class mpi_requests {
 public:
-    /// Tells the transfers what the MPI has finished. False if it can't say.
+    /// Tells the transfers which requests are finished. False if the MPI can't say.
     [[nodiscard]] bool look(std::deque<mpi_job>& jobs) {
         requests_.clear();
         whose_.clear();

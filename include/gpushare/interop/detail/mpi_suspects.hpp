@@ -58,17 +58,16 @@ private:
     std::vector<collective_fault> faults_;
 };
 
-/// The notices of ranks that left in order: such a rank takes part in its first `calls` calls
-/// alone. A notice is one word: a fault with that number in place of an epoch, and a mark. A plain
-/// value.
+/// The notices of ranks that left in order: such a rank takes part only in its first `calls` calls.
+/// A notice is one word: a fault with that number in place of an epoch, and a mark. A plain value.
 class mpi_farewells {
 public:
     [[nodiscard]] static std::uint64_t notice(collective_fault why, std::uint32_t calls) noexcept {
         why.epoch = calls;
-        why.buffers_in_use = true;  // the mark: a rank that gives up tells of none
+        why.buffers_in_use = true;  // the mark: a rank that gives up never sets it
         return why.packed();
     }
-    /// Whether a notice is one.
+    /// Takes in a notice; false if the word isn't one.
     [[nodiscard]] bool heard(std::uint64_t notice) noexcept {
         const collective_fault f = collective_fault::unpacked(notice);
         if (!f.buffers_in_use) return false;
@@ -76,13 +75,13 @@ public:
         return true;
     }
     [[nodiscard]] bool none() const noexcept { return !first_; }
-    /// Why this call, counted from 0, can't end, if so.
+    /// Why this call, counted from 0, can't end; no fault if it can.
     [[nodiscard]] collective_fault of(std::uint32_t call) const noexcept {
         return none() || later(first_.epoch, call) ? collective_fault{} : first_;
     }
 
 private:
-    /// Whether number a comes behind b, also where the count has wrapped around.
+    /// Whether number a comes after b, even if the count has wrapped around.
     [[nodiscard]] static bool later(std::uint32_t a, std::uint32_t b) noexcept {
         return static_cast<std::int32_t>(a - b) > 0;
     }

@@ -7,10 +7,10 @@
 //   while (!t.done()) ...                              // t.add_requests(all, whose); MPI_Testsome; t.finished(...) for some; t.go_on(comm)
 //
 // Ranks compare their calls in two ways. A message's tag holds a few bits of the call's signature,
-// so messages of different calls seldom meet, and a waiting rank finds another call's message there
-// instead (differs_from). Tags are too short to rule that out, so each call also has one transfer
-// in one shot, whose messages end with the whole signature. Messages are sent even if they are
-// empty.
+// so messages of different calls seldom match, and a waiting rank sees that another call's message
+// came instead (differs_from). Tags are too short to rule a match out, so each call also has one
+// transfer in one shot, whose messages end with the whole signature. Messages are sent even if they
+// are empty.
 #pragma once
 
 #if __has_include(<mpi.h>)
@@ -42,7 +42,7 @@ class mpi_transfer {
     enum class shape : std::uint8_t { all_reduce, one_shot, scatter, gather, from_root, exchange, pairs };
 
 public:
-    /// Combines what all ranks sent, as many bytes of each, in their order.
+    /// Combines what all ranks sent, `bytes` of each, in the order of the ranks.
     using combiner = void (*)(const std::byte* const* parts, std::uint32_t ranks, std::byte* out, std::size_t bytes);
 
     static constexpr int notice_tag = 1, shrink_tag = 2, first_tag = 8;
@@ -52,14 +52,14 @@ public:
                                                  std::size_t unit, combiner by) noexcept {
         return {shape::all_reduce, in, out, bytes, unit, 0, by};
     }
-    /// Everything goes to everybody, with the signature of the call behind it.
+    /// Every rank's data goes to all ranks, followed by the signature of the call.
     [[nodiscard]] static mpi_transfer one_shot(const std::byte* in, std::byte* out, std::size_t bytes,
                                                std::uint64_t signature, combiner by) noexcept {
         mpi_transfer t{shape::one_shot, in, out, bytes, 1, 0, by};
         t.signature_ = signature;
         return t;
     }
-    /// Nothing but the signature: in front of calls whose other messages go without.
+    /// Only the signature: for calls whose other messages have none.
     [[nodiscard]] static mpi_transfer agreement(std::uint64_t signature) noexcept {
         return one_shot(nullptr, nullptr, 0, signature, nullptr);
     }
@@ -72,17 +72,17 @@ public:
         t.with_some_ = true;
         return t;
     }
-    /// Rank q gets what lies q * stride behind `in`.
+    /// Rank q gets the bytes at q * stride of `in`.
     [[nodiscard]] static mpi_transfer scatter(const std::byte* in, std::byte* out, std::size_t bytes,
                                               std::size_t stride, combiner by) noexcept {
         return {shape::scatter, in, out, bytes, 1, stride, by};
     }
-    /// Sends rank q's part of `out`, q * stride behind its begin, to all.
+    /// Sends rank q's part of `out`, at q * stride, to all.
     [[nodiscard]] static mpi_transfer gather(std::byte* out, std::size_t bytes, std::size_t stride) noexcept {
         return {shape::gather, nullptr, out, bytes, 1, stride, nullptr};
     }
-    /// The same where parts differ in length: `parts[q]`, in bytes, is what rank q gets of `in`, or has in `out`. This
-    /// rank's result goes to `out`.
+    /// The same for parts of different lengths: `parts[q]`, in bytes, is the part of `in` that rank
+    /// q gets, or the part of `out` that it has. This rank's result goes to `out`.
     [[nodiscard]] static mpi_transfer scatter_parts(const std::byte* in, std::byte* out,
                                                     std::vector<element_range> parts, combiner by) noexcept {
         mpi_transfer t{shape::scatter, in, out, 0, 1, 0, by};
@@ -100,7 +100,8 @@ public:
         return t;
     }
 
-    /// Each of some ranks gets what lies at `in`, and sends as much: `stride` behind each other at `out`.
+    /// Each of some ranks gets the bytes at `in`, and sends as many, which go to `out`, `stride`
+    /// apart.
     [[nodiscard]] static mpi_transfer exchange(const std::byte* in, std::byte* out, std::size_t bytes,
                                                std::size_t stride, std::span<const std::uint32_t> neighbours) {
         mpi_transfer t{shape::exchange, in, out, bytes, 1, stride, nullptr};
@@ -108,8 +109,8 @@ public:
         return t;
     }
 
-    /// Each rank q gets to[q] of `in`, and what it has for this one goes to from[q] of `out`; both in
-    /// bytes. A pair of ranks agrees on a length.
+    /// Each rank q gets to[q] of `in`, and its data for this rank goes to from[q] of `out`; both in
+    /// bytes. The two ranks of a pair agree on the length.
     [[nodiscard]] static mpi_transfer exchange_parts(const std::byte* in, std::byte* out, std::vector<element_range> to,
                                                      std::vector<element_range> from) noexcept {
         mpi_transfer t{shape::pairs, in, out, 0, 1, 0, nullptr};
@@ -118,11 +119,11 @@ public:
         return t;
     }
 
-    /// How tags are made of a transfer's number, of what is called, and of the phase.
+    /// How tags are made of a transfer's number, the call's signature and the phase.
     struct numbering {
         std::uint32_t numbers = 0, kinds = 1;
-        /// For tags up to `last_tag`. If there are enough tags: 4096 kinds, and a quarter of a
-        /// million numbers, which tell apart that many chunks of two arrays.
+        /// For tags up to `last_tag`: up to 4096 kinds, as long as that leaves a quarter of a
+        /// million numbers, one for each chunk under way.
         explicit numbering(int last_tag = first_tag) noexcept {
             const auto all = static_cast<std::uint32_t>(last_tag - first_tag) / 2;
             while (kinds < 4096 && all / (kinds * 2) >= 1U << 18) kinds *= 2;
@@ -135,7 +136,7 @@ public:
         tags_of_number_ = static_cast<int>(by.kinds) * 2;
         tag_ = first_of_number_ + static_cast<int>(signature % by.kinds) * 2;
     }
-    /// A rank that sent something else in this one's place.
+    /// A rank that sent another call's message in place of this one's.
     [[nodiscard]] std::optional<std::uint32_t> differs_from(MPI_Comm comm) const noexcept {
         for (std::size_t i = 0; i < requests_.size(); ++i) {
             if (requests_[i] == MPI_REQUEST_NULL || !messages_[i].receives) continue;
@@ -178,7 +179,7 @@ public:
     }
     /// Stores the request as the MPI left it.
     void put_back(std::size_t i, MPI_Request r) noexcept { requests_[i] = r; }
-    /// One is finished: `error` is MPI_SUCCESS, or that of its status.
+    /// Request `i` is finished. `error` is MPI_SUCCESS, or the error of its status.
     void finished(std::size_t i, const MPI_Status& s, int error) noexcept {
         const message& m = messages_[i];
         requests_[i] = MPI_REQUEST_NULL;
@@ -188,21 +189,21 @@ public:
         if (error == MPI_SUCCESS && got == m.size && (!m.receives || signed_alike(m.peer))) return;
         failed_ = {error == MPI_SUCCESS || error == MPI_ERR_TRUNCATE ? errc::mismatch : errc::aborted, m.peer};
     }
-    /// Behind that: the next phase, if this one is over.
+    /// Call this after finished(). Begins the next phase if this one is over.
     [[nodiscard]] outcome go_on(MPI_Comm comm) {
         if (done() || failed_.code != errc::none) return failed_;
         if (std::any_of(requests_.begin(), requests_.end(), [](MPI_Request r) { return r != MPI_REQUEST_NULL; }))
             return {};
         return {next(comm), rank_};
     }
-    /// The first rank whose message hasn't come; else one that takes none.
+    /// The first rank whose message hasn't come; else one that hasn't taken its message.
     [[nodiscard]] std::uint32_t waits_for() const noexcept {
         for (const bool receives : {true, false})
             for (std::size_t i = 0; i < requests_.size(); ++i)
                 if (requests_[i] != MPI_REQUEST_NULL && messages_[i].receives == receives) return messages_[i].peer;
         return rank_;
     }
-    /// Gives up. False if something may still be read or written.
+    /// Gives up. False if the MPI may still read or write something.
     bool cancel() noexcept {
         bool all = true;
         for (std::size_t i = 0; i < requests_.size(); ++i) {
@@ -230,7 +231,7 @@ private:
                  std::size_t stride, combiner by) noexcept
         : how_(how), in_(in), out_(out), bytes_(bytes), unit_(unit), stride_(stride), combine_(by) {}
 
-    /// In one shot: where a rank's message lies, also this one's own, and how long it is.
+    /// In one shot: a rank's message, this rank's included.
     [[nodiscard]] std::byte* message_of(std::uint32_t q) const noexcept {
         return staging_.get() + q * room_of_message();
     }
@@ -239,7 +240,7 @@ private:
         constexpr std::size_t grain = 16;  // any element may begin there
         return (size_of_message() + grain - 1) / grain * grain;
     }
-    /// Whether a rank called what this one calls, as far as its message tells.
+    /// Whether a rank made the same call, as far as its message tells.
     [[nodiscard]] bool signed_alike(std::uint32_t q) const noexcept {
         return how_ != shape::one_shot || std::memcmp(message_of(q) + bytes_, &signature_, sizeof signature_) == 0;
     }
@@ -269,7 +270,8 @@ private:
                                    &requests_.emplace_back(MPI_REQUEST_NULL));
         return code == MPI_SUCCESS ? errc::none : errc::backend_failed;
     }
-    /// Each of the others, beginning behind this rank: not all at the same one.
+    /// Calls f with each other rank, beginning after this one, so that not all begin with the same
+    /// rank.
     template <class F>
     [[nodiscard]] errc for_others(const F& f) const {
         if (with_some_) {
@@ -284,8 +286,7 @@ private:
 
     [[nodiscard]] errc post_first(MPI_Comm comm) {
         if (how_ == shape::from_root) {
-            const std::uint32_t v =
-                (rank_ + size_ - root_) % size_;  // a tree: who has it sends to what differs in one more bit
+            const std::uint32_t v = (rank_ + size_ - root_) % size_;  // a binomial tree
             if (v == 0) return next(comm);
             return receive(((v & (v - 1)) + root_) % size_, out_, bytes_, tag_, comm);
         }
@@ -317,7 +318,7 @@ private:
             for_others([&](std::uint32_t q) { return receive(q, message_of(q), size_of_message(), tag_, comm); });
         if (code != errc::none) return code;
         const errc failed = for_others([&](std::uint32_t q) { return send(q, own, size_of_message(), tag_, comm); });
-        sent_ -= requests_.size() / 2 * sizeof signature_;  // without headers
+        sent_ -= requests_.size() / 2 * sizeof signature_;  // signatures don't count
         return failed != errc::none || !requests_.empty() ? failed : next(comm);
     }
     [[nodiscard]] errc post_pairs(MPI_Comm comm) {
@@ -372,9 +373,9 @@ private:
     outcome failed_;
     combiner combine_;
     std::vector<std::uint32_t> neighbours_;
-    std::vector<element_range> parts_;       // of each rank, in bytes, where they differ in length
+    std::vector<element_range> parts_;       // of each rank, in bytes, if they differ in length
     std::vector<element_range> parts_from_;  // what each rank has for this one
-    std::unique_ptr<std::byte[]> staging_;   // what comes to be combined, a part of each rank's
+    std::unique_ptr<std::byte[]> staging_;   // received parts to combine
     std::vector<MPI_Request> requests_;
     std::vector<message> messages_;  // of the requests
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which calls ranks of one process have in common, by names that each rank says in its own order.
-// What horovod_devices.hpp decides, without devices, streams and locks.
+// Finds the calls that all ranks of a process have in common, by names that come in any order: what
+// horovod_devices.hpp decides, without devices, streams and locks.
 //
 //   named_calls<int> calls(2);
 //   (void)calls.hand_over(0, {.name = "x", .word = word_of_call}, 7);
@@ -28,7 +28,7 @@ inline namespace GPUSHARE_ABI {
 namespace horovod {
 namespace detail {
 
-/// What a rank calls. All ranks say the same `word`: a hash of what they have to agree on.
+/// A rank's call. `word` is a hash of what all ranks must agree on.
 struct named_call {
     std::string name;
     std::uint64_t word = 0;
@@ -36,11 +36,12 @@ struct named_call {
     std::uint32_t root = 0;  // of a broadcast
 };
 
-/// Calls until all ranks have them. `Item` is what a rank brings. A plain value.
+/// Keeps calls until all ranks have made them. `Item` is what a rank brings. A plain value.
 template <class Item>
 class named_calls {
 public:
-    /// A call that all ranks have, but for those that have joined; or why it is refused on all.
+    /// A call that all ranks have made, except those that have joined; or the reason why all ranks
+    /// refuse it.
     struct common {
         named_call what;
         std::vector<std::optional<Item>> of_ranks;
@@ -55,7 +56,8 @@ public:
         const auto at = open_.find(name);
         return at != open_.end() && at->second.of_ranks[rank];
     }
-    /// False, and nothing happens, while the rank has one of this name under way.
+    /// Adds a rank's call. Does nothing and returns false while the rank has one of this name under
+    /// way.
     [[nodiscard]] bool hand_over(std::uint32_t rank, named_call what, Item item) {
         auto at = open_.find(what.name);
         if (at == open_.end()) {
@@ -70,7 +72,7 @@ public:
         if (is_complete(e)) complete(at);
         return true;
     }
-    /// The rank hands nothing over until all ranks have joined.
+    /// The rank makes no further calls until all ranks have joined.
     void join(std::uint32_t rank) {
         if (!joined_[rank]) last_ = rank;
         joined_[rank] = true;
@@ -88,9 +90,9 @@ public:
     [[nodiscard]] std::uint64_t rounds() const noexcept { return rounds_; }
     [[nodiscard]] std::uint32_t last_joined() const noexcept { return last_; }
 
-    /// What has become common since, in that order.
+    /// The calls that became common since the last take(), in that order.
     [[nodiscard]] std::vector<common> take() { return std::exchange(ready_, {}); }
-    /// All calls that lack a rank. They are forgotten.
+    /// The items of all calls that lack a rank. These calls are forgotten.
     [[nodiscard]] std::vector<Item> drop() {
         std::vector<Item> all;
         for (auto& [name, e] : open_)
@@ -128,7 +130,7 @@ private:
         ready_.push_back({std::move(e.called[first]), std::move(e.of_ranks), fault});
         open_.erase(at);
     }
-    /// The odd rank is named; and who has joined, where all are needed.
+    /// Names the odd rank, or a rank that has joined although the call needs it.
     [[nodiscard]] collective_fault why_refused(const entry& e, std::uint32_t first) const {
         std::vector<std::uint64_t> words;
         std::vector<std::uint32_t> whose;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A CUDA stream of another owner, and memory on its device, for adaptors that have no node. Its
-// calls work beside captures of other threads and whatever device is current, and leave no error
-// for cudaGetLastError().
+// calls work during captures of other threads and with any current device, and leave no error for
+// cudaGetLastError().
 //
 //   detail::native_queue queue{stream};       void* word = queue.allocate(4, code);
 //   if (queue.state() == cudaErrorNotReady) ...
@@ -30,7 +30,7 @@ namespace detail {
         case cudaErrorNoDevice:
         case cudaErrorInvalidDevice: return errc::no_device;
         case cudaErrorMemoryAllocation: return errc::out_of_memory;
-        case cudaErrorECCUncorrectable:  // from here on those that stay: see cuda::is_sticky
+        case cudaErrorECCUncorrectable:  // sticky errors from here on: see cuda::is_sticky
         case cudaErrorNvlinkUncorrectable:
         case cudaErrorContained:
         case cudaErrorIllegalAddress:
@@ -49,7 +49,8 @@ namespace detail {
     }
 }
 
-/// While it exists, the calls of this thread don't end captures that others have under way.
+/// While this object exists, the calls of this thread don't end captures that others have under
+/// way.
 class relaxed_thread {
 public:
     relaxed_thread() noexcept { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
@@ -58,13 +59,13 @@ public:
     ~relaxed_thread() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
 
 private:
-    cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;  // then, what it was before
+    cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;  // later: the mode before
 };
 
 /// Refers to the stream, which must outlive it. Safe from any thread.
 class native_queue {
 public:
-    /// Null is the default stream of the device that is current.
+    /// A null handle is the default stream of the current device.
     explicit native_queue(cudaStream_t stream) noexcept : stream_(stream) {
         forget(stream == nullptr ? cudaGetDevice(&device_) : cudaStreamGetDevice(stream, &device_));
         find("cuStreamQuery", query_);
@@ -74,13 +75,13 @@ public:
         find("cuCtxPopCurrent", pop_);
     }
 
-    /// `size` bytes of its device; null, and the reason.
+    /// `size` bytes of its device; null if that fails, with the reason in `why`.
     [[nodiscard]] void* allocate(std::size_t size, cudaError_t& why) const noexcept {
         void* p = nullptr;
         why = on_device([&] { return cudaMalloc(&p, size); });
         return p;
     }
-    /// Pinned, of the host.
+    /// The same of pinned host memory.
     [[nodiscard]] void* allocate_host(std::size_t size, cudaError_t& why) const noexcept {
         void* p = nullptr;
         why = on_device([&] { return cudaHostAlloc(&p, size, cudaHostAllocDefault); });
@@ -90,17 +91,18 @@ public:
     [[nodiscard]] cudaError_t copy(void* to, const void* from, std::size_t size) const noexcept {
         return on_device([&] { return cudaMemcpyAsync(to, from, size, cudaMemcpyDefault, stream_); });
     }
-    /// Null is ignored, here and below.
+    /// Null is ignored, here and in the next function.
     void free_host(void* p) const noexcept {
         if (p != nullptr) (void)on_device([p] { return cudaFreeHost(p); });
     }
     void free(void* p) const noexcept {
         if (p != nullptr) (void)on_device([p] { return cudaFree(p); });
     }
-    /// cudaSuccess once all enqueued work is done; cudaErrorNotReady; or the error because of which
-    /// it never will be. Call with a relaxed_thread.
+    /// cudaSuccess once all enqueued work is done; until then cudaErrorNotReady; or the error
+    /// because of which it never will be done. Call with a relaxed_thread.
     [[nodiscard]] cudaError_t state() const noexcept {
-        // Which default stream that is depends on what is current; any other handle names one.
+        // Which default stream a handle means depends on the current device; any other handle names
+        // one.
         return is_default() ? on_device([this] { return query(); }) : query();
     }
 
@@ -112,7 +114,8 @@ private:
         if (query_ != nullptr) return static_cast<cudaError_t>(query_(stream_));
         return forget(cudaStreamQuery(stream_));
     }
-    // With the primary context of the device, and then what was current before, be it none.
+    // Makes the device's primary context current for the call, and then restores what was current
+    // before, be it none.
     template <class Call>
     cudaError_t on_device(Call call) const noexcept {
         CUcontext primary = nullptr, was = nullptr;
@@ -129,7 +132,7 @@ private:
         (void)release_(device_);
         return code;
     }
-    // It is handled here, and isn't the embedder's to find.
+    // The error is handled here, so the embedder mustn't find it.
     static cudaError_t forget(cudaError_t code) noexcept {
         if (code != cudaSuccess) (void)cudaGetLastError();
         return code;

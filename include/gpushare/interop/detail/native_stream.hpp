@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Points on streams that other libraries name by a native handle (a cudaStream_t), the default stream included. PyTorch
-// and TensorRT name with each free the stream that may still use the block.
+// Points on streams that other libraries name by a native handle: a cudaStream_t, null for the
+// default stream. PyTorch and TensorRT name with each free the stream that may still use the block.
 //
 //   auto used = gpushare::detail::point_after(node, device_id{0}, stream);           // stream: a cudaStream_t
 //   tenant.memory().deallocate_after(used, p, size);
@@ -18,9 +18,9 @@ inline namespace GPUSHARE_ABI {
 namespace detail {
 
 /// The point after which no work enqueued so far uses memory, on a stream of another owner; under a
-/// capture, once the graph is gone. A null handle means the default stream of device `d`. If a node
-/// knows no handles, as the host's, a handle is the address of one of its streams, and null means
-/// that nothing runs. Safe from any thread. Throws operation_error: capturing, no_device,
+/// capture, once the graph is gone. A null handle means the default stream of device `d`. On a node
+/// without handles, such as the host's, a handle is the address of one of its streams, and null
+/// means that nothing runs. Safe from any thread. Throws operation_error: capturing, no_device,
 /// invalid_specification (a per-thread default stream); and std::bad_alloc.
 template <node Node, class Handle>
 [[nodiscard]] typename Node::stream::point point_after(Node& on, device_id d, Handle* stream) {
@@ -32,7 +32,7 @@ template <node Node, class Handle>
     }
 }
 
-/// The same of a stream of the embedder's own.
+/// The same for a stream of the embedder's own.
 template <timeline Stream>
 [[nodiscard]] typename Stream::point last_use(Stream& stream) {
     if constexpr (requires { stream.last_use(); })

@@ -5,8 +5,8 @@
 //   detail::torch_allocator::install();       // as often as one likes
 //
 // Torch's own way, a MemPool with a filter (beginAllocateToPool), doesn't work for tenants. While
-// any filter of the device is in force, torch reclaims no block that several streams used, gives no
-// cache back before it reports that memory is out, and fails an internal assertion when any pool is
+// any filter is in force on a device, torch reclaims no block that several streams used, frees no
+// cache before it reports that memory is out, and fails an internal assertion when any pool is
 // emptied, as the end of every MemPool does. Captures have such filters, but they are short.
 #pragma once
 
@@ -42,15 +42,14 @@ namespace detail {
 
 using torch_pool_id = c10::MempoolId_t;
 
-/// As torch throws it: "CUDA out of memory. " and the tenant's sentence.
+/// Throws torch's error: "CUDA out of memory. " and the tenant's sentence.
 [[noreturn]] inline void throw_out_of_memory(const torch_owner& whose, const failure& why) {
     throw c10::OutOfMemoryError({__func__, "gpushare/interop/libtorch.hpp", 0},
                                 "CUDA out of memory. " + whose.sentence(why));
 }
 
-/// An allocator of which only a few functions are called; the others refuse. Torch's pools take
-/// memory from one allocator for each tenant, and the allocator for all forwards calls that don't
-/// concern tenants.
+/// Forwards all calls to another allocator. Derived classes override the calls that concern
+/// tenants: torch_graph_memory serves one tenant's pools, and torch_allocator all tenants.
 class torch_forwarding : public c10::cuda::CUDACachingAllocator::CUDAAllocator {
 public:
     explicit torch_forwarding(c10::cuda::CUDACachingAllocator::CUDAAllocator& to) noexcept : next_(&to) {}
@@ -146,7 +145,7 @@ private:
     c10::cuda::CUDACachingAllocator::CUDAAllocator* next_;
 };
 
-/// The source of a torch pool's segments for graphs: a tenant's memory. Torch calls it under the
+/// Segments for a torch pool of graphs, from a tenant's memory. Torch calls this object under the
 /// lock of the device's allocator, during a capture.
 class torch_graph_memory final : public torch_forwarding {
 public:
@@ -174,7 +173,7 @@ private:
 class torch_allocator final : public torch_forwarding {
 public:
     /// Puts the process's allocator in front of torch's, if it isn't there yet. It stays for ever,
-    /// because its blocks may be anywhere.
+    /// because its blocks may outlive everything else.
     static void install() {
         static std::mutex one_at_a_time;
         const std::lock_guard lock(one_at_a_time);
@@ -272,9 +271,9 @@ private:
         of_process().next().raw_delete(p);
     }
 
-    // Null: nobody's, or of a graph, which torch serves.
+    // Null if the block is nobody's, or a graph's: torch serves both.
     [[nodiscard]] void* of_tenant(std::size_t n, c10::DeviceIndex device, cudaStream_t s) {
-        // Acquire: the capture that this thread works for was begun before, so it is seen.
+        // Acquire: a capture that this thread works for began earlier, so this thread sees it.
         if (captures_.load(std::memory_order_acquire) != 0 && is_captured(device, s)) return nullptr;
         const auto got = torch_blocks::of_process().try_allocate(device, s, n);
         if (got.whose != nullptr && got.p == nullptr) throw_out_of_memory(*got.whose, got.why);
@@ -287,12 +286,12 @@ private:
     [[nodiscard]] bool exists(c10::DeviceIndex d, torch_pool_id id) {
         try {
             return next().getPoolUseCount(d, id) > 0;
-        } catch (const c10::Error&) {  // it isn't there
+        } catch (const c10::Error&) {  // there is no such pool
             return false;
         }
     }
-    // Empties the pools whose graphs are all gone. Torch may empty none while it captures; then the
-    // end of the capture empties them.
+    // Empties the pools whose graphs are all gone. Torch may empty no pool during a capture; then
+    // the end of the capture empties them.
     void drop_graphs() noexcept {
         if (!underway_.empty()) return;
         std::erase_if(graphs_, [&](const auto& g) {
@@ -301,7 +300,7 @@ private:
                 if (next().getPoolUseCount(d, id) > 1) return false;
                 next().releasePool(d, id);
                 next().emptyCache(id);
-            } catch (const c10::Error&) {  // somebody else has released it
+            } catch (const c10::Error&) {  // it was released already
             }
             return true;
         });

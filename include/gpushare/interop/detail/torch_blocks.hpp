@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Assigns torch's allocations to tenants. If the allocating thread's current stream is bound to a
-// tenant, the allocation is that tenant's: autograd's threads work on the streams of the forward
-// pass. On an unbound stream, it belongs to the tenant whose scope the thread is in. A block goes
-// back to its owner, on whatever thread, even after that scope is over.
+// tenant, the allocation is that tenant's, because autograd's threads work on the streams of the
+// forward pass. On an unbound stream, the allocation belongs to the tenant whose scope the thread
+// is in. A block goes back to its owner on any thread, even after that scope is over.
 //
 //   auto& all = detail::torch_blocks::of_process();
 //   all.add(chat, 0, streams); // chat: a std::shared_ptr<torch_owner>
@@ -41,12 +41,12 @@ public:
     torch_owner& operator=(const torch_owner&) = delete;
     virtual ~torch_owner() = default;
 
-    /// For work on `stream`; null, and the reason.
+    /// Allocates for work on `stream`; null if that fails, with the reason in `why`.
     [[nodiscard]] virtual void* try_allocate(std::size_t size, void* stream, failure& why) noexcept = 0;
     /// Frees in the order of `stream`, on which the block was allocated, and after the work of
     /// `others`. An answer other than `none` says why the block stays charged.
     virtual errc deallocate(void* p, std::size_t size, void* stream, std::span<void* const> others) noexcept = 0;
-    /// A block that graphs use, behind the work of all streams.
+    /// Frees a block that graphs use, after the work of all streams.
     virtual errc deallocate_of_graphs(void* p, std::size_t size) noexcept = 0;
     /// Reports that a capture of the stream begins or ends. No event is recorded on the stream
     /// during a capture.
@@ -58,7 +58,7 @@ public:
 
 private:
     friend class torch_blocks;
-    std::uint64_t out_ = 0;  // blocks; under the mutex of torch_blocks, like the next one
+    std::uint64_t out_ = 0;  // blocks; guarded by torch_blocks, like the next one
     bool listed_ = false;
 };
 
@@ -98,24 +98,24 @@ private:
 };
 
 /// The blocks that torch has from tenants, and the streams that are bound to tenants. Safe from any
-/// thread. Calls owners under no lock.
+/// thread. Holds no lock while it calls owners.
 class torch_blocks {
 public:
-    /// What an allocation came to.
+    /// The result of an allocation.
     struct answer {
-        std::shared_ptr<torch_owner> whose;  ///< null: nobody's, so torch's own allocator serves it
+        std::shared_ptr<torch_owner> whose;  ///< null: no tenant's, so torch serves it
         void* p = nullptr;                   ///< null: refused, for `why`
         failure why{};
     };
 
-    /// That of the process. Never destroyed: tensors may outlive all else.
+    /// The one of the process. Never destroyed: tensors may outlive all else.
     [[nodiscard]] static torch_blocks& of_process() {
         static torch_blocks* const all = new torch_blocks;
         return *all;
     }
 
     /// From now on allocations on these streams of `device` are the owner's. Throws operation_error
-    /// (invalid_specification) if one is bound already; std::bad_alloc.
+    /// (invalid_specification) if a stream is bound already; std::bad_alloc.
     void add(const std::shared_ptr<torch_owner>& who, int device, std::span<void* const> streams) {
         const std::lock_guard lock(mutex_);
         for (void* const s : streams)
@@ -126,8 +126,8 @@ public:
         for (void* const s : streams) routes_.push_back({device, s, who.get()});
         if (!std::exchange(who->listed_, true)) owners_.push_back(who);
     }
-    /// From now on no allocation is the owner's, except on threads in its scope. Blocks that are
-    /// out stay its own.
+    /// From now on no allocation is the owner's, except on threads in its scope. The owner keeps
+    /// the blocks that are out.
     void remove(torch_owner& who) noexcept {
         std::shared_ptr<torch_owner> last;  // destroyed under no lock
         const std::lock_guard lock(mutex_);
@@ -135,7 +135,7 @@ public:
         last = drop_if_unused(who);
     }
 
-    /// Whose an allocation of the calling thread on this stream is; null for nobody.
+    /// The owner of an allocation of the calling thread on this stream; null if there is none.
     [[nodiscard]] std::shared_ptr<torch_owner> owner_of(int device, void* stream) {
         {
             const std::lock_guard lock(mutex_);
@@ -145,20 +145,20 @@ public:
         return who != nullptr ? who->shared_from_this() : nullptr;
     }
 
-    /// `size` bytes of whom they are.
+    /// Allocates `size` bytes from the owner, if there is one.
     [[nodiscard]] answer try_allocate(int device, void* stream, std::size_t size) {
         answer a{.whose = owner_of(device, stream)};
         if (a.whose != nullptr) allocate_of(a, stream, size, false);
         return a;
     }
-    /// The same, of `whose`, for graphs.
+    /// The same from `whose`, for graphs.
     [[nodiscard]] answer try_allocate_for_graphs(std::shared_ptr<torch_owner> whose, std::size_t size) {
         answer a{.whose = std::move(whose)};
         allocate_of(a, nullptr, size, true);
         return a;
     }
 
-    /// Gives a block back to its owner. False if it is of none of them.
+    /// Gives a block back to its owner. False if it has none.
     bool deallocate(void* p) noexcept {
         record b;
         std::vector<void*> others;
@@ -186,7 +186,8 @@ public:
         return true;
     }
 
-    /// The block is used on `stream`, too. False if it isn't one of these. Throws std::bad_alloc.
+    /// Notes that the block is used on `stream`, too. False if the block isn't a tenant's. Throws
+    /// std::bad_alloc.
     bool use(void* p, void* stream) {
         const std::lock_guard lock(mutex_);
         const record* const found = out_.find(p);
@@ -249,7 +250,7 @@ private:
         if (a.p == nullptr) return;
         try {
             const std::lock_guard lock(mutex_);
-            if (!a.whose->listed_) {  // its scope has ended beside this
+            if (!a.whose->listed_) {  // its scope has ended meanwhile
                 owners_.push_back(a.whose);
                 a.whose->listed_ = true;
             }
@@ -262,7 +263,7 @@ private:
         }
     }
 
-    // Returns the owner if nobody needs it here any more.
+    // Returns the owner if nothing here needs it any more.
     [[nodiscard]] std::shared_ptr<torch_owner> drop_if_unused(torch_owner& who) noexcept {
         const bool routed = std::ranges::any_of(routes_, [&](const route& r) { return r.who == &who; });
         if (routed || who.out_ != 0 || !who.listed_) return nullptr;
@@ -275,7 +276,7 @@ private:
 
     mutable std::mutex mutex_;
     std::vector<std::shared_ptr<torch_owner>> owners_;  // that have routes, or blocks out
-    std::vector<route> routes_;                         // a few: looked through
+    std::vector<route> routes_;                         // few: searched one by one
     pointer_table<record> out_;
     std::unordered_map<void*, std::vector<void*>> uses_;  // streams that use a block besides its own
     std::uint64_t unfreed_ = 0;

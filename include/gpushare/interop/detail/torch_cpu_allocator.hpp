@@ -19,8 +19,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// An allocator of torch's by `get(n)`. Torch 1.13 declares allocate() const and needs no copies;
-/// later versions don't declare it const, and need copies.
+/// An allocator of torch's that a derived class implements by `get(n)`. Torch 1.13 declares
+/// allocate() const and needs no copies; later versions don't declare it const, and need copies.
 template <class Base>
 class torch_allocator_by : public Base {
 public:
@@ -43,9 +43,9 @@ private:
 /// Torch's allocator for the host with tenants in front of it. Safe from any thread.
 class torch_cpu_allocator final : public torch_allocator_by<c10::Allocator> {
 public:
-    static constexpr int ordinal = -1;  ///< of the host, beside CUDA's devices
+    static constexpr int ordinal = -1;  ///< the host's, beside CUDA's devices
 
-    /// Puts the one of the process in front of torch's, if it isn't there.
+    /// Puts the process's allocator in front of torch's, if it isn't there yet.
     static void install() {
         static std::mutex one_at_a_time;
         const std::lock_guard lock(one_at_a_time);

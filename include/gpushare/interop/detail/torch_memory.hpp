@@ -2,7 +2,7 @@
 // A tenant's memory for torch, on one device: a pool over the tenant's, with a cache for each of
 // the tenant's streams. A block freed on the stream on which it was allocated is free there at
 // once, as in torch's own cache: without an event, or any other driver call. The pool gives its
-// free memory back when the tenant sleeps, and when the tenant or a neighbour lacks it.
+// free memory back when the tenant sleeps, and when the tenant or a neighbour needs it.
 //
 //   auto mine = std::make_shared<torch_memory<memory, cuda::node>>(node, d, chat.memory(), streams);
 //   void* p = mine->try_allocate(1 << 20, stream, why);    mine->deallocate(p, 1 << 20, stream, {});
@@ -124,11 +124,11 @@ public:
         return memory_error(why, tenant_, "allocate for torch").what();
     }
 
-    /// What the pool holds, and what of it is out.
+    /// The bytes that the pool holds, and those of them that are out.
     [[nodiscard]] pool_usage usage() const noexcept { return pool_.usage(); }
 
 private:
-    static constexpr std::size_t alignment = 256;  // as cudaMalloc's; with more, caches look longer
+    static constexpr std::size_t alignment = 256;  // as cudaMalloc's; caches search longer for more
 
     struct lane {
         using cache_type = typename pool::cache;
@@ -136,7 +136,7 @@ private:
         stream* on;
         void* handle;
         cache_type cache;
-        std::mutex mutex;  // of the next two
+        std::mutex mutex;  // guards the next two
         unsigned captured = 0;
         std::optional<typename cache_type::pause> quiet;
     };
@@ -146,7 +146,7 @@ private:
             if (l->handle == handle) return l.get();
         return nullptr;
     }
-    // On a stream of somebody else's where `l` is null.
+    // A point on a stream; `l` is null if the stream isn't the tenant's.
     [[nodiscard]] point point_on(lane* l, void* handle) {
         if (l != nullptr) return last_use(*l->on);
         if constexpr (requires(typename Node::stream & s) { s.native_handle(); })
@@ -167,7 +167,7 @@ private:
         }
     }
 
-    // Behind all calls, so that none is on a stream or in the memory any more.
+    // Waits for all calls, so that none uses a stream or the memory any more.
     [[nodiscard]] bool close(instant deadline) noexcept {
         while (!calls_.try_lock()) {
             if (instant{std::chrono::steady_clock::now()} >= deadline) return false;
@@ -175,7 +175,7 @@ private:
         }
         closed_ = true;
         for (const auto& l : lanes_) l->quiet.reset();
-        lanes_.clear();  // records their last frees, as long as there are streams
+        lanes_.clear();  // records their last frees while the streams exist
         anywhere_.reset();
         calls_.unlock();
         return true;
@@ -184,13 +184,13 @@ private:
     Node* node_;
     device_id device_;
     std::string tenant_;
-    mutable std::shared_mutex calls_;  // shared by calls; alone: the close
+    mutable std::shared_mutex calls_;  // shared by calls, exclusive in close()
     bool closed_ = false;
     pool pool_;
     quota_hook hook_;
     std::vector<std::unique_ptr<lane>> lanes_;
     std::optional<typename pool::cache> anywhere_;
-    std::optional<close_callback> closes_;  // newer than the pool's, and so called before that
+    std::optional<close_callback> closes_;  // newer than the pool's, so it is called first
 };
 
 }  // namespace detail

@@ -45,17 +45,17 @@ concept torch_runtime = node<Node> && requires(Node& on, device_id d, void* stre
     // clang-format on
 };
 
-/// Stands for a launch gate where there is none: launches go as they come.
+/// Takes the place of a launch gate if there is none: launches go as they come.
 struct no_launch_gate {
-    struct client_options {};  ///< nothing to say
-    struct client {};          ///< nobody
+    struct client_options {};  ///< no options
+    struct client {};          ///< no client
     struct scope {};           ///< holds nothing back
     struct binding {};         ///< binds nothing
-    /// Nobody is added.
+    /// Adds nothing.
     [[nodiscard]] client add(const client_options&) const noexcept { return {}; }
     /// Nothing waits.
     [[nodiscard]] scope enter(const client&) const noexcept { return {}; }
-    /// Nothing is bound.
+    /// Binds nothing.
     template <class Stream>
     [[nodiscard]] binding bind(const client&, Stream) const noexcept {
         return {};
@@ -73,15 +73,15 @@ struct no_launch_gate {
 /// the tenant's close report counts them, their memory is taken back, and freeing them does
 /// nothing.
 ///
-/// enter() is safe from any thread; making and destroying a scope isn't, as long as a thread works
-/// on its streams.
+/// enter() is safe from any thread. While a thread works on its streams, a scope must be neither
+/// made nor destroyed.
 template <class Runtime, node Node, class Tenant, class Gate = no_launch_gate>
 requires torch_runtime<Runtime, Node>
 class basic_torch_scope {
     using memory = torch_memory<typename Tenant::memory_type, Node>;
 
 public:
-    using stream = typename Node::stream;                  ///< the tenant's
+    using stream = typename Node::stream;                  ///< the tenant's stream
     using client_options = typename Gate::client_options;  ///< of its client at the gate
 
     /// A thread in the scope: its allocations on the device are the tenant's, and the stream is its
@@ -101,7 +101,7 @@ public:
         torch_inside thread_;
     };
 
-    /// Without a gate. Throws operation_error: closed; no_device if the tenant hasn't that many;
+    /// Without a gate. Throws operation_error: closed; no_device if the tenant has no such part;
     /// invalid_specification if a stream has a scope already; not_supported if the tenant is in a
     /// slice of SMs; std::bad_alloc.
     basic_torch_scope(Node& on, Tenant& who, std::size_t part = 0) requires std::same_as<Gate, no_launch_gate>
@@ -109,13 +109,13 @@ public:
     /// With a gate, at which the client has the tenant's policy, and follows its changes. All must
     /// outlive the scope, and the tenant's handle must not be moved meanwhile. For another part
     /// than the first, pass a client that follows: {on, who, gate, gate.add(who), part}. Throws as
-    /// the other, and the gate's errors.
+    /// the constructor without a gate, and the gate's errors.
     basic_torch_scope(Node& on, Tenant& who, Gate& gate) requires(!std::same_as<Gate, no_launch_gate>)
         : basic_torch_scope(on, who, gate, gate.add(who)) {}
-    /// The same with options `o`, which stay as they are.
+    /// The same with options `o`, which don't follow the tenant's policy.
     basic_torch_scope(Node& on, Tenant& who, Gate& gate, const client_options& o, std::size_t part = 0)
         : basic_torch_scope(on, who, gate, gate.add(o), part) {}
-    /// The same with a client of the gate that is made already.
+    /// The same with an existing client of the gate.
     basic_torch_scope(Node& on, Tenant& who, Gate& gate, typename Gate::client&& made, std::size_t part = 0)
         : tenant_(&who),
           gate_(&gate),
@@ -156,8 +156,8 @@ public:
         return inside(*this, any ? handles_[number] : nullptr);
     }
 
-    /// Gives back the memory that is kept for the next allocation, as torch's empty_cache. A
-    /// sleeping tenant does so by itself, and so does a tenant whose neighbour lacks the memory
+    /// Gives back the memory that is kept for the next allocation, as torch's empty_cache does. A
+    /// sleeping tenant does so by itself, and so does a tenant whose neighbour needs the memory
     /// that the tenant has borrowed.
     void give_back() noexcept { memory_->give_back(); }
     /// The bytes of the tenant's memory that are held for torch, and the bytes of these that are
@@ -165,7 +165,7 @@ public:
     [[nodiscard]] pool_usage usage() const noexcept { return memory_->usage(); }
     /// The blocks that torch has.
     [[nodiscard]] std::uint64_t live() const noexcept { return torch_blocks::of_process().out(*memory_); }
-    /// The tenant at the gate.
+    /// The tenant's client at the gate.
     [[nodiscard]] const typename Gate::client& client() const noexcept { return client_; }
 
 private:
