@@ -2,17 +2,16 @@
 // How long the pieces of a model take on an engine, and the fastest engine for each piece among
 // those that compute the piece right.
 //
-// Pieces are measured as submissions of a tenant, so its own share pays: first each node by itself,
-// then the pieces that a planner asks for. An operator table keeps the times, so no piece is
-// measured again:
+// Pieces are measured as submissions of a tenant, so its share pays: each node by itself, then the
+// pieces that a planner asks for. An operator table keeps the times for good:
 //
 //   gpushare::graph::piece_measurer times(chat, model, onnxruntime, table, {.engine = "onnxruntime"});
 //   times.run_nodes(inputs);                                               // one by one: their times, and all values
 //   gpushare::graph::split_planner planner(times.graph(), times.nodes(), {.limit = 5ms});
 //   gpushare::graph::refine(planner, [&](auto nodes) { return times.measure(nodes); });
 //
-// graph() is the model's graph with the extents that these inputs lead to, so a dynamic model gets
-// a plan and buffers, too.
+// graph() has the extents that these inputs lead to, so a dynamic model gets a plan and buffers,
+// too.
 //
 // With several engines:
 //
@@ -74,8 +73,7 @@ namespace graph {
 
 /// How to measure pieces.
 struct measure_options {
-    std::string engine = "engine";  ///< its name in the table, one word: each engine has its own
-                                    ///< rows
+    std::string engine = "engine";  ///< its name in the table, one word, for rows of its own
     int warm_up = 1;                ///< runs of each piece that don't count
     int repeats = 3;                ///< runs of each piece that count; the result is their median
     std::size_t part = 0;           ///< which of the tenant's devices
@@ -239,7 +237,7 @@ public:
     engine_set& operator=(const engine_set&) = delete;
     ~engine_set() = default;
 
-    /// `name` must be one printable word that no other engine has; otherwise throws operation_error
+    /// `name`: one printable word, of no other engine. Else throws operation_error
     /// (invalid_specification).
     template <class Engine>
     requires piece_engine<Engine, Stream> && requires(Engine& e, const Piece& p) {
@@ -266,8 +264,7 @@ public:
         return static_cast<std::size_t>(at - engines_.begin());
     }
 
-    /// Adds a piece to one of the engines; returns the piece's number in the set. Throws what the
-    /// engine throws.
+    /// Adds a piece to an engine; returns its number in the set. Throws what the engine throws.
     std::uint32_t add_piece(std::size_t engine, const Piece& p) {
         pieces_.reserve(pieces_.size() + 1);
         pieces_.push_back({engine, engines_.at(engine).add(p)});
@@ -351,8 +348,7 @@ class piece_chooser {
     using set = engine_set<stream, Piece>;
 
 public:
-    /// Runs nothing yet. Throws operation_error (invalid_specification) for a set without an
-    /// engine.
+    /// Runs nothing yet. Throws operation_error (invalid_specification) for an empty set.
     piece_chooser(Tenant& by, const Model& model, set& engines, operator_table& table, choice_options o = {})
         : by_(&by),
           model_(&model),
@@ -448,8 +444,8 @@ public:
 
     /// How outputs of the model for the inputs of run_nodes() differ from those of the uncut model
     /// on the first engine: a message, empty if they agree within the tolerance. Call this for a
-    /// run of the whole plan, since errors of pieces add up. Throws the error of a submission that
-    /// fails.
+    /// run of the whole plan, since errors of pieces add up. Throws the error of a failed
+    /// submission.
     [[nodiscard]] std::string difference(std::span<const tensor> outputs) {
         if (outputs.size() != whole_.size()) return "another number of outputs";
         for (std::size_t i = 0; i < outputs.size(); ++i) {

@@ -15,7 +15,7 @@
 // Constants, values within a piece and the workspace lie in the tenant's memory. The first run of
 // each shape asks cuBLASLt for an algorithm and allocates. So does a run with addresses that are
 // less aligned than before. All other runs only enqueue, so they can be captured. The engine was
-// tested on the stand-in for CUDA, with a test's functions in place of cuBLASLt's, and never on a
+// tested on the stand-in for CUDA, with a test's functions in place of cuBLASLt's, never on a
 // device.
 #pragma once
 
@@ -69,8 +69,7 @@ private:
 
 /// How pieces are computed.
 struct cublaslt_options {
-    bytes workspace = 4_MiB;  ///< for each piece and shape at most; algorithms that need more
-                              ///< aren't used
+    bytes workspace = 4_MiB;  ///< the most that an algorithm may need, for each piece and shape
     bool tf32 = false;        ///< whether factors may be rounded to TF32, with 10 bits behind the point
     std::size_t shapes = 4;   ///< input shapes for which each piece is kept ready; at least 1
     std::size_t part = 0;     ///< which of the tenant's devices
@@ -91,7 +90,7 @@ public:
     /// Makes a piece's program from what extract() returned.
     using reader = std::function<program(std::string_view)>;
 
-    /// An engine without pieces. Throws model_error (engine) if cuBLASLt refuses the device, and as
+    /// An engine without pieces. Throws model_error (engine) if cuBLASLt refuses, and as
     /// tenant::submit.
     cublaslt_engine(Tenant& by, const cublaslt_library& of, reader read, const cublaslt_options& o = {})
         : by_(&by), library_(&of), read_(std::move(read)), options_(o), handle_(nullptr, of.api().destroy) {

@@ -14,8 +14,8 @@
 //
 // One kernel interprets the steps of all pieces, so nothing is compiled when a piece is added. A
 // file that calls enqueue must be compiled by nvcc and include backend/cuda/launch.cuh. The kernel
-// gives the same bits on host and device. The compiled kernel ran on the executor of PTX, and never
-// on a device.
+// gives the same bits on host and device. Compiled, it ran on the executor of PTX, and never on a
+// device.
 #pragma once
 
 #include <algorithm>
@@ -47,8 +47,8 @@ namespace graph {
 /// Pieces that this library's kernel computes: a piece_engine on streams that launch kernels. One
 /// thread adds pieces before any runs. Different pieces may run at the same time, but each piece
 /// only once at a time. Neither copied nor moved. The tenant must outlive the engine, and no work
-/// of the engine may run when it is destroyed. A graph of a captured run is valid while its piece
-/// exists.
+/// of the engine may run when it is destroyed. A graph of a captured run is valid as long as its
+/// piece.
 template <class Tenant>
 class chain_engine {
     using stream = typename Tenant::stream;

@@ -22,8 +22,7 @@
 //
 // Without rules of your own, usual_fusions applies. A rule is a preference and never forbids a cut.
 //
-// Engines get tensors in memory. A tensor_room provides memory for tensors whose size only a run
-// tells.
+// Engines get tensors in memory. A tensor_room provides it for tensors whose size only a run tells.
 //
 //   gpushare::graph::tensor picture{gpushare::graph::element::f32, {1, 3, 640, 640}, pixels, pixels_size};
 //   gpushare::graph::tensor_blocks blocks(chat.memory(), g.values.size());      // charged to the tenant
@@ -161,8 +160,8 @@ struct value {
     friend bool operator==(const value&, const value&) = default;
 };
 
-/// An operation. A loop or a branch is one node. The values that its body reads from outside are
-/// among its inputs.
+/// An operation. A loop or a branch is one node, whose inputs include what its body reads from
+/// outside.
 struct node {
     std::string name{};                    ///< from the model; not empty, not necessarily unique
     std::string type{};                    ///< the operator's name, such as "Conv"

@@ -43,8 +43,8 @@ struct import_options {
     /// Whole shapes of inputs, by their names; negative extents stay as they are.
     std::map<std::string, std::vector<std::int64_t>> inputs{};
     /// Domains with operators that the engine knows and ONNX doesn't, such as "com.microsoft"
-    /// (ONNX's own domain is ""). These operators are neither checked nor understood, so later
-    /// shapes may be unknown.
+    /// (ONNX's own is ""). These are neither checked nor understood, so later shapes may be
+    /// unknown.
     std::vector<std::string> other_domains{};
     /// A graph from which values take their types by name if nothing else states them: that of the
     /// model before an engine fused it. Null: none. Used while the model is read.
@@ -52,8 +52,8 @@ struct import_options {
     /// Whether nodes, and values other than the model's inputs and outputs, get an order and names
     /// by their use, in place of the file's. Files that differ only in these give the same graph.
     /// For models that an engine writes, with names and an order by chance: then a kept plan and a
-    /// kept operator table fit what another process writes. Errors while the model is read have the
-    /// file's names.
+    /// kept operator table fit what another process writes. Errors of the reader have the file's
+    /// names.
     bool own_names = false;
     /// Where the files of the model's weights are; empty: `load` takes the model's own folder.
     std::filesystem::path folder{};
@@ -65,9 +65,8 @@ struct import_options {
 
 /// What an engine of your own needs of a piece that extract() made: operators, attributes, and
 /// constants with their numbers. A Constant, and an Identity or a Transpose of a constant matrix,
-/// becomes a constant. Throws model_error: unreadable; missing_value; bad_model, for a value that
-/// is made twice; bad_weight; engine, for a sparse weight; and std::bad_alloc. Safe from any
-/// thread.
+/// becomes a constant. Throws model_error: unreadable; missing_value; bad_model if a value is made
+/// twice; bad_weight; engine for a sparse weight; and std::bad_alloc. Safe from any thread.
 [[nodiscard]] inline detail::piece_program read_operations(std::string_view piece) {
     return detail::piece_reader().read(piece);
 }
@@ -188,7 +187,7 @@ private:
     [[nodiscard]] static bool draws(std::string_view type) noexcept {
         return type.starts_with("Random") || type == "Multinomial" || type == "Bernoulli" || type == "Dropout";
     }
-    /// Finds the nodes that depend on weights only, except nodes that make outputs or draw random
+    /// Finds the nodes that depend on weights only, and neither make outputs nor draw random
     /// numbers.
     void find_constants() {
         const auto& g = proto_.graph();
@@ -237,8 +236,7 @@ private:
         for (const auto& v : g.output()) graph_.outputs.push_back(add(v.name(), value_kind::weight));
     }
 
-    /// Names nodes by operator and place, the values that they make likewise, and weights by
-    /// number.
+    /// Names nodes and their values by operator and place, and weights by number.
     void rename() {
         std::unordered_set<std::string> taken;
         for (const auto* list : {&graph_.inputs, &graph_.outputs})
@@ -285,8 +283,7 @@ private:
         for (const auto& w : g.sparse_initializer())
             if (read.contains(w.values().name())) *to.add_sparse_initializer() = w;
     }
-    /// Runs before any weight is read from its file: the weights of too large a piece might fill
-    /// the memory.
+    /// Runs before weights are read from files: those of too large a piece might fill the memory.
     void require_small(std::uint32_t first, const std::unordered_set<std::string>& read) const {
         bytes all{};
         for (const auto& w : proto_.graph().initializer()) {
@@ -300,8 +297,7 @@ private:
         throw model_error(model_fault::too_large, graph_.nodes[first].name,
                           "the piece that begins here has 2 GiB or more of weights");
     }
-    /// Describes a value at the edge of a piece. Inputs and outputs of the model keep its
-    /// description.
+    /// Describes a value at a piece's edge. The model's inputs and outputs keep its description.
     void describe(onnx::ValueInfoProto& to, std::uint32_t index) const {
         const value& v = graph_.values[index];
         const bool crosses = v.kind == value_kind::inner;

@@ -50,15 +50,15 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace graph {
 
-/// ONNX Runtime's library and its environment. Thread-safe; neither copied nor moved. The library
-/// stays loaded.
+/// ONNX Runtime's library, which stays loaded, and environment. Thread-safe; neither copied nor
+/// moved.
 class onnxruntime_library {
 public:
-    /// Loads the shared library at that path. Throws model_error (engine) if it can't be loaded, or
-    /// is older than 1.17.
+    /// Loads the shared library at that path. Throws model_error (engine) if it fails, or is below
+    /// 1.17.
     explicit onnxruntime_library(const std::string& path) : onnxruntime_library(functions{table_of(path)}) {}
-    /// The library that the program links: `table` is OrtGetApiBase()->GetApi(17), or a later
-    /// version's.
+    /// The library that the program links: OrtGetApiBase()->GetApi(17), or a later version's
+    /// `table`.
     [[nodiscard]] static onnxruntime_library linked(const void* table) { return onnxruntime_library(functions{table}); }
     onnxruntime_library(const onnxruntime_library&) = delete;
     onnxruntime_library& operator=(const onnxruntime_library&) = delete;
@@ -73,8 +73,7 @@ public:
     [[nodiscard]] void* environment() const noexcept { return env_; }
     /// The CPU's memory, an OrtMemoryInfo.
     [[nodiscard]] void* cpu() const noexcept { return info_; }
-    /// Throws model_error (engine) with the text of a status that isn't null, and releases the
-    /// status.
+    /// Throws model_error (engine) with the text of a status that isn't null, after its release.
     void check(void* status) const {
         if (status == nullptr) return;
         const std::string why = api_.GetErrorMessage(status);
@@ -122,8 +121,7 @@ private:
 
 namespace detail {
 
-/// Makes a session. Unless `keep` is null, ONNX Runtime writes the optimised model there. Throws
-/// model_error (engine).
+/// Makes a session; writes its optimised model to `keep` unless null. Throws model_error (engine).
 [[nodiscard]] inline void* make_session(const onnxruntime_library& library, std::string_view model, int threads,
                                         int optimisation, const char* keep) {
     const auto& api = library.api();
@@ -179,8 +177,8 @@ struct onnxruntime_options {
 };
 
 /// Sessions of ONNX Runtime, one for each piece: a piece_engine. One thread adds pieces before any
-/// runs. Different pieces may run at the same time. Neither copied nor moved. The library must
-/// outlive the engine.
+/// runs. Different pieces may run at the same time. Neither copied nor moved. The library must live
+/// on.
 class onnxruntime_engine {
 public:
     /// An engine without pieces.
@@ -223,8 +221,8 @@ public:
                  std::span<tensor* const> outputs) {
         to.launch({.blocks = 1}, [this, piece, inputs, outputs](const auto&) { run(piece, inputs, outputs); });
     }
-    /// Computes in this call, on this thread. Throws model_error (engine), and what the outputs'
-    /// room throws.
+    /// Computes at once, on this thread. Throws model_error (engine), and what the outputs' room
+    /// throws.
     void run(std::uint32_t piece, std::span<const tensor* const> inputs, std::span<tensor* const> outputs) const {
         const session& s = sessions_[piece];
         if (inputs.size() != s.inputs.size() || outputs.size() != s.outputs.size())

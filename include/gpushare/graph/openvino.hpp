@@ -7,10 +7,10 @@
 //   const std::uint32_t piece = engine.add(model.extract({0, 20}));              // a piece_engine on host streams
 //
 // OpenVINO reads ONNX's own operators, and few of ONNX Runtime's: cut the original model, or the
-// result of optimised() with `optimisation` 1. This header needs no header of OpenVINO: OpenVINO's
-// C functions are found by name. OpenVINO reads inputs and writes outputs in the tensors' own
-// memory; only outputs of unknown shape are copied. OpenVINO itself allocates the other memory of a
-// compiled piece.
+// result of optimised() with `optimisation` 1. This header needs no header of OpenVINO: it finds
+// the C functions by name. OpenVINO reads inputs and writes outputs in the tensors' own memory;
+// only outputs of unknown shape are copied. OpenVINO allocates all other memory of a compiled
+// piece.
 #pragma once
 
 #include <cstddef>
@@ -38,8 +38,7 @@ namespace graph {
 /// loaded.
 class openvino_library {
 public:
-    /// Loads the shared library of OpenVINO's C functions at that path. Throws model_error (engine)
-    /// if it can't be loaded.
+    /// Loads OpenVINO's C library at that path. Throws model_error (engine) if it can't be loaded.
     explicit openvino_library(const std::string& path) : api_(loaded(path)) { check(api_.core_create(&core_)); }
     openvino_library(const openvino_library&) = delete;
     openvino_library& operator=(const openvino_library&) = delete;
@@ -67,8 +66,7 @@ private:
     void* core_ = nullptr;
 };
 
-/// How pieces are compiled. Floats are computed as floats, even if the processor is faster with
-/// smaller types.
+/// How pieces are compiled. Floats stay floats, even if the processor is faster with smaller types.
 struct openvino_options {
     int threads = 1;  ///< of a piece; more than 1 are OpenVINO's own, beside the SM
 };
@@ -113,8 +111,8 @@ public:
                  std::span<tensor* const> outputs) {
         to.launch({.blocks = 1}, [this, piece, inputs, outputs](const auto&) { run(piece, inputs, outputs); });
     }
-    /// Computes in this call, on this thread. Throws model_error (engine), and what the outputs'
-    /// room throws.
+    /// Computes at once, on this thread. Throws model_error (engine), and what the outputs' room
+    /// throws.
     void run(std::uint32_t number, std::span<const tensor* const> inputs, std::span<tensor* const> outputs) {
         compiled_piece& p = pieces_[number];
         if (inputs.size() != p.inputs.size() || outputs.size() != p.outputs.size())

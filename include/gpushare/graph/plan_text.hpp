@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A plan of cuts as text that people read and change: where pieces begin, and which nodes are in
-// them, in which order.
+// A plan of cuts as text that people read and change: the pieces, and their nodes in order.
 //
 //   const std::string text = gpushare::graph::to_text(planner.plan(), g);
 //   const auto plan = gpushare::graph::parse_split_plan(text, g);        // after somebody changed it
@@ -142,8 +141,7 @@ struct plan_words {
     }
 }
 
-/// Reads a plan line by line. Keeps the line of each node and piece for errors that show only at
-/// the end.
+/// Reads a plan line by line. Keeps the lines of nodes and pieces for errors found at the end.
 class plan_reader {
 public:
     explicit plan_reader(const model_graph& g) : g_(g), line_of_node_(g.nodes.size()) {
@@ -270,8 +268,7 @@ private:
     bool versioned_ = false, hashed_ = false, limited_ = false;
 };
 
-/// Throws if the nodes can't run in the plan's order or pieces. The functions return the lines for
-/// errors.
+/// Throws if the nodes can't run in the plan's order or pieces, with a line by these functions.
 template <class LineOfNode, class LineOfPiece>
 void check_order(const split_plan& p, const model_graph& g, LineOfNode line_of_node, LineOfPiece line_of_piece) {
     using kind = plan_error::kind;
@@ -335,8 +332,7 @@ void check_cuts(split_plan& p, const model_graph& g, std::span<const bytes> size
     return text;
 }
 
-/// Throws plan_error if a plan, such as one that somebody else made, doesn't fit a sound graph.
-/// O(edges).
+/// Throws plan_error if a plan, such as somebody else's, doesn't fit a sound graph. O(edges).
 inline void check(const split_plan& p, const model_graph& g) {
     if (p.of_graph != fingerprint(g))
         throw plan_error(plan_error::kind::graph_changed, 0, "the plan is for another graph, or the graph changed");

@@ -163,8 +163,7 @@ namespace detail {
 
 }  // namespace detail
 
-/// The most bytes that one step needs, in multiples of the alignment: no layout is smaller. Throws
-/// as place_buffers.
+/// The most bytes that one step needs, in multiples of the alignment: no layout is smaller.
 [[nodiscard]] inline bytes least_total(std::span<const buffer_need> needs, std::size_t alignment) {
     const auto sizes = detail::rounded_sizes(needs, alignment);
     std::uint64_t most = 0;
@@ -208,8 +207,7 @@ namespace graph {
 
 namespace detail {
 
-/// A part of a time. The time counts as a year at most, so that numbers in an edited plan can't
-/// overflow.
+/// A part of a time of at most a year, so that numbers in an edited plan can't overflow.
 [[nodiscard]] inline ns part_of(ns time, double part) noexcept {
     constexpr ns most = std::chrono::hours(24 * 365);
     return ns{static_cast<std::int64_t>(static_cast<double>(std::clamp(time, ns{}, most).count()) * part)};
@@ -397,8 +395,8 @@ public:
     /// in memory that the engine can use. An output without a buffer (data is null) gets one from
     /// the tenant's memory, valid until the next run. `o` is for the run as a whole. Throws
     /// operation_error: invalid_specification for a wrong number of tensors; the error of a piece,
-    /// with the engine's own exception nested; and as tenant::submit. By then all submitted pieces
-    /// have ended.
+    /// with the engine's own exception nested; and as tenant::submit. By then all pieces have
+    /// ended.
     void run(std::span<const tensor> inputs, std::span<tensor> outputs, const request_options& o = {}) {
         values_.begin(inputs, outputs);
         submit_all(o);
@@ -514,8 +512,8 @@ public:
     /// As cut_model::run. The first run with other shapes drops the graph and goes piece by piece,
     /// so that the engine and the buffers get what they need. The next run is captured. A run with
     /// the same shapes at other addresses updates the graph. Throws what cut_model::run throws, and
-    /// the error of a capture. After such an error the stream is as before, and nothing of the
-    /// graph has run.
+    /// the error of a capture. After that error the stream is as before, and nothing of the graph
+    /// has run.
     void run(std::span<const tensor> inputs, std::span<tensor> outputs, const request_options& o = {}) {
         run_key next = key_of(inputs, outputs);
         if (next.shapes != last_.shapes) {

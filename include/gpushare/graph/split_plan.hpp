@@ -52,8 +52,7 @@ struct split_options {
     /// The overhead of each piece: the engine's call and the submission.
     ns per_piece = std::chrono::microseconds(20);
     bytes bandwidth{10'000'000'000};  ///< per second: how fast values are written and read at a cut; above 0
-    std::span<const fusion_rule> fusions = usual_fusions;  ///< of the engine; only the constructor
-                                                           ///< reads them
+    std::span<const fusion_rule> fusions = usual_fusions;  ///< the constructor alone reads them
     split_order order = split_order::best;                 ///< in which the nodes run
     std::uint32_t measurements = 100;                      ///< the most pieces that are measured
     ns worth{};                                            ///< a saving of this or less isn't worth more measurements
@@ -363,8 +362,7 @@ private:
         std::ranges::reverse(f.pieces);
         return f;
     }
-    // A node that can't run by itself needs its neighbours, even if the piece then exceeds the
-    // limit.
+    // A node that can't run alone needs its neighbours, even if the piece then exceeds the limit.
     [[nodiscard]] std::optional<found_plan> search(pieces_of which) const {
         auto f = search(which, lengths::within_limit);
         return f ? f : search(which, lengths::any);

@@ -76,8 +76,7 @@ struct copied_bytes {
     }
 };
 
-/// Adds a gradient to what is owed, and makes keys in the order of magnitudes. NaN counts as
-/// infinity.
+/// Adds a gradient to what is owed, and makes keys in order of magnitude. NaN counts as infinity.
 struct weigh_owed {
     const float* gradient;
     float* owed;
@@ -107,8 +106,8 @@ struct take_owed {
 
 /// Packs for device_buckets by cub::DeviceMemcpy::Batched, 32 arrays a call. `MemoryOf` returns for
 /// a stream the memory for CUB's temporary storage, which frees in the order of that stream: a
-/// stream_resource. Throws what that memory throws, and operation_error (errc::submission_failed)
-/// if CUB fails.
+/// stream_resource. Throws what it throws, and operation_error (errc::submission_failed) if CUB
+/// fails.
 template <class MemoryOf>
 struct cub_packing {
     MemoryOf memory_of;  ///< the memory of a stream

@@ -33,15 +33,14 @@ inline namespace GPUSHARE_ABI {
     return major >= 9 ? 32_MiB : 4_MiB;
 }
 
-/// Refers to the handle and the resource, which must outlive the object. Like the handle, not safe
-/// from several threads. From now on the handle works on one stream, and the resource must free in
-/// that stream's order (stream_resource). Two streams at once need two handles: they would write
-/// into the same workspace.
+/// Refers to the handle and the resource, which must outlive the object. Not thread-safe, like the
+/// handle. From now on the handle works on one stream, and the resource must free in that stream's
+/// order (stream_resource). Two streams at once need two handles: they would share the workspace.
 template <memory_resource Resource>
 class cublas_workspace {
 public:
-    /// Throws what the resource throws, a std::bad_alloc; operation_error (backend_failed) with
-    /// cuBLAS's status.
+    /// Throws what the resource throws, a std::bad_alloc; operation_error (backend_failed) with the
+    /// status.
     cublas_workspace(cublasHandle_t handle, cudaStream_t stream, Resource& from, bytes size)
         : handle_(handle), stream_(stream), block_(from, static_cast<std::size_t>(size.count())) {
         restore();

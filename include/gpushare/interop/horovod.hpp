@@ -15,9 +15,9 @@
 //
 // An array is combined no sooner than the lowest rank that hasn't joined hands it over. Elements
 // are floats of 16 to 64 bits, or integers of 64 bits, which have no average. The transport decides
-// the bits of a sum or a product. For arrays on devices see interop/horovod_devices.hpp (ranks of one
-// process) and interop/horovod_processes.hpp (of several), and for tensors of libtorch, on the host
-// and on CUDA, interop/torch_gradients.hpp.
+// the bits of a sum or a product. Arrays on devices have headers of their own:
+// interop/horovod_devices.hpp (one process) and interop/horovod_processes.hpp (several).
+// interop/torch_gradients.hpp takes tensors of libtorch, on the host and on CUDA.
 #pragma once
 
 #include <algorithm>
@@ -52,9 +52,9 @@ inline namespace GPUSHARE_ABI {
 /// Horovod's names.
 namespace horovod {
 
-/// How the ranks' elements are combined; beside ranks that have joined, those of the others.
+/// How the elements of the ranks that haven't joined are combined.
 enum class reduce_op : std::uint8_t {
-    average,  ///< their mean; not of integers
+    average,  ///< their mean; not for integers
     sum,      ///< their sum
     minimum,  ///< the smallest; NaN if a rank has one
     maximum,  ///< the largest; NaN if a rank has one
@@ -73,23 +73,23 @@ concept number = std::same_as<T, float> || std::same_as<T, double> || std::same_
 
 /// How a process_set works.
 struct process_set_options {
-    ns cycle = std::chrono::microseconds(200);  ///< between two questions for what isn't ready everywhere
-    bytes fusion{64 << 20};                     ///< arrays are combined together up to so many bytes
+    ns cycle = std::chrono::microseconds(200);  ///< between two polls for open requests
+    bytes fusion{64 << 20};                     ///< arrays are combined together up to this size
     /// How long a rank waits for the others in a collective that all have agreed on.
     ns patience = std::chrono::seconds(60);
 };
 
 namespace detail {
 
-/// One that was handed over on a device.
+/// An array that was handed over on a device.
 struct device_request {
     virtual ~device_request() = default;
 };
-/// A rank's request. The thread fills in how the request went.
+/// A rank's request. The set's thread fills in the result.
 struct request {
     std::string name;
     std::byte* data = nullptr;
-    std::uint64_t count = 0;  // elements; bytes of a broadcast; 0 where ranks bring other lengths
+    std::uint64_t count = 0;  // elements; bytes of a broadcast; 0 if ranks bring different lengths
     std::uint64_t what = 0;   // kind, type, operator, root: equal on all ranks
     std::uint64_t shape = 0;  // what else is equal on all ranks
     std::shared_ptr<device_request> on_device{};
@@ -97,23 +97,22 @@ struct request {
     bool done = false;
 };
 
-/// The same in every process (FNV-1a).
+/// A hash that is the same in every process (FNV-1a).
 [[nodiscard]] constexpr std::uint64_t hash_of(std::string_view name) noexcept {
     std::uint64_t h = 0xcbf2'9ce4'8422'2325U;
     for (const char c : name) h = (h ^ static_cast<unsigned char>(c)) * 0x100'0000'01b3U;
     return h;
 }
 
-// The request in one word: the type, whether it is a broadcast, the operator, the kind of one by
-// rows, and the root.
+// A request's word: the type, a bit for a broadcast, the operator, the kind if by rows, the root.
 inline constexpr std::uint64_t is_broadcast = 1U << 16;
 inline constexpr int operator_at = 17, rows_at = 20, root_at = 32;
-/// Of requests that have the same number of rows on all ranks, or where nobody cuts rows: 0.
+/// The kind of a request whose result is cut by rows; `none` for all others.
 enum class by_rows : std::uint8_t { none, all_gather, all_to_all, reduce_scatter };
 [[nodiscard]] constexpr by_rows rows_of(std::uint64_t what) noexcept {
     return static_cast<by_rows>(what >> rows_at & 3U);
 }
-/// Whether such requests are combined together.
+/// Whether requests with this word can be combined together.
 [[nodiscard]] constexpr bool fuses(std::uint64_t what) noexcept {
     return (what & is_broadcast) == 0 && rows_of(what) == by_rows::none;
 }
@@ -133,7 +132,7 @@ enum class by_rows : std::uint8_t { none, all_gather, all_to_all, reduce_scatter
     return static_cast<std::uint32_t>(what >> root_at);
 }
 
-/// Calls f(T{}) for the type of such a number.
+/// Calls f(T{}) for the type in a request's word.
 template <class F>
 decltype(auto) with_type(std::uint64_t what, const F& f) {
     switch (static_cast<std::uint32_t>(what & 0xffffU)) {
@@ -144,7 +143,7 @@ decltype(auto) with_type(std::uint64_t what, const F& f) {
         default: return f(float{});
     }
 }
-/// Calls f with the transport's operator. Nobody averages integers: start_allreduce refuses.
+/// Calls f with the transport's operator. start_allreduce refuses to average integers.
 template <class T, class F>
 collective_fault with_operator(reduce_op op, const F& f) {
     switch (op) {
@@ -176,44 +175,44 @@ template <class T>
     return with_type(what, []<class T>(T) { return sizeof(T); });
 }
 
-/// What a rank asks for an array on its device.
+/// A rank's call for an array on its device.
 struct device_call {
-    /// Where a result goes that wasn't there: it is asked once the rows are known that each rank
-    /// brings, or in a reduce-scatter the rows that this rank gets.
+    /// Returns memory for a result of unknown size. It is called once the rows of each rank are
+    /// known, or in a reduce-scatter the rows that this rank gets.
     using placing = std::function<void*(std::span<const std::uint64_t> rows)>;
 
     std::string name;
     collective_kind kind = collective_kind::all_reduce;
-    std::uint32_t type = 0;     // of the elements: all ranks have the same
+    std::uint32_t type = 0;     // of the elements; equal on all ranks
     std::uint32_t element = 1;  // in bytes
     reduce_op op = Sum;
     std::uint32_t root = 0;
-    void* data = nullptr;                 // the input; the output, too, of all-reduces and broadcasts
+    void* data = nullptr;                 // the input, and the output of all-reduces and broadcasts
     std::size_t count = 0;                // of elements
     std::size_t row = 1;                  // elements of a row
-    std::uint64_t shape = 0;              // what else all ranks have alike
+    std::uint64_t shape = 0;              // what else is equal on all ranks
     std::vector<std::uint64_t> splits{};  // all_to_all: rows for each rank
     placing place{};
-    std::shared_ptr<const void> keeps{};  // until it is over
-    void* stream = nullptr;               // native, of the caller
-    std::function<void*()> current{};     // the stream that waits in synchronize: else the caller's
+    std::shared_ptr<const void> keeps{};  // until the call is over
+    void* stream = nullptr;               // the caller's, native
+    std::function<void*()> current{};     // the stream that waits in synchronize; empty: `stream`
 };
-/// Requests of one kind that are combined, or sent, together.
+/// Requests of one kind that are combined or sent together.
 struct request_batch {
     std::span<const std::shared_ptr<request>> of_rank;  // null if this rank has joined
     std::span<const std::uint64_t> counts;              // of each
     std::uint64_t what = 0;
     std::size_t elements = 0;  // in all
-    std::uint32_t joined = 0;  // ranks
+    std::uint32_t joined = 0;  // ranks that have joined
     std::uint32_t ranks = 1;
 
     [[nodiscard]] bool is_nobody() const { return of_rank[0] == nullptr; }
-    /// What the ranks' elements are combined by: an average of some is made of their sum.
+    /// The transport's operator. While ranks have joined, an average is made of the sum.
     [[nodiscard]] reduce_op op() const {
         const reduce_op asked = operator_of(what);
         return asked == Average && joined != 0 ? Sum : asked;
     }
-    /// Makes it.
+    /// Makes the average.
     template <class T>
     void finish(std::span<T> data) const {
         if (operator_of(what) != Average || joined == 0) return;
@@ -226,7 +225,7 @@ struct request_batch {
         std::fill(data.begin(), data.end(), neutral_of<T>(operator_of(what)));
     }
 };
-/// The collectives that a process_set needs, of whatever transport.
+/// The collectives that a process_set needs, over any transport.
 class carrier {
 public:
     carrier() = default;
@@ -238,18 +237,18 @@ public:
     [[nodiscard]] virtual collective_fault least(std::span<std::uint64_t> words, instant deadline) = 0;
     [[nodiscard]] virtual collective_fault broadcast(std::span<std::uint64_t> words, std::uint32_t root,
                                                      instant deadline) = 0;
-    /// What all ranks have.
+    /// Combines or sends requests that all ranks have.
     [[nodiscard]] virtual collective_fault move(const request_batch& all, instant deadline) = 0;
     virtual void abort(errc why) = 0;
 
-    // Of arrays on this rank's device. From any thread.
+    // For arrays on this rank's device. From any thread.
     [[nodiscard]] virtual bool on_device() const noexcept { return false; }
     [[nodiscard]] virtual std::shared_ptr<request> made_of(device_call) {
         raise({.code = errc::not_supported}, {}, "handing an array on a device over to a transport");
     }
-    /// Of one that is done: whether the device is, too.
+    /// Of a request that is done: whether the device has finished, too.
     [[nodiscard]] virtual bool is_over(const request&) { return true; }
-    /// Lets a stream wait for the device. Null: the one that it was handed over with.
+    /// Makes a stream wait for the device. Null: see device_call::current.
     [[nodiscard]] virtual collective_fault follow(const request&, void*) { return {}; }
     /// Waits for the device.
     virtual void settle() {}
@@ -267,7 +266,7 @@ public:
                                              instant deadline) override {
         return net_.broadcast(words, root, deadline);
     }
-    /// Packed, unless it is one that this rank has.
+    /// Packs arrays, unless there is only one and this rank has it.
     [[nodiscard]] collective_fault move(const request_batch& all, instant deadline) override {
         const std::size_t size_of_one = size_of(all.what);
         const bool packs = all.of_rank.size() != 1 || all.is_nobody();
@@ -307,7 +306,7 @@ private:
     std::vector<std::byte> packed_;
 };
 
-/// Ranks on devices of this process (horovod_devices.hpp). From any thread.
+/// Ranks on devices of this process (horovod_devices.hpp). Safe from any thread.
 class named_ranks {
 public:
     named_ranks() = default;
@@ -321,7 +320,7 @@ public:
     [[nodiscard]] virtual std::vector<std::shared_ptr<device_request>> start(std::uint32_t rank,
                                                                              std::vector<device_call> calls) = 0;
     [[nodiscard]] virtual bool is_done(device_request& one) = 0;
-    /// Until it is enqueued; `stream` waits for the device.
+    /// Waits until the request is enqueued. `stream` then waits for the device.
     [[nodiscard]] virtual collective_fault wait(device_request& one, void* stream) = 0;
     [[nodiscard]] virtual std::uint32_t join(std::uint32_t rank) = 0;
 };
@@ -330,13 +329,12 @@ public:
 
 class process_set;
 
-/// An array that was handed over to a set. Copies stand for the same array. The set must outlive
-/// every use of the handle.
+/// An array that was handed over to a set, which must outlive it. Copies refer to the same array.
 class handle {
 public:
     handle() = default;
 
-    /// The set that got the array; null for a handle made by default.
+    /// The set that got the array; null for a default-constructed handle.
     [[nodiscard]] process_set* of() const noexcept { return set_; }
 
 private:
@@ -349,30 +347,30 @@ private:
     process_set* set_ = nullptr;
 };
 
-/// One rank's end of a group. Over a transport, its thread uses the transport until the end, and
-/// nothing else does. From any thread.
+/// One rank's end of a group. Over a transport, the set's thread uses the transport until the end,
+/// and nothing else may use it. Safe from any thread.
 class process_set {
 public:
-    /// `net` must outlive it.
+    /// `net` must outlive the set.
     template <host_transport Net>
     explicit process_set(Net& net, const process_set_options& options = {})
         : process_set(std::make_unique<detail::carrier_over<Net>>(net), nullptr, options) {}
-    /// A process with a device (horovod_processes.hpp), which outlives it. It takes arrays on that
-    /// device, and none of the host's. One set at a time.
+    /// A process with a device (horovod_processes.hpp), which must outlive the set. The set takes
+    /// arrays on that device, and none of the host's. One set at a time.
     explicit process_set(detail::carrier& on_device, const process_set_options& options = {})
         : process_set(nullptr, &on_device, options) {}
-    /// Rank `rank` of ranks on devices (horovod_devices.hpp), which outlive it. It takes arrays on
-    /// the rank's device, and none of the host's. Throws operation_error
-    /// (errc::invalid_specification) for a rank that isn't there or is there already.
+    /// Rank `rank` of ranks on devices (horovod_devices.hpp), which must outlive the set. The set
+    /// takes arrays on the rank's device, and none of the host's. Throws operation_error
+    /// (errc::invalid_specification) for a rank that doesn't exist, or has a set already.
     process_set(detail::named_ranks& devices, std::uint32_t rank) : devices_(&devices), rank_(rank) {
         devices.enter(rank);
     }
     process_set(const process_set&) = delete;
     process_set& operator=(const process_set&) = delete;
     /// Returns once all ranks destroy their sets; open requests fail with errc::stopped. If the
-    /// other ranks don't do so within options.patience, the group is aborted. On devices it returns
-    /// once what the devices do with this rank's arrays is over, and waits for no other rank: their
-    /// open requests, and later ones, fail with errc::stopped and this rank.
+    /// other ranks don't do so within options.patience, the group is aborted. With ranks on devices
+    /// the destructor waits for no other rank, only until the devices have finished with this
+    /// rank's arrays. Open and later requests of other ranks fail with errc::stopped and this rank.
     ~process_set() {
         if (devices_ != nullptr) {
             devices_->leave(rank_);
@@ -391,14 +389,15 @@ public:
         net_->settle();
     }
 
-    /// From 0.
+    /// Counted from 0.
     [[nodiscard]] std::uint32_t rank() const { return devices_ != nullptr ? rank_ : net_->rank(); }
-    /// Ranks.
+    /// The number of ranks.
     [[nodiscard]] std::uint32_t size() const { return devices_ != nullptr ? devices_->size() : net_->size(); }
-    /// Whether it takes arrays on devices.
+    /// Whether the set takes arrays on devices.
     [[nodiscard]] bool on_devices() const noexcept { return devices_ != nullptr || net_->on_device(); }
 
-    /// See allreduce_async. Throws operation_error: errc::duplicate_name while one of this name is under way.
+    /// See allreduce_async. Throws operation_error: errc::duplicate_name while the name is under
+    /// way.
     template <number T>
     [[nodiscard]] handle start_allreduce(std::span<T> data, std::string_view name, reduce_op op) {
         if (op == Average && std::integral<T>)
@@ -416,8 +415,8 @@ public:
         return start(reinterpret_cast<std::byte*>(data.data()), data.size_bytes(), name,
                      detail::is_broadcast | std::uint64_t{root} << detail::root_at);
     }
-    /// Hands over arrays on devices, all at once. Throws operation_error: errc::not_supported over a
-    /// transport, and what allreduce_async of such an array throws.
+    /// Hands over arrays on devices, all at once. Throws operation_error: errc::not_supported over
+    /// a transport; and as allreduce_async for an array on a device.
     [[nodiscard]] std::vector<handle> start_on_device(std::vector<detail::device_call> calls) {
         std::vector<handle> all;
         if (devices_ == nullptr) {
@@ -430,13 +429,13 @@ public:
         for (auto& one : devices_->start(rank_, std::move(calls))) all.push_back({std::move(one), *this});
         return all;
     }
-    /// The same of one array.
+    /// The same for one array.
     [[nodiscard]] handle start_on_device(detail::device_call call) {
         std::vector<detail::device_call> one;
         one.push_back(std::move(call));
         return start_on_device(std::move(one))[0];
     }
-    /// Whether it is done, well or not.
+    /// Whether the array is done, with success or not.
     [[nodiscard]] bool is_done(const handle& h) const {
         if (h.on_device_ != nullptr) return devices_->is_done(*h.on_device_);
         if (h.of_ == nullptr) return true;
@@ -446,7 +445,7 @@ public:
         }
         return net_->is_over(*h.of_);
     }
-    /// Waits for it. See synchronize for arrays on devices: null stands for the stream of that.
+    /// Waits for the array. For arrays on devices, a null `stream` means that of synchronize.
     [[nodiscard]] collective_fault wait(const handle& h, void* stream = nullptr) {
         if (h.on_device_ != nullptr) return devices_->wait(*h.on_device_, stream);
         std::unique_lock lock(mutex_);
@@ -483,7 +482,7 @@ private:
         hand_over(std::span(&r, 1));
         return {std::move(r), *this};
     }
-    /// All of them, or none.
+    /// Hands over all of them, or none.
     void hand_over(std::span<const std::shared_ptr<detail::request>> all) {
         const std::scoped_lock lock(mutex_);
         const auto refuse = [](const auto& among, const std::string& name) {
@@ -508,14 +507,14 @@ private:
     // combines without the lock.
     using requests = std::vector<std::shared_ptr<detail::request>>;
     static constexpr std::size_t words_of_a_request = 4;
-    // Answers, of which the least of all ranks counts.
+    // Answers to a request. The least answer of all ranks counts.
     static constexpr std::uint64_t not_yet = 0, differs = 1, has = 2;
 
     void work() {
         try {
             while (!cycle()) {
             }
-        } catch (...) {  // of the host's memory, say
+        } catch (...) {  // such as std::bad_alloc
             const std::scoped_lock lock(mutex_);
             fault_ = {errc::aborted, collective_kind::all_reduce, rank(), 0};
             net_->abort(errc::aborted);
@@ -576,8 +575,8 @@ private:
         changed_.wait(lock, [&] { return !pending_.empty() || joins_ || leaves_; });
         return pending_;
     }
-    /// One answer for each request of the leader; after them, for each rank, whether it has joined,
-    /// and whether it leaves. `mine` becomes this rank's request for each; null if there is none.
+    /// One answer for each request of the leader; then, for each rank, whether it has joined, and
+    /// whether it leaves. `mine` becomes this rank's request for each; null if there is none.
     [[nodiscard]] std::vector<std::uint64_t> answer_to(std::span<const std::uint64_t> asked, requests& mine) {
         const std::size_t n = asked.size() / words_of_a_request;
         std::vector<std::uint64_t> answers(n + 2 * size(), 1);
@@ -611,7 +610,7 @@ private:
         ++joins_done_;
         changed_.notify_all();
     }
-    /// Whether something got done.
+    /// Whether anything was done.
     [[nodiscard]] bool combine(std::span<const std::uint64_t> asked, std::span<const std::uint64_t> answers,
                                const requests& mine) {
         bool moved = false;
@@ -638,7 +637,7 @@ private:
         }
         return moved;
     }
-    /// The same on all ranks.
+    /// Why a request is refused; the same on all ranks.
     [[nodiscard]] collective_fault why_refused(std::uint64_t answer, std::uint64_t what) const {
         if (answer == differs) return {errc::mismatch, detail::kind_of(what), leader_for_names(), 0};
         if (answer == has && detail::rows_of(what) != detail::by_rows::none)
@@ -660,7 +659,7 @@ private:
         }
         changed_.notify_all();
     }
-    /// Requests of one kind, of so many elements in all.
+    /// Combines or sends requests of one kind, with `elements` in all.
     [[nodiscard]] collective_fault together(std::span<const std::uint64_t> asked,
                                             std::span<const std::shared_ptr<detail::request>> some, std::size_t first,
                                             std::uint64_t what, std::size_t elements) {
@@ -682,54 +681,54 @@ private:
     std::uint64_t joins_done_ = 0;
     std::uint32_t last_joined_ = 0;
     collective_fault fault_{};
-    std::vector<bool> joined_, left_;  // of each rank; the thread's
+    std::vector<bool> joined_, left_;  // of each rank; only the thread uses these
     std::thread thread_;
 };
 
 namespace detail {
-/// The process's own end.
+/// The process's own set.
 [[nodiscard]] inline std::unique_ptr<process_set>& of_process() {
     static std::unique_ptr<process_set> all;
     return all;
 }
 }  // namespace detail
 
-/// The end that init() made. Throws operation_error: errc::invalid_specification before init().
+/// The set that init() made. Throws operation_error: errc::invalid_specification before init().
 [[nodiscard]] inline process_set& global_process_set() {
     if (detail::of_process() == nullptr)
         raise({.code = errc::invalid_specification}, {}, "using the process's set before init");
     return *detail::of_process();
 }
-/// Makes this process's end, which is used where no set is named. By one thread.
+/// Makes this process's set, which all functions below use by default. Call it from one thread.
 template <host_transport Net>
 void init(Net& net, const process_set_options& options = {}) {
     detail::of_process() = std::make_unique<process_set>(net, options);
 }
-/// The same of a rank on a device of this process.
+/// The same for a rank on a device of this process.
 inline void init(detail::named_ranks& devices, std::uint32_t rank) {
     detail::of_process() = std::make_unique<process_set>(devices, rank);
 }
-/// The same of a process with a device (horovod_processes.hpp).
+/// The same for a process with a device (horovod_processes.hpp).
 inline void init(detail::carrier& on_device, const process_set_options& options = {}) {
     detail::of_process() = std::make_unique<process_set>(on_device, options);
 }
-/// Ends it, as process_set's destructor. By one thread.
+/// Destroys the set; see process_set's destructor. Call it from one thread.
 inline void shutdown() { detail::of_process().reset(); }
-/// Whether there is one.
+/// Whether the process has a set.
 [[nodiscard]] inline bool is_initialized() { return detail::of_process() != nullptr; }
 [[nodiscard]] inline std::uint32_t rank() { return global_process_set().rank(); }  ///< of this process
 [[nodiscard]] inline std::uint32_t size() { return global_process_set().size(); }  ///< ranks
 
-/// Hands over an array, in place: the array must stay until the handle is done, and no other code
-/// may touch it. Name, length, type and operator must be the same on all ranks; otherwise all get
-/// errc::mismatch. Throws operation_error: errc::duplicate_name while one of this name is under
-/// way, errc::invalid_specification for an average of integers.
+/// Hands over an array, to be combined in place. The array must stay until the handle is done, and
+/// no other code may touch it. Name, length, type and operator must be the same on all ranks;
+/// otherwise all get errc::mismatch. Throws operation_error: errc::duplicate_name while an array of
+/// this name is under way, errc::invalid_specification for an average of integers.
 template <number T>
 [[nodiscard]] handle allreduce_async(std::span<T> data, std::string_view name, reduce_op op = Average,
                                      process_set& of = global_process_set()) {
     return of.start_allreduce(data, name, op);
 }
-/// All ranks get the array of rank `root`. Throws as allreduce_async, and for a rank that isn't there.
+/// All ranks get rank `root`'s array. Throws as allreduce_async, and for a rank that doesn't exist.
 template <class T>
 [[nodiscard]] handle broadcast_async(std::span<T> data, std::uint32_t root, std::string_view name,
                                      process_set& of = global_process_set()) {
@@ -745,12 +744,12 @@ template <number T>
         all.push_back(allreduce_async(list[k], std::string(name) + "." + std::to_string(k), op, of));
     return all;
 }
-/// Whether it is done, well or not.
+/// Whether the array is done, with success or not.
 [[nodiscard]] inline bool poll(const handle& h) { return h.of() == nullptr || h.of()->is_done(h); }
-/// Waits for it. Throws operation_error: the fault, which names the rank. Of an array on a device it
-/// waits until the collective is enqueued, and lets the caller's current stream wait for its end: of
-/// libtorch's tensors that is torch's current stream, else the one that the array was handed over
-/// with. A fault that the device meets later is thrown by the calls behind it.
+/// Waits for the array. Throws operation_error: the fault, which names the rank. For an array on a
+/// device, waits until the collective is enqueued, and makes a stream wait for its end: torch's
+/// current stream for libtorch's tensors, else the stream that the array was handed over with. If
+/// the device meets a fault later, the next calls throw it.
 inline void synchronize(const handle& h) {
     if (h.of() != nullptr) raise_fault(h.of()->wait(h));
 }
@@ -770,11 +769,10 @@ void grouped_allreduce(std::span<const std::span<T>> list, std::string_view name
                        process_set& of = global_process_set()) {
     synchronize(std::span<const handle>(grouped_allreduce_async(list, name, op, of)));
 }
-/// This rank has no more batches: until all ranks have joined, what the others hand over is the
-/// average, sum, minimum, maximum or product of the ranks that haven't joined. (Horovod's joined
-/// ranks bring zeros, whatever the operator.) A broadcast from a rank that has joined fails with
-/// errc::not_supported, and the fault names the rank. Returns the rank that joined last. Call it
-/// with nothing under way. Throws as synchronize.
+/// This rank has no more batches. Until all ranks have joined, arrays are combined over the ranks
+/// that haven't. (In Horovod, joined ranks bring zeros, whatever the operator.) A broadcast from a
+/// rank that has joined fails with errc::not_supported, and the fault names the rank. Returns the
+/// rank that joined last. Call it with nothing under way. Throws as synchronize.
 inline std::uint32_t join(process_set& of = global_process_set()) { return of.wait_for_all(); }
 
 }  // namespace horovod

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Horovod's names (horovod.hpp) for arrays on devices. The ranks are threads of this process, each
-// with a device, or with one that they share. Nobody waits for a cycle: the thread that brings the
-// last rank's array enqueues the collective for all ranks.
+// with a device, or all with one. No thread polls: the thread that brings the last rank's array
+// enqueues the collective for all ranks.
 //
 //   gpushare::horovod::device_ranks all(node, devices, std::span(streams), members, pinned, staging,
 //                                       staging_bytes);
@@ -10,18 +10,18 @@
 //   const auto sum = allreduce_async(device_array{x, n, stream}, "fc.weight", Sum, mine);
 //   synchronize(sum);                                          // `stream` waits for the sum
 //
-// `stream` is the native handle of the stream that computes the array (of a node in software: a
-// pointer to the stream). The collective runs on the rank's stream of `streams`, behind all that the
-// caller's stream was given before the call. A default stream is refused. Tensors of libtorch need no
-// handles: see torch_gradients.hpp.
+// `stream` is the native handle of the stream that computes the array (on a node in software: a
+// pointer to the stream). The collective runs on the rank's stream of `streams`, after all work
+// that the caller's stream got before the call. A default stream is refused. Tensors of libtorch
+// need no handles: see torch_gradients.hpp.
 //
 // Arrays of one type and operator that become ready together, such as those of a group, are packed
-// into `staging` and combined at once, as far as they fit. Ranks that have joined bring what changes
-// no result, from `staging` as well. Of the elements of a rank's array in place (allreduce,
-// broadcast) nothing but the collective may make use until synchronize.
+// into `staging` and combined at once, as far as they fit. Ranks that have joined bring neutral
+// elements, from `staging` as well. Until synchronize, only the collective may use the elements of
+// an array that is combined or sent in place (allreduce, broadcast).
 //
-// Beside allreduce and broadcast there are allgather, alltoall and reducescatter, whose result has
-// a length that the ranks learn from each other. `place(rows)` says where it goes.
+// Besides allreduce and broadcast there are allgather, alltoall and reducescatter. The ranks learn
+// the length of these results from each other. `place(rows)` returns the memory for a result.
 #pragma once
 
 #include <algorithm>
@@ -63,7 +63,7 @@ namespace horovod {
 
 namespace detail {
 
-/// What a rank brings that has joined.
+/// Writes what a rank that has joined brings.
 template <class T>
 struct fill_elements {
     T* data;
@@ -76,7 +76,7 @@ struct fill_elements {
         for (std::size_t i = mine.begin + ctx.thread_rank(); i < mine.end; i += ctx.num_threads()) data[i] = value;
     }
 };
-/// A sum becomes the average of the ranks that haven't joined.
+/// Makes the average of the ranks that haven't joined from their sum.
 template <class T>
 struct divide_elements {
     using wide = std::conditional_t<std::same_as<T, double>, double, float>;
@@ -92,7 +92,7 @@ struct divide_elements {
     }
 };
 
-/// What all ranks have to say alike.
+/// A hash of what must be equal on all ranks.
 [[nodiscard]] inline std::uint64_t word_of(const device_call& c) {
     const bool whole = c.kind == collective_kind::all_reduce || c.kind == collective_kind::broadcast ||
                        c.kind == collective_kind::reduce_scatter;
@@ -102,7 +102,7 @@ struct divide_elements {
                                          whole ? c.count : 0, c.row, c.shape});
 }
 
-/// Throws where a call makes no sense, whatever the other ranks say.
+/// Throws for a call that makes no sense, whatever the other ranks call.
 inline void check_call(const device_call& c, std::uint32_t ranks, bool combinable) {
     const auto refuse = [&](const failure& why, std::string_view what = {}) {
         raise(why, {}, c.name + ": handing over an array on a device" + std::string(what));
@@ -133,9 +133,9 @@ struct combined_types {};
 
 /// How ranks on devices work.
 struct device_options {
-    launch_options launches{};  ///< of the collectives: how many blocks, and how long ranks wait for each other there
-    /// How long synchronize waits for ranks that haven't handed over an array of that name. Then all
-    /// fail with errc::deadline_exceeded.
+    launch_options launches{};  ///< blocks of collectives, and the ranks' patience in a kernel
+    /// How long synchronize waits for ranks that haven't handed over an array of that name. After
+    /// that all calls fail with errc::deadline_exceeded.
     ns patience = ns::max();
 };
 
@@ -144,20 +144,21 @@ template <class T>
 struct device_array {
     T* data = nullptr;                    ///< the first element
     std::size_t count = 0;                ///< of elements
-    void* stream = nullptr;               ///< native: what computes the elements is enqueued there
-    std::size_t row = 1;                  ///< elements of a row: what allgather, alltoall and reducescatter don't cut
-    std::shared_ptr<const void> keeps{};  ///< is kept until the devices don't use the array any more
+    void* stream = nullptr;               ///< native; computes the elements
+    std::size_t row = 1;                  ///< elements of a row, which no collective cuts
+    std::shared_ptr<const void> keeps{};  ///< kept until the devices have finished with the array
 };
 /// Deduces the type of the elements.
 template <class T>
 device_array(T*, std::size_t, void*) -> device_array<T>;
 
-/// The ranks of this process on devices, one process_set of each. Everything that the constructor
-/// gets outlives it, and it outlives the sets. `Node` is cuda::node or host::node, `Visible` memory
-/// that the host and all devices reach: cuda::pinned_memory, say. From any thread.
+/// The ranks of this process on devices, with a process_set of each. Everything that the
+/// constructor gets must outlive this object, which must outlive the sets. `Node` is cuda::node or
+/// host::node. `Visible` is memory that the host and all devices reach, such as
+/// cuda::pinned_memory. Safe from any thread.
 ///
-/// Calls of a rank may come in another order than those of the others. What is enqueued and when
-/// depends on the host alone, which waits for no device.
+/// The calls of a rank may come in another order than those of the others. The order and time of
+/// enqueuing depend on the host alone, which waits for no device.
 template <node Node, memory_resource Visible, number... T>
 requires joining_timeline<typename Node::stream> && launcher<typename Node::stream>
 class device_ranks final : public detail::named_ranks {
@@ -166,10 +167,10 @@ class device_ranks final : public detail::named_ranks {
     using device_call = detail::device_call;
 
 public:
-    /// Rank r of `members`, a whole group, is on devices[r] with streams[r]; where all share a device
-    /// there is one of each. `staging` is for each rank `staging_size` of its device, at multiples of
-    /// 16 bytes, and at least 64 bytes. Throws operation_error (errc::invalid_specification) for
-    /// spans of other lengths.
+    /// Rank r of `members`, a whole group, is on devices[r] with streams[r]. If all ranks share a
+    /// device, there is one of each. `staging` has for each rank `staging_size` of its device, at
+    /// multiples of 16 bytes, and at least 64 bytes. Throws operation_error
+    /// (errc::invalid_specification) for spans of other lengths.
     device_ranks(Node& on, std::span<const device_id> devices, std::span<stream> streams,
                  std::span<const member> members, Visible& visible, std::span<void* const> staging, bytes staging_size,
                  const device_options& options = {}, combined_types<T...> = {})
@@ -189,7 +190,7 @@ public:
             raise({errc::invalid_specification, devices.size(), 0, members.size(), reason::wrong_count}, {},
                   "streams and staging of named arrays on devices");
     }
-    /// Waits for what is enqueued.
+    /// Waits for all enqueued work.
     ~device_ranks() override {
         for (const under_way& u : running_)
             for (const point& p : u.ends) (void)p.wait(never);
@@ -198,7 +199,7 @@ public:
     }
 
     [[nodiscard]] std::uint32_t size() const noexcept override { return calls_.size(); }  ///< ranks
-    /// Ends all calls, now and later, naming `rank`; what the devices do as well. Doesn't wait.
+    /// Ends all calls, now and later, also on the devices. The fault names `rank`. Doesn't wait.
     void abort(std::uint32_t rank, errc why) {
         members_[0].close({why, members_[0].progress().what, rank, members_[0].progress().epoch});
         std::vector<request_ptr> dropped;
@@ -305,13 +306,13 @@ private:
     };
     using request_ptr = std::shared_ptr<request>;
     using common = typename detail::named_calls<request_ptr>::common;
-    /// Requests whose devices aren't known to be done.
+    /// Requests that the devices may not have finished.
     struct under_way {
         std::vector<point> ends{};  // of each stream
         std::vector<request_ptr> requests{};
         void* lengths = nullptr;
     };
-    /// What must not be destroyed under the lock: a framework's tensors.
+    /// These may be a framework's tensors, which must not be destroyed under the lock.
     struct garbage {
         std::vector<request_ptr> requests{};
         std::vector<std::shared_ptr<const void>> kept{};
@@ -329,7 +330,7 @@ private:
         return ((gpushare::detail::type_id<T>() == type) || ...);
     }
     [[nodiscard]] stream& stream_of(std::uint32_t rank) { return streams_[streams_.size() == 1 ? 0 : rank]; }
-    /// The caller's stream. Usually it is that of the rank's previous call.
+    /// The caller's stream. Usually it is the stream of the rank's previous call.
     [[nodiscard]] stream& lent(std::uint32_t rank, void* handle) {
         if constexpr (borrows) {
             lent_stream& l = lent_[rank];
@@ -364,8 +365,8 @@ private:
         }
         changed_.notify_all();
     }
-    /// Takes out what the devices are done with, in the order in which it was enqueued. What a device
-    /// failed at ends all calls.
+    /// Takes out the requests that the devices have finished, in the order of enqueuing. A failure
+    /// of a device ends all calls.
     void collect(garbage& over) {
         const auto reached = [](const point& p) { return p.reached(); };
         while (!running_.empty() && std::all_of(running_.front().ends.begin(), running_.front().ends.end(), reached)) {
@@ -387,9 +388,9 @@ private:
         }
     }
 
-    // --- what all ranks have is enqueued, under the lock
+    // --- enqueues what all ranks have, under the lock
 
-    /// By the thread of this rank.
+    /// Enqueues the calls that all ranks have. `rank` is the calling thread's.
     void go_on(std::uint32_t rank, garbage& over) {
         auto ready = calls_.take();
         try {
@@ -430,9 +431,9 @@ private:
     [[nodiscard]] static const request& first_of(const common& c) {
         for (const auto& r : c.of_ranks)
             if (r) return **r;
-        std::terminate();  // a call is somebody's
+        std::terminate();  // each call has a rank
     }
-    /// While a kernel waits for others, making an event may wait for the kernel: it is made before.
+    /// Reserved before: while a kernel waits for others, making an event may wait for the kernel.
     using reserved = gpushare::detail::point_reserve<stream>;
 
     void enqueue(std::span<common> calls) {
@@ -448,7 +449,7 @@ private:
         }
         keep(calls, now, points, f);
     }
-    /// Whatever is enqueued of them uses their arrays. A refused call has put nothing on a stream.
+    /// Keeps the requests, whose arrays enqueued work uses. A refused call has enqueued nothing.
     void keep(std::span<common> calls, under_way& now, reserved& points, const collective_fault& f) {
         for (std::size_t s = 0; s < streams_.size(); ++s) now.ends.push_back(points.record(s, streams_[s]));
         for (common& c : calls)
@@ -506,8 +507,8 @@ private:
             kernel_packing{}.unpack(stream_of(r), std::span(std::as_const(pieces[r])), outs[r]);
         return f;
     }
-    /// Ranks that have joined bring the neutral element, from half of their staging, and get the
-    /// result in the other half: so much at once.
+    /// Ranks that have joined bring the neutral element from half of their staging, and get the
+    /// result in the other half, which limits how much goes at once.
     template <class E>
     [[nodiscard]] collective_fault all_reduce_joined(const common& call, reduce_op op, std::uint32_t gone) {
         const std::size_t count = first_of(call).call.count, each = half_ / sizeof(E);
@@ -556,7 +557,7 @@ private:
     }
     [[nodiscard]] bool is_shared() const noexcept { return streams_.size() == 1; }
 
-    /// Ranks that have joined get a copy that nobody reads: so much at once.
+    /// Ranks that have joined get a copy that nobody reads, as much at once as their staging holds.
     [[nodiscard]] collective_fault broadcast(const common& call) {
         const device_call& c = first_of(call).call;
         const std::size_t size_of_all = c.count * c.element;
@@ -580,16 +581,16 @@ private:
         return {};
     }
 
-    // --- results whose length the ranks learn from each other: nobody has joined
+    // --- results whose length the ranks learn from each other; no rank has joined
 
-    /// A rank's output for so many rows: memory of the caller's stream, so what was enqueued there
-    /// before comes first.
+    /// A rank's output for these rows: memory of the caller's stream, so earlier work there comes
+    /// first.
     [[nodiscard]] void* place(request& r, std::span<const std::uint64_t> rows) {
         void* const to = r.call.place(rows);
         stream_of(r.rank).wait(lent(r.rank, r.call.stream).record());
         return to;
     }
-    /// Outputs of all ranks; rows(r) says how many. A rank that has no memory is named.
+    /// Outputs of all ranks; rows(r) returns rank r's rows. The fault names a rank without memory.
     template <class Rows>
     [[nodiscard]] collective_fault place_all(const common& call, std::vector<void*>& to, const Rows& rows) {
         for (std::uint32_t r = 0; r < size(); ++r) {
@@ -600,7 +601,7 @@ private:
                 return refused(e.code(), call.what.kind, r);
             } catch (const std::bad_alloc&) {
                 return refused(errc::out_of_memory, call.what.kind, r);
-            } catch (const std::exception&) {  // a framework's
+            } catch (const std::exception&) {  // of a framework
                 return refused(errc::submission_failed, call.what.kind, r);
             }
         }
@@ -609,7 +610,7 @@ private:
     [[nodiscard]] std::size_t lengths_size() const noexcept {
         return 2 * std::size_t{size()} * size() * sizeof(std::uint64_t);
     }
-    /// For what the devices read: two numbers of each pair of ranks.
+    /// Memory that the devices read, for two numbers of each pair of ranks.
     [[nodiscard]] std::uint64_t* lengths(under_way& now) {
         if (free_.empty()) {
             lengths_.reserve(lengths_.size() + 1);
@@ -630,7 +631,7 @@ private:
         [[nodiscard]] std::span<const std::span<const U>> from() const { return ins; }
         [[nodiscard]] std::span<const std::span<U>> to() const { return outs; }
     };
-    /// `f` of arrays of bytes: a row's bytes are moved as they are.
+    /// Moves the bytes of rows as they are.
     [[nodiscard]] collective_fault all_gather(const common& call, under_way& now) {
         std::vector<std::uint64_t> rows;
         for (std::uint32_t r = 0; r < size(); ++r) rows.push_back(call_of(call, r).count / call_of(call, r).row);
@@ -729,7 +730,7 @@ private:
     std::vector<void*> staging_;
     std::size_t half_;  // bytes of half the staging
     device_options options_;
-    // Of all that follows, and of streams_.
+    // Guards all that follows, and streams_.
     std::mutex mutex_;
     std::condition_variable changed_;
     detail::named_calls<request_ptr> calls_;
@@ -739,15 +740,15 @@ private:
     std::vector<void*> lengths_, free_;  // all blocks of numbers; those that no device reads
     collective_fault fault_{};
 };
-/// Of float.
+/// Combines float.
 template <class Node, class Stream, class Visible>
 device_ranks(Node&, std::span<const device_id>, std::span<Stream>, std::span<const member>, Visible&,
              std::span<void* const>, bytes) -> device_ranks<Node, Visible, float>;
-/// Of float.
+/// Combines float.
 template <class Node, class Stream, class Visible>
 device_ranks(Node&, std::span<const device_id>, std::span<Stream>, std::span<const member>, Visible&,
              std::span<void* const>, bytes, device_options) -> device_ranks<Node, Visible, float>;
-/// Of these types.
+/// Combines these types.
 template <class Node, class Stream, class Visible, number... T>
 device_ranks(Node&, std::span<const device_id>, std::span<Stream>, std::span<const member>, Visible&,
              std::span<void* const>, bytes, device_options, combined_types<T...>) -> device_ranks<Node, Visible, T...>;
@@ -768,11 +769,12 @@ template <class T>
 }
 }  // namespace detail
 
-/// Hands an array on a device over, in place. The same name, length, type and operator on all
-/// ranks; else all get errc::mismatch, with the odd rank. Throws operation_error:
-/// errc::duplicate_name while one of this name is under way; errc::not_supported for a type that
-/// isn't combined, and for a set over a transport; errc::invalid_specification for an average of
-/// integers and for a default stream; errc::capturing if the stream is captured.
+/// Hands over an array on a device, to be combined in place. Name, length, type and operator must
+/// be the same on all ranks; otherwise all get errc::mismatch, with the odd rank. Throws
+/// operation_error: errc::duplicate_name while an array of this name is under way;
+/// errc::not_supported for a type that isn't combined, and for a set over a transport;
+/// errc::invalid_specification for an average of integers and for a default stream; errc::capturing
+/// if the stream is captured.
 template <number T>
 [[nodiscard]] handle allreduce_async(const device_array<T>& x, std::string_view name, reduce_op op = Average,
                                      process_set& of = global_process_set()) {
@@ -793,7 +795,7 @@ template <number T>
     }
     return of.start_on_device(std::move(calls));
 }
-/// All ranks get the array of rank `root`. Throws as allreduce_async, and for a rank that isn't there.
+/// All ranks get rank `root`'s array. Throws as allreduce_async, and for a rank that doesn't exist.
 template <class T>
 requires std::is_trivially_copyable_v<T>
 [[nodiscard]] handle broadcast_async(const device_array<T>& x, std::uint32_t root, std::string_view name,
@@ -802,11 +804,11 @@ requires std::is_trivially_copyable_v<T>
     c.root = root;
     return of.start_on_device(std::move(c));
 }
-/// All ranks get the rows of each rank, in the order of ranks; each may bring another number of
-/// rows. `place`, a function `void*(std::span<const std::uint64_t> rows)`, gets the rows of each rank
-/// and returns memory for all of them, on any thread, as a rule of another rank. An allgather, an
-/// alltoall and a reducescatter are refused while a rank has joined (errc::not_supported, with that
-/// rank). If `place` throws, all ranks get a fault with its rank. Throws as allreduce_async.
+/// All ranks get the rows of each rank, in the order of ranks. Each rank may bring another number
+/// of rows. `place`, a function `void*(std::span<const std::uint64_t> rows)`, gets the rows of each
+/// rank and returns memory for all of them. It is called on any thread, usually another rank's.
+/// While a rank has joined, allgather, alltoall and reducescatter fail (errc::not_supported, with
+/// that rank). If `place` throws, all ranks get a fault with its rank. Throws as allreduce_async.
 template <class T>
 requires std::is_trivially_copyable_v<T>
 [[nodiscard]] handle allgather_async(const device_array<T>& x, detail::device_call::placing place,
@@ -815,8 +817,8 @@ requires std::is_trivially_copyable_v<T>
     c.place = std::move(place);
     return of.start_on_device(std::move(c));
 }
-/// splits[q] rows go to rank q, one behind the other; `place` gets the rows that come from each
-/// rank. In all else as allgather_async.
+/// splits[q] rows go to rank q, one after the other. `place` gets the rows that come from each
+/// rank. All else is as in allgather_async.
 template <class T>
 requires std::is_trivially_copyable_v<T>
 [[nodiscard]] handle alltoall_async(const device_array<T>& x, std::span<const std::uint64_t> splits,
@@ -827,9 +829,9 @@ requires std::is_trivially_copyable_v<T>
     c.place = std::move(place);
     return of.start_on_device(std::move(c));
 }
-/// The ranks' arrays, of one length, are combined, and each rank gets a part of the rows
-/// (shard_of): the first ranks get one more where they don't divide. `place` gets the number of
-/// these. In all else as allgather_async.
+/// Combines the ranks' arrays, which have one length. Each rank gets a part of the rows (shard_of);
+/// if they don't divide, the first ranks get one more. `place` gets the number of this rank's rows.
+/// All else is as in allgather_async.
 template <number T>
 [[nodiscard]] handle reducescatter_async(const device_array<T>& x, detail::device_call::placing place,
                                          std::string_view name, reduce_op op = Average,
@@ -839,7 +841,7 @@ template <number T>
     c.place = std::move(place);
     return of.start_on_device(std::move(c));
 }
-/// Waits as synchronize(h), and lets another stream wait for the end.
+/// Waits as synchronize(h), but makes another stream wait for the end.
 inline void synchronize(const handle& h, void* stream) {
     if (h.of() != nullptr) raise_fault(h.of()->wait(h, stream));
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Horovod's names (horovod.hpp) for arrays on devices of several processes, each with a device. The
-// host negotiates over a transport, an MPI's for example, which carries the elements as well: from
-// the device to pinned memory and back, chunk by chunk, so that a chunk is copied while others are
-// under way between processes.
+// host negotiates over a transport, such as an MPI's, which carries the elements as well. They go
+// from the device to pinned memory and back in chunks, so that some chunks are copied while others
+// are under way between processes.
 //
 //   using namespace gpushare::horovod;
 //   gpushare::mpi_transport net(MPI_COMM_WORLD);
@@ -12,11 +12,11 @@
 //   synchronize(sum);                                          // `caller` waits for the sum
 //
 // The names are those of horovod_devices.hpp, and arrays are handed over as there. `stream` is the
-// process's own, for the copies. Bits are those of the transport for arrays of the host: chunks
-// change none where a transport combines in the order of ranks. A process with several devices has a
-// device_process of each, in a thread of each, over the ranks of a two_level_group.
+// process's own, for the copies. The bits are the transport's for arrays of the host; chunks don't
+// change them if a transport combines in the order of ranks. A process with several devices has a
+// device_process for each, in a thread for each, over the ranks of a two_level_group.
 //
-// The thread of the process_set waits for the device before it sends. Nobody else does.
+// Only the thread of the process_set waits for the device, before it sends.
 #pragma once
 
 #include <algorithm>
@@ -53,7 +53,7 @@ namespace horovod {
 
 /// How the elements of a process with a device are cut.
 struct device_process_options {
-    bytes chunk{4 << 20};     ///< what is copied and sent at once: of several processes' wishes the least
+    bytes chunk{4 << 20};     ///< copied and sent at once; the least of all processes' values
     std::uint32_t depth = 4;  ///< chunks under way; at least 2
 };
 
@@ -65,11 +65,11 @@ struct held_request final : device_request {
     held_request(device_call c, Point is_there) : call(std::move(c)), computed(std::move(is_there)) {}
     device_call call;
     Point computed;
-    Point end{};            // behind what the device does
-    bool enqueued = false;  // the end is one; else nothing was put on a stream
+    Point end{};            // after the device's work
+    bool enqueued = false;  // false: nothing was put on a stream, and there is no `end`
 };
 
-/// Parts of several arrays that lie between two of their elements, if these are counted through all arrays.
+/// Several arrays whose elements are counted through, and the pieces that make up a range of them.
 template <class T>
 class listed_arrays {
 public:
@@ -100,7 +100,7 @@ private:
            type == gpushare::detail::type_id<float16>() || type == gpushare::detail::type_id<bfloat16>() ||
            type == gpushare::detail::type_id<std::int64_t>();
 }
-/// The request's word, without what only one rank says.
+/// The request's word, with only what is equal on all ranks.
 [[nodiscard]] inline std::uint64_t device_word(const device_call& c) {
     const auto rows = [&](by_rows kind) { return static_cast<std::uint64_t>(kind) << rows_at; };
     const std::uint64_t op = c.type | static_cast<std::uint64_t>(c.op) << operator_at;
@@ -115,14 +115,14 @@ private:
 
 }  // namespace detail
 
-/// A process of several that combine arrays on devices by their names: one rank, with a device. `Net`
-/// is a transport between the processes, which nothing else uses while a process_set is there.
-/// `Pinned` is memory that the host, copies and kernels reach: cuda::pinned_memory, say. Everything
-/// that the constructor gets outlives it, and it outlives the set.
+/// One of several processes that combine arrays on devices by name: one rank, with a device. `Net`
+/// is a transport between the processes, which nothing else uses while there is a process_set.
+/// `Pinned` is memory that the host, copies and kernels reach, such as cuda::pinned_memory.
+/// Everything that the constructor gets must outlive this object, which must outlive the set.
 ///
-/// The elements of an alltoall go over transports with unequal parts (unequal_transport); else it is
-/// refused (errc::not_supported). An allgather sends each rank's rows to all; a reducescatter what
-/// an allreduce sends.
+/// An alltoall needs a transport with unequal parts (unequal_transport), or is refused
+/// (errc::not_supported). An allgather sends each rank's rows to all, a reducescatter as much as an
+/// allreduce.
 template <node Node, host_transport Net, memory_resource Pinned>
 requires copier<typename Node::stream> && launcher<typename Node::stream>
 class device_process final : public detail::carrier {
@@ -133,7 +133,7 @@ class device_process final : public detail::carrier {
 
 public:
     /// Collective over `net`: the processes agree on the size of a chunk. Allocates options.depth
-    /// chunks. Throws what `pinned` throws; operation_error: what `net` fails for.
+    /// chunks. Throws what `pinned` throws, and operation_error if `net` fails.
     device_process(Node& on, stream& copies, Net& net, Pinned& pinned, const device_process_options& options = {},
                    instant until = never)
         : node_(on), stream_(copies), net_(net), pinned_(pinned) {
@@ -149,7 +149,7 @@ public:
     }
     device_process(const device_process&) = delete;
     device_process& operator=(const device_process&) = delete;
-    /// Waits for the device. Leaves pinned memory behind that `net` may still use after a fault.
+    /// Waits for the device. Doesn't free pinned memory that `net` may still use after a fault.
     ~device_process() override {
         settle();
         for (slot& s : slots_)
@@ -159,7 +159,7 @@ public:
 
     /// Ends all collectives of all processes, now and later. Doesn't wait. From any thread.
     void abort(errc why) override {
-        aborted_.store(why, std::memory_order_release);  // release: whoever sees it finds the transport aborted
+        aborted_.store(why, std::memory_order_release);  // release: pairs with await()
         net_.abort(net_.rank(), why);
     }
 
@@ -239,7 +239,7 @@ public:
     }
 
 private:
-    /// A chunk in pinned memory, and the point behind what the device does there.
+    /// A chunk in pinned memory, and the point after the device's work on it.
     struct slot {
         std::byte* memory = nullptr;
         std::optional<point> last{};
@@ -254,7 +254,7 @@ private:
         for (slot& s : slots_)
             if (s.memory != nullptr) (void)pinned_.deallocate(s.memory, chunk_, alignment);
     }
-    /// The caller's stream, under the lock. Usually it is that of the call before.
+    /// The caller's stream, usually that of the previous call. Call this under the lock.
     [[nodiscard]] stream& lent(void* handle) {
         if constexpr (borrows) {
             if (!lent_ || lent_handle_ != handle) {
@@ -275,7 +275,7 @@ private:
             raise({.code = errc::capturing}, {}, "handing over an array of a stream that is captured");
         return s.record();
     }
-    /// Whatever is enqueued of them uses their arrays.
+    /// Keeps the requests, since all enqueued work uses their arrays.
     void keep(const detail::request_batch& all) {
         const point end = stream_.record();
         const std::scoped_lock lock(mutex_);
@@ -286,7 +286,8 @@ private:
                 running_.push_back(r->on_device);
             }
     }
-    /// Drops what the device is done with, outside of the lock: these may be a framework's tensors.
+    /// Drops what the device has finished with. It is destroyed outside of the lock, since it may
+    /// be a framework's tensors.
     void collect() {
         std::vector<std::shared_ptr<const void>> kept;
         std::vector<device_call::placing> places;
@@ -301,14 +302,14 @@ private:
 
     // --- by the set's thread
 
-    /// A fault of this process, of which the others hear.
+    /// Makes a fault of this process, and tells the others.
     [[nodiscard]] collective_fault own_fault(errc code, collective_kind what) {
         net_.abort(rank(), code);
-        // A transport without a thread tells the others with its next call. This one doesn't wait.
+        // A transport without a thread tells the others with its next call. This call doesn't wait.
         in_use_ = net_.barrier(std::chrono::steady_clock::now()).buffers_in_use || in_use_;
         return {code, what, rank(), 0};
     }
-    /// Until the device is done with the slot.
+    /// Waits until the device has finished with the slot.
     [[nodiscard]] collective_fault await(const slot& s, collective_kind what, instant deadline) {
         if (!s.last) return {};
         for (auto now = std::chrono::steady_clock::now(); !s.last->reached(); now = std::chrono::steady_clock::now()) {
@@ -340,7 +341,7 @@ private:
         });
     }
 
-    /// Chunk k comes (`bring`), is sent (`start`) once the device is done, and goes back (`finish`).
+    /// Chunk k is brought, then sent (`start`) once the device is done, then given back (`finish`).
     template <class Bring, class Start, class Finish>
     [[nodiscard]] collective_fault by_chunks(std::size_t chunks, collective_kind what, instant deadline,
                                              const Bring& bring, const Start& start, const Finish& finish) {
@@ -358,7 +359,7 @@ private:
         }
         return {};
     }
-    /// One piece by a copy, several by a kernel.
+    /// A copy for one piece, a kernel for several.
     template <class T>
     void pack(std::span<const std::pair<T*, std::size_t>> pieces, T* to) {
         if (pieces.size() == 1)
@@ -373,7 +374,7 @@ private:
         else if (!pieces.empty())
             kernel_packing{}.unpack(stream_, pieces, from);
     }
-    /// The part of `from` that all ranks' elements from `first` on are given to.
+    /// Combines `from` with the other ranks'. The results from element `first` on go to `to`.
     template <class T>
     [[nodiscard]] collective_fault combine(const detail::request_batch& all, const detail::listed_arrays<T>& from,
                                            const detail::listed_arrays<T>& to, std::size_t first, instant deadline) {
@@ -427,7 +428,7 @@ private:
         else
             return {};
     }
-    /// From the root's `from` to all ranks' `to`, if it isn't null.
+    /// Sends the root's `from` to all ranks' `to`, unless `to` is null.
     [[nodiscard]] collective_fault send(const std::byte* from, std::byte* to, std::size_t n, std::uint32_t root,
                                         instant deadline) {
         const auto size_of = [&](std::size_t k) { return std::min<std::size_t>(n - k * chunk_, chunk_); };
@@ -445,9 +446,9 @@ private:
             });
     }
 
-    // --- results whose length the ranks learn from each other: nobody has joined
+    // --- results whose length the ranks learn from each other; no rank has joined
 
-    /// Memory of the caller's stream, so what was enqueued there before comes first.
+    /// The memory belongs to the caller's stream, so earlier work there comes first.
     [[nodiscard]] collective_fault place(device_call& c, std::span<const std::uint64_t> rows, std::byte*& to) {
         try {
             to = static_cast<std::byte*>(c.place(rows));
@@ -455,7 +456,7 @@ private:
             return own_fault(e.code(), c.kind);
         } catch (const std::bad_alloc&) {
             return own_fault(errc::out_of_memory, c.kind);
-        } catch (const std::exception&) {  // a framework's
+        } catch (const std::exception&) {  // of a framework
             return own_fault(errc::submission_failed, c.kind);
         }
         stream_.wait(recorded(c.stream));
@@ -503,7 +504,7 @@ private:
         }
         return {};
     }
-    /// A pair's bytes from `at` on, so many at most; by the first two chunks.
+    /// Exchanges a pair's bytes from `at` on, at most `each`, by the first two slots.
     [[nodiscard]] collective_fault exchange(const device_call& c, std::span<const std::uint64_t> rows, std::byte* to,
                                             std::size_t at, std::size_t each, instant deadline) {
         const std::size_t row = c.row * c.element;
@@ -546,9 +547,9 @@ private:
     Pinned& pinned_;
     std::uint64_t chunk_ = 0;
     std::vector<slot> slots_;
-    bool in_use_ = false;  // the set's thread's
+    bool in_use_ = false;  // of the set's thread
     std::atomic<errc> aborted_{errc::none};
-    std::mutex mutex_;  // of what follows
+    std::mutex mutex_;  // guards what follows
     std::optional<std::conditional_t<borrows, stream, no_stream>> lent_{};
     void* lent_handle_ = nullptr;
     std::deque<std::shared_ptr<detail::device_request>> running_;

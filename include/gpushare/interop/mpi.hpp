@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Collectives between processes by an MPI (OpenMPI, MPICH), as a transport of gradient/. The MPI
 // moves bytes; elements are combined here, in the order of ranks and in float or wider. So an
-// all-reduce gives the bits that it gives between threads, 16-bit numbers aren't rounded at each
-// step, and every operator and type of collective/ works.
+// all-reduce gives the same bits as between threads, 16-bit numbers aren't rounded at each step,
+// and every operator and type of collective/ works.
 //
 //   MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &level);
 //   gpushare::mpi_transport net(MPI_COMM_WORLD);
@@ -14,14 +14,14 @@
 //   gpushare::mpi_transport several(MPI_COMM_WORLD, {.threads = MPI_THREAD_MULTIPLE});
 //
 // Large arrays go in chunks, with a message for each process and several chunks under way at once.
-// Each process combines its part of a chunk and sends it to all, which is the least that a link has
-// to carry. There is no thread, so nothing happens between calls: advance() makes progress.
+// Each process combines its part of a chunk and sends it to all, which is the least traffic on a
+// link. There is no thread, so nothing happens between calls: advance() makes progress.
 //
 // If a process dies or hangs, each process that waits for it gives up at the deadline and tells the
-// others, and all processes that answer name one that doesn't. Without a deadline the wait has no
-// end, unless the MPI itself reports the death. MPI_Finalize may hang then: leave by MPI_Abort or
+// others. All processes that answer name one that doesn't. Without a deadline the wait has no end,
+// unless the MPI itself reports the death. MPI_Finalize may hang then: leave by MPI_Abort or
 // std::_Exit. shrink() makes a transport of the remaining processes. (OpenMPI's launcher ends all
-// when one dies, unless told not to.) The header is empty without an MPI.
+// processes when one dies, unless told not to.) The header is empty without an MPI.
 #pragma once
 
 #if __has_include(<mpi.h>)
@@ -60,30 +60,29 @@ inline namespace GPUSHARE_ABI {
 
 /// How messages are cut.
 struct mpi_options {
-    /// The bytes of one message, if an array goes to a process in several. MPIs send so many bytes
-    /// without a rendezvous: a request and its answer would wait behind other arrays' bytes, and
-    /// the link would idle.
+    /// The bytes of one message, if an array goes to a process in several. MPIs send this much
+    /// without a rendezvous, which would wait behind other arrays' bytes while the link idles.
     bytes message{56 << 10};
     std::uint32_t depth = 16;                   ///< messages of one array under way to each process
-    bytes one_shot{4096};                       ///< up to here all send all to all: one wait in place of two
-    ns grace = std::chrono::milliseconds(200);  ///< how long who gives up waits for what others say
-    /// The thread level for which the MPI must have been initialised. MPI_THREAD_SERIALIZED: one
-    /// thread at a time calls it, which is up to the embedder. MPI_THREAD_MULTIPLE: several at
-    /// once. MPI_THREAD_FUNNELED: the main thread alone, which also makes the transport.
+    bytes one_shot{4096};                       ///< up to here all send to all: one wait, not two
+    ns grace = std::chrono::milliseconds(200);  ///< a rank that gives up waits so long for answers
+    /// The thread level for which the MPI must have been initialised. MPI_THREAD_SERIALIZED: the
+    /// embedder lets one thread at a time call the MPI. MPI_THREAD_MULTIPLE: several at once.
+    /// MPI_THREAD_FUNNELED: the main thread only, which also makes the transport.
     int threads = MPI_THREAD_SERIALIZED;
 };
 
-/// A process of an MPI communicator: a pipelined transport. Not moved. Made, used and destroyed by
-/// one thread at a time; `abort` may come from any, and reaches the other processes with the next
-/// call of the thread that uses the transport: `advance`, if no other.
+/// A process of an MPI communicator: a pipelined transport. Not moved. One thread at a time makes,
+/// uses and destroys it. `abort` may come from any thread, and reaches the other processes with the
+/// next call, such as `advance`, of the thread that uses the transport.
 class mpi_transport {
 public:
     static constexpr bool rank_ordered = true;    ///< see transport
     static constexpr bool in_host_memory = true;  ///< see transport
 
-    /// Makes a duplicate of `all`, so that no other message meets ours: collective. Throws
-    /// operation_error: errc::not_supported, before any message is sent, if the MPI isn't
-    /// initialised, or not for options.threads; errc::backend_failed.
+    /// Duplicates `all`, so that no other message meets ours. Collective. Throws operation_error:
+    /// errc::not_supported, before any message is sent, if the MPI isn't initialised, or not for
+    /// options.threads; errc::backend_failed.
     explicit mpi_transport(MPI_Comm all, const mpi_options& options = {}) : options_(options) {
         detail::need_mpi_threads(options.threads);
         if (MPI_Comm_dup(all, &comm_) != MPI_SUCCESS)
@@ -93,18 +92,19 @@ public:
     mpi_transport(const mpi_transport&) = delete;
     mpi_transport& operator=(const mpi_transport&) = delete;
     /// Not collective. Communicators that have failed aren't freed, because other processes may
-    /// never come to do so. If the destructor runs in the middle of a collective, or by an
-    /// exception, it tells the other processes (errc::aborted, naming this one).
+    /// never do so. If the destructor runs during a collective or because of an exception, it tells
+    /// the other processes (errc::aborted, naming this one).
     ~mpi_transport() {
-        int over = 0, left = 0;  // messages that nobody took: others gave up, which may be unheard yet
+        int over = 0, left = 0;  // left: unread messages, since others gave up
         if (MPI_Finalized(&over); over != 0) return;
-        // While this one was away: their messages may lie here.
+        // Notices of other ranks may lie here unread.
         const bool others_gave_up = hear() || !farewells_.none();
         const bool halfway = std::any_of(jobs_.begin(), jobs_.end(), [](const job& j) { return !j.done; });
         if (!others_gave_up && (halfway || std::uncaught_exceptions() > exceptions_))
             fail({errc::aborted, collective_kind::none, rank_, epoch_});
         give_up_requests();
-        MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, comm_, &left, MPI_STATUS_IGNORE);  // MPICH 5 can't free it with any
+        // MPICH 5 can't free a communicator that has unread messages.
+        MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, comm_, &left, MPI_STATUS_IGNORE);
         MPI_Cancel(&notice_request_);
         MPI_Wait(&notice_request_, MPI_STATUS_IGNORE);
         if (!fault_ && !others_gave_up && left == 0) MPI_Comm_free(&comm_);
@@ -114,7 +114,7 @@ public:
     [[nodiscard]] std::uint32_t size() const noexcept { return size_; }  ///< processes
     [[nodiscard]] bytes carried() const noexcept { return carried_; }    ///< see transport
     [[nodiscard]] bytes sent() const noexcept { return sent_; }          ///< to other processes, without headers
-    [[nodiscard]] const collective_fault& fault() const noexcept { return fault_; }  ///< none until one has failed
+    [[nodiscard]] const collective_fault& fault() const noexcept { return fault_; }  ///< none until a failed call
 
     /// See transport. Op has no state.
     template <reducible T, class Op>
@@ -131,7 +131,8 @@ public:
     [[nodiscard]] std::uint64_t start_all_reduce(std::span<T> data, const Op& op) {
         return start(data.data(), data, op);
     }
-    /// See pipelined_transport. Throws operation_error (errc::mismatch) for what doesn't consist of size() parts.
+    /// See pipelined_transport. Throws operation_error (errc::mismatch) unless `data` has size()
+    /// parts.
     template <reducible T, class Op>
     requires std::is_empty_v<Op>
     [[nodiscard]] std::uint64_t start_reduce_scatter(std::span<T> data, const Op& op) {
@@ -195,8 +196,8 @@ public:
                                            }),
                       deadline);
     }
-    /// See unequal_transport. The processes tell each other all lengths before, so that all know of a
-    /// pair that disagrees.
+    /// See unequal_transport. Processes first exchange all lengths, so all know of a pair that
+    /// disagrees.
     template <class T>
     requires std::is_trivially_copyable_v<T>
     [[nodiscard]] collective_fault all_to_allv(std::span<const std::type_identity_t<T>> in,
@@ -267,7 +268,7 @@ public:
     }
     /// See pipelined_transport.
     [[nodiscard]] collective_fault finish(std::uint64_t ticket, instant deadline) {
-        if (ticket < first_job_) return fault_;  // it was done while others were waited for
+        if (ticket < first_job_) return fault_;  // it was done while this thread waited for others
         const auto at = static_cast<std::size_t>(ticket - first_job_);
         pace_.begin(std::chrono::steady_clock::now());
         advance();
@@ -304,8 +305,8 @@ public:
         let_go(out);
     }
 
-    /// The ranks that aren't in `dead`, as a transport that begins anew: to go on after a fault.
-    /// All of these ranks call it, and no others. Throws operation_error (errc::backend_failed).
+    /// A new transport of the ranks that aren't in `dead`, to go on after a fault. All of these
+    /// ranks call it, and no others. Throws operation_error (errc::backend_failed).
     [[nodiscard]] std::unique_ptr<mpi_transport> shrink(std::span<const std::uint32_t> dead) {
         const MPI_Comm made = detail::mpi_without(comm_, dead);
         return std::unique_ptr<mpi_transport>(new mpi_transport(owned{made}, options_));
@@ -416,7 +417,7 @@ private:
         return in_slices(j, size, sizeof(T), sign,
                          [&](auto at, auto n) { return mpi_transfer::gather(all + at, n, size); });
     }
-    /// Blocks of one rank may be larger than an MPI counts.
+    /// Cuts blocks, which may be larger than an MPI can count.
     template <class Make>
     [[nodiscard]] std::uint64_t in_slices(job& j, std::size_t all, std::size_t unit, std::uint64_t sign,
                                           const Make& make) {
@@ -424,7 +425,8 @@ private:
         for (std::size_t at = 0; at < all; at += slice) j.transfers.push_back(make(at, std::min(slice, all - at)));
         return enter(j, sign);
     }
-    /// Whether there is a count for each rank, `mine` elements hold this rank's part, and `all` all parts.
+    /// Whether each rank has a count, `mine` elements hold this rank's part, and `all` elements all
+    /// parts.
     [[nodiscard]] bool parts_fit(std::span<const std::uint64_t> counts, std::size_t mine,
                                  std::size_t all) const noexcept {
         return counts.size() == size_ && counts[rank_] <= mine && detail::unequal_parts{counts.data(), size_}.fit(all);
@@ -435,7 +437,7 @@ private:
         fail({errc::mismatch, what, rank_, epoch_});
         return fault_;
     }
-    /// All processes get the lengths of all pairs, and the same fault where a pair disagrees.
+    /// All processes get the lengths of all pairs, and the same fault if a pair disagrees.
     [[nodiscard]] collective_fault agree_on_pairs(std::uint64_t sign, detail::mpi_pairs& pairs, instant deadline) {
         constexpr auto what = collective_kind::all_to_all;
         job& j = begin_job(what);
@@ -446,8 +448,8 @@ private:
         if (const auto odd = pairs.odd_one()) fail({errc::mismatch, what, *odd, epoch_});
         return fault_;
     }
-    /// Parts of `counts` elements of T, by slices of at most a message. `make(at, parts)`: a transfer of those bytes of
-    /// all parts that begin `at` behind this rank's own.
+    /// Parts of `counts` elements of T, in slices of at most a message. `make(at, parts)` returns a
+    /// transfer of one slice of all parts; `at` is the slice's offset in this rank's own part.
     template <class T, class Make>
     [[nodiscard]] std::uint64_t in_unequal_slices(job& j, std::uint64_t sign, std::span<const std::uint64_t> counts,
                                                   const Make& make) {
@@ -476,7 +478,7 @@ private:
         return first_job_ + jobs_.size() - 1;
     }
 
-    /// Processes the MPI's progress, and its consequences.
+    /// Takes in the MPI's progress, and advances all jobs.
     void progress() {
         if (fault_) return;
         if (!under_way_.look(jobs_)) return fail({errc::backend_failed, collective_kind::none, rank_, epoch_});
@@ -488,7 +490,7 @@ private:
         if (code != errc::none) fail({code, j.what, rank, epoch_});
     }
 
-    /// Looks whether another rank has given up, or this one's embedder.
+    /// Checks whether another rank has given up, or this rank's embedder.
     void take_notices() noexcept {
         if (fault_) return;
         // acquire: the word says everything; it pairs with nothing else.
@@ -497,17 +499,17 @@ private:
         const bool others_gave_up = hear();
         look_for_farewells();
         if (fault_ || !others_gave_up) return;
-        look_for_others_calls();  // goes before whom this rank waits for
+        look_for_others_calls();  // a mismatch goes before a rank that is late
         if (!fault_) answer();
     }
-    /// Whether another rank has called something else than what this one waits in.
+    /// Checks whether another rank has made another call than the one in which this rank waits.
     void look_for_others_calls() noexcept {
         for (const job& j : jobs_)
             for (std::uint32_t i = 0; i < j.begun && !fault_; ++i)
                 if (const auto rank = j.transfers[i].differs_from(comm_)) fail({errc::mismatch, j.what, *rank, epoch_});
     }
-    /// Gives up calls in which a rank that has left in order doesn't take part. It doesn't tell
-    /// other ranks: they may still be in that rank's last call, and learn of it themselves.
+    /// Gives up calls in which a rank that has left in order doesn't take part. Doesn't tell other
+    /// ranks: they may still be in that rank's last call, and learn of it themselves.
     void look_for_farewells() noexcept {
         for (std::size_t i = 0; i < jobs_.size() && !fault_; ++i)
             if (const auto f = farewells_.of(static_cast<std::uint32_t>(first_job_ + i)); f && !jobs_[i].done)
@@ -523,15 +525,15 @@ private:
         listen();
         return !farewell;
     }
-    /// Another rank gave up: so does this one, which waits for somebody as well, perhaps.
+    /// Another rank gave up, so this rank does, too. It names the rank that it waits for, if any.
     void answer() noexcept {
         collective_fault own{};
         for (const job& j : jobs_)
             if (!j.done && j.begun != 0) own = {errc::deadline_exceeded, j.what, j.waits_for(), epoch_};
         fail(own);
     }
-    /// Tells the other ranks, hears their answers, and names a rank that others wait for and that
-    /// doesn't answer.
+    /// Tells the other ranks, hears their answers, and names a rank that is waited for and doesn't
+    /// answer.
     void fail(const collective_fault& own) noexcept {
         if (fault_) return;
         fault_ = own;  // nothing below comes here again
@@ -562,7 +564,7 @@ private:
         for (MPI_Request& r : out)
             if (r != MPI_REQUEST_NULL) MPI_Request_free(&r);
     }
-    /// False: the MPI may still touch a buffer.
+    /// Gives up all requests. False if the MPI may still touch a buffer.
     bool give_up_requests() noexcept {
         bool all = true;
         for (job& j : jobs_)
@@ -579,7 +581,7 @@ private:
     std::deque<job> jobs_;  // a deque: a job stays where it is while others come
     detail::mpi_requests under_way_;
     std::uint64_t first_job_ = 0;
-    std::uint64_t told_ = 0, heard_ = 0;  // notices: packed faults, 0 from one that only answers
+    std::uint64_t told_ = 0, heard_ = 0;  // notices: packed faults; 0 from a rank that only answers
     MPI_Request notice_request_ = MPI_REQUEST_NULL;
     detail::mpi_suspects suspects_;
     detail::mpi_farewells farewells_;

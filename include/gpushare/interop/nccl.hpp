@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives over a node's devices by NCCL, called as those of collective/submit.hpp: for links that NCCL uses better.
-// Link with -lnccl.
+// Collectives over a node's devices by NCCL, called as those of collective/submit.hpp, for links
+// that NCCL uses better. Link with -lnccl.
 //
 //   gpushare::nccl_communicator group{node, devices};
 //   auto code = gpushare::submit_all_reduce<float>(node.gangs(), devices, std::span(streams), group, ins, outs, n);
 //   streams[0].record().wait(gpushare::never);   auto fault = gpushare::fault_of(group);
 //
-// Two promises of this library's collectives don't hold: with NCCL the bits may depend on the algorithm that it takes
-// for a size, and 16-bit numbers may be rounded after each addition. There is no deadline: a thread of yours that
-// watches calls group.abort(). Not yet seen on several devices.
+// Two promises of this library's collectives don't hold with NCCL: the bits may depend on the
+// algorithm that NCCL picks for a size, and 16-bit numbers may be rounded after each addition.
+// There is no deadline: a watching thread of yours calls group.abort(). Not yet tested on several
+// devices.
 //
-// This header is empty where NCCL isn't found.
+// This header is empty if NCCL isn't found.
 #pragma once
 
 #if __has_include(<nccl.h>)
@@ -53,7 +54,7 @@ inline namespace GPUSHARE_ABI {
         case ncclSuccess: return errc::none;
         case ncclInvalidArgument:
         case ncclInvalidUsage: return errc::invalid_specification;
-        case ncclRemoteError: return errc::aborted;  // of another rank, or of the network to it
+        case ncclRemoteError: return errc::aborted;  // another rank failed, or the network to it
         case ncclInProgress: return errc::in_flight;
         default: return errc::backend_failed;
     }
@@ -95,11 +96,12 @@ template <class Op>
 concept nccl_operator = detail::nccl_op<Op>()
 != ncclNumOps;
 
-/// Ranks of one process, rank r on devices[r]. Movable; one thread at a time, but abort() and
-/// fault() may be called from any thread beside another one that submits, or waits for a stream.
+/// Ranks of one process, rank r on devices[r]. Movable. One thread at a time, but any thread may
+/// call abort() and fault() while another one submits, or waits for a stream.
 class nccl_communicator {
 public:
-    /// Throws operation_error: what NCCL or CUDA below it says, or errc::duplicate_device, which NCCL doesn't do.
+    /// Throws operation_error: the error of NCCL or of CUDA below it; errc::duplicate_device, since
+    /// NCCL can't use a device twice.
     template <node Node>
     requires requires(const Node& n, device_id d) {
         { n.properties(d).ordinal } -> std::convertible_to<int>;
@@ -126,7 +128,7 @@ public:
             ranks_.clear();
             fail(code, "ncclCommInitAll");
         }
-        if (const ncclResult_t made = settle(code); made != ncclSuccess) {  // not to be destroyed: it isn't made
+        if (const ncclResult_t made = settle(code); made != ncclSuccess) {  // not made
             abort();
             ranks_.clear();
             fail(made, "ncclCommInitAll");
@@ -141,7 +143,7 @@ public:
         std::swap(shared_, other.shared_);
         return *this;
     }
-    /// Waits for what was submitted, as ncclCommDestroy does.
+    /// Waits for submitted work, as ncclCommDestroy does.
     ~nccl_communicator() {
         if (shared_ == nullptr || shared_->aborted) return;
         for (const ncclComm_t rank : ranks_) (void)ncclCommDestroy(rank);
@@ -149,12 +151,12 @@ public:
 
     [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(ranks_.size()); }
 
-    /// Calls each(rank, comm, stream) for every rank between ncclGroupStart and ncclGroupEnd: for
-    /// any of NCCL's collectives. It runs alone on the devices: work submitted there before comes
-    /// first. errc::aborted after an abort; invalid_specification if the sizes of the spans differ;
-    /// capturing if some of the streams are captured and others aren't; otherwise NCCL's error. If
-    /// all of them are captured, by whatever thread, the graph gets the collective. If a
-    /// communicator doesn't block (NCCL's user guide, "Communicators and asynchronous errors":
+    /// Calls each(rank, comm, stream) for every rank between ncclGroupStart and ncclGroupEnd, for
+    /// any of NCCL's collectives. The collective runs alone on the devices: work submitted there
+    /// before comes first. Returns errc::aborted after an abort; invalid_specification if the spans
+    /// differ in size; capturing if some of the streams are captured and others aren't; otherwise
+    /// NCCL's error. If all streams are captured, by any thread, the graph gets the collective. If
+    /// a communicator doesn't block (NCCL's user guide, "Communicators and asynchronous errors":
     /// ncclInProgress), the call waits until everything is enqueued.
     template <gang_order Gangs, timeline Stream, class Each>
     requires std::is_invocable_r_v<ncclResult_t, const Each&, std::uint32_t, ncclComm_t, cudaStream_t>
@@ -177,7 +179,7 @@ public:
         return is_aborted() ? errc::aborted : to_errc(code);
     }
 
-    /// A rank's report, if there is one: its name, and the last collective.
+    /// A rank's fault, if there is one, with the rank and the last collective.
     [[nodiscard]] collective_fault fault() const noexcept {
         if (ranks_.empty()) return {};
         const std::lock_guard lock(shared_->mutex);
@@ -189,8 +191,8 @@ public:
         return {};
     }
 
-    /// Ends every collective, now and later, on all ranks. Waits until a thread that submits has enqueued, for NCCL frees
-    /// its communicators: so not from what that thread is given to call.
+    /// Ends every collective, now and later, on all ranks. Waits until a thread that submits has
+    /// enqueued, since NCCL frees its communicators. So `each` of submit() must not call this.
     void abort() noexcept {
         if (ranks_.empty()) return;
         std::unique_lock lock(shared_->mutex);
@@ -209,7 +211,7 @@ private:
         std::uint32_t calls = 0;
         collective_kind last = collective_kind::none;
     };
-    // A submission, as long as it uses the communicators: these stay meanwhile.
+    // A submission that uses the communicators. They aren't freed meanwhile.
     struct enqueuing {
         enqueuing(shared_state& s, collective_kind what) : of(s) {
             const std::lock_guard lock(of.mutex);
@@ -242,7 +244,7 @@ private:
         const std::lock_guard lock(shared_->mutex);
         return shared_->aborted;
     }
-    // Until no rank is in progress any more: what they were asked for is enqueued then, or has failed, or is aborted.
+    // Waits until no rank is in progress: submitted work is then enqueued, failed, or aborted.
     [[nodiscard]] ncclResult_t settle(ncclResult_t code) const noexcept {
         while (code == ncclInProgress) {
             {
@@ -286,25 +288,26 @@ template <nccl_number T, gang_order Gangs, timeline Stream, nccl_operator Op = s
                         });
 }
 
-/// Whether ranks compare what they call. NCCL doesn't: it waits for ever, or adds floats to integers.
+/// Whether ranks compare their calls. NCCL doesn't: it waits for ever, or adds floats to integers.
 enum class nccl_calls : std::uint8_t {
-    compared,  ///< before each call, by an all-gather of eight bytes, which takes as long as a small collective
+    compared,  ///< by an all-gather of 8 bytes before each call: a small collective more
     trusted,   ///< not at all
 };
 
-/// One rank of an NCCL communicator that its own thread drives: a transport of gradient/, whose
-/// spans are memory of the rank's device. Each call goes to the stream and waits for it, beside
-/// captures that other threads have under way. The communicator, which may be one that doesn't
-/// block, and the stream are the embedder's and outlive it; the communicator is aborted, and not to
-/// be destroyed, once a call has failed. NCCL doesn't say which rank doesn't come: at a deadline
-/// the fault names the rank that gave up. Code that reads elements on the host needs another
-/// transport: buckets, negotiation (host_transport).
+/// One rank of an NCCL communicator that its own thread drives: a transport of gradient/ whose
+/// spans are memory of the rank's device. Each call goes to the stream and waits for it, even
+/// during captures of other threads. The communicator, which may be a non-blocking one, and the
+/// stream are the embedder's, and must outlive the transport. Once a call has failed, the
+/// communicator is aborted, and must not be destroyed. NCCL doesn't say which rank is missing: at a
+/// deadline the fault names the rank that gave up. Code that reads elements on the host (buckets,
+/// negotiation) needs another transport: a host_transport.
 class nccl_transport {
 public:
     static constexpr bool rank_ordered = false;    ///< see the header
-    static constexpr bool in_host_memory = false;  ///< but for managed memory, of which a type can't tell
+    static constexpr bool in_host_memory = false;  ///< not even managed memory, which types can't tell
 
-    /// All ranks compare their calls, or none does. Throws operation_error: what NCCL or CUDA below it says.
+    /// All ranks compare their calls, or none. Throws operation_error: the error of NCCL or of
+    /// CUDA.
     nccl_transport(ncclComm_t comm, cudaStream_t stream, nccl_calls calls = nccl_calls::compared)
         : comm_(comm), stream_(stream), queue_(stream), compares_(calls == nccl_calls::compared) {
         int rank = 0, size = 0;
@@ -315,8 +318,8 @@ public:
         size_ = static_cast<std::uint32_t>(size);
         const std::size_t words = (std::size_t{size_} + 1) * sizeof(std::uint64_t);
         cudaError_t why = cudaSuccess;
-        device_words_ = static_cast<std::uint64_t*>(queue_.allocate(words, why));  // of the rank's device
-        // The host's are pinned: a copy to others would wait for the stream, whatever the deadline.
+        device_words_ = static_cast<std::uint64_t*>(queue_.allocate(words, why));
+        // Pinned: a copy to pageable memory would wait for the stream, whatever the deadline.
         if (device_words_ != nullptr) words_ = static_cast<std::uint64_t*>(queue_.allocate_host(words, why));
         if (words_ != nullptr) return;
         queue_.free(device_words_);
@@ -381,9 +384,9 @@ public:
     [[nodiscard]] collective_fault barrier(instant deadline) {
         const auto word = detail::call_word<std::uint64_t>(collective_kind::barrier, 0);
         return run(collective_kind::barrier, word, 0, deadline,
-                   [&] { return compares_ ? ncclSuccess : gather_words(); });  // comparing is one
+                   [&] { return compares_ ? ncclSuccess : gather_words(); });  // a barrier, too
     }
-    /// See transport. Affects this rank: NCCL tells the others once it has aborted here.
+    /// See transport. Aborts this rank; NCCL tells the others once it has aborted here.
     void abort(std::uint32_t rank, errc why) noexcept {
         std::uint64_t none = 0;
         // acq_rel: of several, the first stands.
@@ -392,7 +395,7 @@ public:
     }
 
 private:
-    /// `word`: in what ranks must agree.
+    /// `word` is a hash of what ranks must agree on.
     template <class Call>
     [[nodiscard]] collective_fault run(collective_kind what, std::uint64_t word, std::size_t size, instant deadline,
                                        const Call& call) {
@@ -414,13 +417,15 @@ private:
             return why == errc::none ? collective_fault{} : fail({why, what, rank_, calls_});
         };
         if (const auto f = copied(device_words_, words_, sizeof word)) return f;
-        if (const auto f = enqueued(gather_words(), what, deadline)) return f;  // what comes next is behind it
+        if (const auto f = enqueued(gather_words(), what, deadline))
+            return f;  // later work is
+                       // ordered behind it
         if (const auto f = copied(words_ + 1, device_words_ + 1, sizeof word * size_)) return f;
         if (const auto f = await(ncclSuccess, what, deadline)) return f;
         const auto odd = detail::odd_one(std::span<const std::uint64_t>(words_ + 1, size_));
         return odd ? fail({errc::mismatch, what, *odd, calls_}) : collective_fault{};
     }
-    // Whether somebody gave up meanwhile.
+    // The fault if this rank was aborted, or if its deadline is over.
     [[nodiscard]] collective_fault given_up(collective_kind what, instant deadline) const {
         // acquire: the word says everything; it pairs with nothing else.
         if (const std::uint64_t asked = asked_.load(std::memory_order_acquire); asked != 0)
@@ -440,7 +445,7 @@ private:
         }
         return code == ncclSuccess ? collective_fault{} : fail({to_errc(code), what, rank_, calls_});
     }
-    // Until that has ended.
+    // Waits until the work has ended.
     [[nodiscard]] collective_fault await(ncclResult_t code, collective_kind what, instant deadline) {
         if (const auto f = enqueued(code, what, deadline)) return f;
         for (code = ncclSuccess; code == ncclSuccess || code == ncclInProgress;) {
@@ -461,7 +466,7 @@ private:
 
     ncclComm_t comm_;
     cudaStream_t stream_;
-    std::uint64_t *device_words_ = nullptr, *words_ = nullptr;  // this rank's word, and behind it those of all
+    std::uint64_t *device_words_ = nullptr, *words_ = nullptr;  // this rank's word, then all words
     detail::native_queue queue_;
     bool compares_;
     std::uint32_t rank_ = 0, size_ = 0, calls_ = 0;

@@ -45,8 +45,7 @@ public:
     [[nodiscard]] bool is_equal(const openvino_allocator& other) const noexcept { return resource_ == other.resource_; }
 
 private:
-    // OpenVINO's kernels are faster on whole cache lines than on the 16 bytes that OpenVINO asks
-    // for.
+    // OpenVINO asks for 16 bytes, but its kernels are faster on whole cache lines.
     static constexpr std::size_t aligned(std::size_t asked) noexcept { return std::max<std::size_t>(asked, 64); }
 
     Resource* resource_;

@@ -48,8 +48,8 @@ template <class Memory, node Node>
 requires stream_ordered_memory<Memory, typename Node::stream::point> && copier<typename Node::stream>
 class pytorch_allocator {
 public:
-    /// Refusals of memories that name nobody, such as pools, name `tenant`; the text must outlive
-    /// the object.
+    /// Refusals of nameless memories, such as pools, name `tenant`; the text must outlive the
+    /// object.
     explicit pytorch_allocator(Node& on, std::string_view tenant = {}) noexcept : node_(&on), tenant_(tenant) {}
     pytorch_allocator(const pytorch_allocator&) = delete;
     pytorch_allocator& operator=(const pytorch_allocator&) = delete;
@@ -82,8 +82,8 @@ public:
         }
     }
 
-    /// As allocate, but returns null instead of throwing, for a MemPool. The tenant's memory counts
-    /// the refusal.
+    /// As allocate, but null instead of an exception, for a MemPool. The tenant's memory counts
+    /// refusals.
     template <class Stream>
     [[nodiscard]] void* try_allocate(std::ptrdiff_t size, int ordinal, Stream* /*stream*/) noexcept {
         part* const on = find(ordinal);
@@ -114,9 +114,8 @@ public:
         return why;
     }
 
-    /// Collects blocks that were freed on streams under capture and whose graphs are gone, and
-    /// returns how many there were. Otherwise the next allocation collects them. No other block is
-    /// touched.
+    /// Collects blocks that were freed on streams under capture and whose graphs are gone, as the
+    /// next allocation would. Returns their number. No other block is touched.
     std::size_t free_captured() noexcept {
         std::size_t gone = 0;
         {
@@ -149,7 +148,7 @@ public:
     }
 
     /// Frees that could not be ordered, because of the device, or because the stream has no point:
-    /// it is on no device of the node, or is a per-thread default stream. These blocks stay charged
+    /// it is on no device of the node, or a per-thread default stream. The blocks stay charged
     /// until the tenant closes.
     [[nodiscard]] std::uint64_t unfreed() const noexcept { return unfreed_.load(std::memory_order_relaxed); }
 
@@ -196,8 +195,7 @@ private:
         }
     }
 
-    // The point after all work that may use the block: on its stream, and on the streams recorded
-    // for it.
+    // The point after all work that may use the block, on its stream and on those recorded for it.
     template <class Stream>
     point last_use(const part& on, const std::vector<void*>& others, Stream* stream) {
         std::vector<point> all;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Data partitions as range-v3 views, for host code: nvcc doesn't compile range-v3, so nothing that it sees may include
-// this.
+// Data partitions as range-v3 views, for host code: nvcc doesn't compile range-v3, so no file for
+// nvcc may include this header.
 //
 //   for (auto rank : gpushare::views::ranks(p))
 //       for (auto i : gpushare::views::indices(p, rank)) ...                 // the elements of the rank, ascending
@@ -23,21 +23,21 @@ inline namespace GPUSHARE_ABI {
 /// Views of parts, for pipelines of range-v3.
 namespace views {
 
-/// 0 to p.ranks() - 1.
+/// The ranks, 0 to p.ranks() - 1.
 template <data_partition P>
 [[nodiscard]] auto ranks(const P& p) {
     return ::ranges::views::iota(std::uint32_t{0}, p.ranks());
 }
 
-/// The global indices of the rank's elements, in the order of their local ones. Random access; holds a copy of `p`.
+/// The global indices of the rank's elements, in local order. Random access; holds a copy of `p`.
 template <data_partition P>
 [[nodiscard]] auto indices(const P& p, std::uint32_t rank) {
     return ::ranges::views::iota(std::uint64_t{0}, p.extent(rank)) |
            ::ranges::views::transform([p, rank](std::uint64_t j) { return p.global_index(rank, j); });
 }
 
-/// The rank's elements of an array, by reference. `all` has p.size() elements; else operation_error
-/// (invalid_specification).
+/// The rank's elements of an array, by reference. Throws operation_error (invalid_specification)
+/// unless `all` has p.size() elements.
 template <class T, data_partition P>
 [[nodiscard]] auto elements(std::span<T> all, const P& p, std::uint32_t rank) {
     if (all.size() != p.size())
@@ -47,7 +47,7 @@ template <class T, data_partition P>
            ::ranges::views::transform([all](std::uint64_t i) -> T& { return all[static_cast<std::size_t>(i)]; });
 }
 
-/// An array cut at the boundaries: a span for each rank. As elements() otherwise.
+/// An array cut at the boundaries of ranks: a span for each rank. All else is as in elements().
 template <class T, run_partition P>
 [[nodiscard]] auto parts(std::span<T> all, const P& p) {
     if (all.size() != p.size())

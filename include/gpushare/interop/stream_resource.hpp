@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory whose frees are in the order of one stream, for containers and libraries that free without naming a stream.
-// Work that is enqueued on the stream may still use a freed block; the block is free for others once that work is done.
+// Memory that frees in the order of one stream, for containers and libraries that free without
+// naming a stream. Work enqueued on the stream may still use a freed block, which is free for
+// others once that work is done.
 //
 //   gpushare::stream_resource ordered{chat.memory(), stream};
 //   void* p = ordered.allocate(1_MiB);     stream.launch(shape, kernel);     ordered.deallocate(p, 1_MiB);    // at once
 //
 // Vendors' libraries that need scratch memory from their caller (cuBLAS, cuBLASLt, cuDNN, cuFFT,
-// CUB) get it from there. It is kept as long as work may use it:
+// CUB) get it from scratch_memory, which keeps it as long as work may use it:
 //
 //   gpushare::scratch_memory scratch{ordered, 4 << 20};
 //   transform(scratch.data(), scratch.size());      // e.g. cuDNN's, on that stream
 //   scratch.at_least(8 << 20);                      // for a plan that needs more
 //
-// TensorRT, ONNX Runtime and C programs free by the address alone. sizeless_memory remembers sizes and alignments, outside
-// the blocks:
+// TensorRT, ONNX Runtime and C programs free by address only. sizeless_memory remembers sizes and
+// alignments, outside the blocks:
 //
 //   gpushare::sizeless_memory blocks{chat.memory()};
 //   void* q = blocks.try_allocate(1000, 256);     blocks.deallocate(q);      // errc::unknown_block the second time
@@ -46,8 +47,8 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Memory that is also given back in stream order, as that of tenants, pools and scrubbing_resource
-/// is: free for others, and credited, once the point is reached.
+/// Memory that can also free in stream order, such as that of tenants, pools and
+/// scrubbing_resource: a block is free for others, and credited, once the point is reached.
 template <class R, class Point>
 concept stream_ordered_memory = memory_resource<R> && requires(R& r, const Point& point, void* p, std::size_t n) {
     // clang-format off
@@ -57,8 +58,8 @@ concept stream_ordered_memory = memory_resource<R> && requires(R& r, const Point
 
 /// Refers to a memory and a stream, which must outlive the resource and its copies. Copies are
 /// equal. Sizes and alignments are in bytes. The resource is as thread-safe as the memory and the
-/// stream's record(). Before a block is freed, this stream must wait for work on other streams that
-/// uses the block.
+/// stream's record(). Before a free, this stream must wait for work on other streams that uses the
+/// block.
 template <class Memory, timeline Stream>
 requires stream_ordered_memory<Memory, typename Stream::point>
 class stream_resource {
@@ -68,55 +69,55 @@ public:
     /// Frees are in the order of `order`.
     stream_resource(Memory& memory_of, Stream& order) noexcept : memory_(&memory_of), stream_(&order) {}
 
-    /// For any stream, at once. Throws what the memory throws: a std::bad_alloc.
+    /// For any stream, at once. Throws what the memory throws, a std::bad_alloc.
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = default_alignment) {
         return memory_->allocate(size, alignment);
     }
-    /// The same, of a size with its unit.
+    /// The same for a size with its unit.
     [[nodiscard]] void* allocate(bytes size, std::size_t alignment = default_alignment) {
         return allocate(static_cast<std::size_t>(size.count()), alignment);
     }
-    /// Null where allocate would throw.
+    /// As allocate(), but returns null instead of throwing.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = default_alignment,
                                      failure* why = nullptr) noexcept {
         return as_upstream(*memory_).try_allocate(size, alignment, why);
     }
-    /// The same, of a size with its unit.
+    /// The same for a size with its unit.
     [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment = default_alignment,
                                      failure* why = nullptr) noexcept {
         return try_allocate(static_cast<std::size_t>(size.count()), alignment, why);
     }
-    /// As allocate(), but waits as the memory does, where that can wait.
+    /// As allocate(), but waits as the memory does.
     template <class Patience>
     requires requires(Memory& m, const Patience& until) { m.allocate_until(1, 1, until); }
     [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const Patience& until) {
         return memory_->allocate_until(size, alignment, until);
     }
-    /// The same, of a size with its unit.
+    /// The same for a size with its unit.
     template <class Patience>
     requires requires(Memory& m, const Patience& until) { m.allocate_until(1, 1, until); }
     [[nodiscard]] void* allocate_until(bytes size, std::size_t alignment, const Patience& until) {
         return allocate_until(static_cast<std::size_t>(size.count()), alignment, until);
     }
-    /// Null where allocate_until() would throw.
+    /// As allocate_until(), but returns null instead of throwing.
     template <class Patience>
     requires requires(Memory& m, const Patience& until) { m.try_allocate_until(1, 1, until); }
     [[nodiscard]] void* try_allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
                                            failure* why = nullptr) noexcept {
         return memory_->try_allocate_until(size, alignment, until, why);
     }
-    /// The same, of a size with its unit.
+    /// The same for a size with its unit.
     template <class Patience>
     requires requires(Memory& m, const Patience& until) { m.try_allocate_until(1, 1, until); }
     [[nodiscard]] void* try_allocate_until(bytes size, std::size_t alignment, const Patience& until,
                                            failure* why = nullptr) noexcept {
         return try_allocate_until(static_cast<std::size_t>(size.count()), alignment, until, why);
     }
-    /// The memory's answers; see concepts.hpp.
+    /// The memory's answer; see concepts.hpp.
     [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
         return as_upstream(*memory_).charged(size, alignment);
     }
-    /// The same, of a size with its unit.
+    /// The same for a size with its unit.
     [[nodiscard]] bytes charged(bytes size, std::size_t alignment) const noexcept {
         return charged(static_cast<std::size_t>(size.count()), alignment);
     }
@@ -124,7 +125,7 @@ public:
     [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
         return as_upstream(*memory_).refuses(size, alignment);
     }
-    /// The same, of a size with its unit.
+    /// The same for a size with its unit.
     [[nodiscard]] failure refuses(bytes size, std::size_t alignment) const noexcept {
         return refuses(static_cast<std::size_t>(size.count()), alignment);
     }
@@ -142,9 +143,9 @@ public:
 
     /// Credits the block once the stream has done the work enqueued so far; on a captured stream,
     /// once the graph is gone. Returns the memory's answer to wrong frees, which change nothing.
-    /// Null is ignored. If there can be no point on the stream, because its capture was spoilt or
-    /// the host has no memory, the answer says so, and the block stays charged until its tenant
-    /// closes, because freeing it now could be too early.
+    /// Null is ignored. If the stream can have no point, because its capture was spoilt or the host
+    /// has no memory, the answer says so. The block then stays charged until its tenant closes,
+    /// because freeing it now could be too early.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = default_alignment) noexcept {
         if (p == nullptr) return errc::none;
         try {
@@ -155,7 +156,7 @@ public:
             return errc::out_of_memory;
         }
     }
-    /// The same, of a size with its unit.
+    /// The same for a size with its unit.
     errc deallocate(void* p, bytes size, std::size_t alignment = default_alignment) noexcept {
         return deallocate(p, static_cast<std::size_t>(size.count()), alignment);
     }
@@ -174,16 +175,16 @@ private:
     Stream* stream_;
 };
 
-/// A block of `Resource`, which must outlive it; goes back when it is destroyed. Movable, one
-/// owner; not safe from several threads. Use it on one stream only; if the resource frees in stream
-/// order, on that stream.
+/// A block of `Resource`, which must outlive the object. The destructor frees the block. Movable,
+/// one owner; not safe from several threads. Use the block on one stream only; if the resource
+/// frees in stream order, on that stream.
 template <memory_resource Resource>
 class scratch_memory {
 public:
-    static constexpr std::size_t default_alignment = 256;  ///</< cuBLAS refuses less
+    static constexpr std::size_t default_alignment = 256;  ///< cuBLAS refuses less
 
-    /// Sizes and alignments in bytes. With 0 bytes it takes none, and data() is null. Exceptions
-    /// are the resource's.
+    /// Sizes and alignments in bytes. With 0 bytes nothing is allocated, and data() is null. Throws
+    /// what the resource throws.
     explicit scratch_memory(Resource& from, std::size_t size = 0, std::size_t alignment = default_alignment)
         : from_(&from),
           data_(size == 0 ? nullptr : from.allocate(size, alignment)),
@@ -210,8 +211,7 @@ public:
     [[nodiscard]] std::size_t size() const noexcept { return size_; }
 
     /// Grows to `size` bytes if it has fewer, without keeping the contents, and returns data().
-    /// After an exception of the resource it is as before. For a moment both blocks exist, the old
-    /// one and the new one.
+    /// Both blocks exist for a moment. If the resource throws, nothing changes.
     void* at_least(std::size_t size) {
         if (size > size_) *this = scratch_memory(*from_, size, alignment_);
         return data_;
@@ -230,9 +230,9 @@ private:
     std::size_t size_, alignment_;
 };
 
-/// Refers to `Memory`, which must outlive it. Thread-safe if that is: one mutex, held for a look
-/// into a hash table. Blocks that are still out when it is destroyed stay with the memory, whose
-/// tenant reports them.
+/// Memory that frees by address only. Refers to `Memory`, which must outlive it. Thread-safe if the
+/// memory is: one mutex, held for a look into a hash table. Blocks that are out when the object is
+/// destroyed stay with the memory, whose tenant reports them.
 template <memory_resource Memory>
 class sizeless_memory {
 public:
@@ -241,30 +241,30 @@ public:
     sizeless_memory(const sizeless_memory&) = delete;
     sizeless_memory& operator=(const sizeless_memory&) = delete;
 
-    /// `size` bytes at a multiple of `alignment`, a power of two. Throws what the memory throws, a std::bad_alloc.
+    /// `size` bytes at a multiple of `alignment`, a power of two. Throws what the memory throws.
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment) {
         void* const p = memory_->allocate(size, alignment);
         if (p == nullptr || !remember(p, {size, alignment})) throw std::bad_alloc();
         return p;
     }
-    /// Null if they aren't there.
+    /// As allocate(), but returns null instead of throwing.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment) noexcept {
         void* const p = as_upstream(*memory_).try_allocate(size, alignment, nullptr);
         return p != nullptr && remember(p, {size, alignment}) ? p : nullptr;
     }
 
-    /// No work may use the block any more, or `Memory` frees in the order of a stream. unknown_block, and nothing
-    /// happened, for an address that isn't out. Null is ignored.
+    /// No work may use the block any more. Does nothing and returns unknown_block for an address
+    /// that isn't out. Null is ignored.
     errc deallocate(void* p) noexcept {
         return forget(p, [&](const extent& e) { return give(p, e); });
     }
-    /// Once `used` is reached, with a stream_ordered_memory.
+    /// Frees once `used` is reached, with a stream_ordered_memory.
     template <timeline_point Point>
     errc deallocate_after(const Point& used, void* p) noexcept {
         return forget(p, [&](const extent& e) { return memory_->deallocate_after(used, p, e.size, e.alignment); });
     }
 
-    /// Whether the block is out, and has room for as much.
+    /// Whether the block is out, large enough and aligned enough.
     [[nodiscard]] bool holds(const void* p, std::size_t size, std::size_t alignment) const noexcept {
         const std::lock_guard lock(mutex_);
         const extent* const e = out_.find(p);
@@ -290,7 +290,7 @@ private:
 
     errc give(void* p, const extent& e) noexcept { return as_upstream(*memory_).deallocate(p, e.size, e.alignment); }
 
-    // Forgotten first: as soon as it is free, the address may be handed out again.
+    // The entry goes first: as soon as the block is free, its address may be handed out again.
     template <class Free>
     errc forget(void* p, Free free) noexcept {
         if (p == nullptr) return errc::none;
@@ -310,16 +310,17 @@ private:
     detail::pointer_table<extent> out_;
 };
 
-/// An algorithm in CUB's two phases: with null it writes the size that it needs; with that many bytes it enqueues itself.
-/// It returns a status whose zero, as cudaSuccess, means that it went well.
+/// An algorithm in CUB's two phases: with null it writes the size that it needs; with that many
+/// bytes it enqueues itself. The zero of its status, such as cudaSuccess, means success.
 template <class F>
 concept two_phase_algorithm = requires(F& f, void* temporary, std::size_t& size) {
     f(temporary, size) == decltype(f(temporary, size)){};
 };
 
-/// Calls `algorithm` twice and returns its last status; after a failure in the first phase there is no second. `from`
-/// must free in the order of the stream that `algorithm` enqueues on: a stream_resource, a pool's cache for that stream.
-/// Throws what `from` throws, a std::bad_alloc, and what `algorithm` throws.
+/// Calls `algorithm` twice and returns its last status; if the first phase fails, there is no
+/// second. `from` must free in the order of the stream that `algorithm` enqueues on: a
+/// stream_resource, or a pool's cache for that stream. Throws what `from` throws, a std::bad_alloc,
+/// and what `algorithm` throws.
 template <memory_resource Resource, two_phase_algorithm Algorithm>
 auto with_temporary_storage(Resource& from, Algorithm&& algorithm) {
     std::size_t size = 0;
@@ -330,8 +331,8 @@ auto with_temporary_storage(Resource& from, Algorithm&& algorithm) {
     return algorithm(temporary.data(), size);
 }
 
-/// The same with any memory that can free in stream order. `on` is the stream that `algorithm` enqueues on. While it is
-/// captured, the storage is the graph's, and stays charged until that is gone.
+/// The same with any memory that can free in stream order. `on` is the stream that `algorithm`
+/// enqueues on. During a capture the storage is the graph's, and charged until the graph is gone.
 template <class Memory, timeline Stream, two_phase_algorithm Algorithm>
 requires stream_ordered_memory<Memory, typename Stream::point>
 auto with_temporary_storage(Memory& memory_of, Stream& on, Algorithm&& algorithm) {

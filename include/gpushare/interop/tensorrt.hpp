@@ -6,9 +6,8 @@
 //   allocator mine{tenant.memory(), node, gpushare::device_id{0}};
 //   runtime->setGpuAllocator(&mine);                        // before the engine is deserialised
 //
-// The interface is a template argument, so that this header needs no header of TensorRT and fits
-// each version with it: IGpuAsyncAllocator of TensorRT 10 and later, IGpuAllocator of 8.6 and
-// later.
+// The interface is a template argument, so this header needs no header of TensorRT and fits each
+// version: IGpuAsyncAllocator of TensorRT 10 and later, IGpuAllocator of 8.6 and later.
 #pragma once
 
 #include <cstddef>
@@ -33,10 +32,10 @@ struct stream_named_by<bool (C::*)(void*, Stream) noexcept> {
 };
 }  // namespace detail
 
-/// Refers to the memory and its node, which must outlive it; TensorRT demands that it outlives
-/// everything that was made with it. Thread-safe if the memory is. It throws no exception: memory
-/// that isn't there is a null pointer, and TensorRT reports it. The tenant's memory counts refusals
-/// and their reasons.
+/// Refers to the memory and its node, which must outlive the allocator. TensorRT demands that the
+/// allocator outlives everything that was made with it. Thread-safe if the memory is. Throws no
+/// exceptions: without memory it returns a null pointer, which TensorRT reports. The tenant's
+/// memory counts refusals and their reasons.
 ///
 /// A block is credited once the stream that its free names has done its work. The calls without a
 /// stream, which TensorRT 10 deprecated, mean the default stream of the device, as in TensorRT's
@@ -45,17 +44,17 @@ template <class Interface, class Memory, node Node>
 requires stream_ordered_memory<Memory, typename Node::stream::point>
 class tensorrt_allocator : public Interface {
 public:
-    /// As the interface names streams.
+    /// The interface's type of streams.
     using stream_handle = typename detail::stream_named_by<decltype(&Interface::deallocateAsync)>::type;
 
-    /// `d` is the device that the memory is on; its default stream is meant where none is named.
+    /// `d` is the memory's device. Calls that name no stream mean its default stream.
     tensorrt_allocator(Memory& memory_of, Node& on, device_id d) : blocks_(memory_of), node_(&on), device_(d) {}
     tensorrt_allocator(const tensorrt_allocator&) = delete;
     tensorrt_allocator& operator=(const tensorrt_allocator&) = delete;
 
-    // These override the interface's; not marked so, because not every version has all of them.
+    // These override the interface's, but can't say so, because not every version has all of them.
 
-    /// Bytes; an alignment of 0 leaves it to us. Null for 0 bytes, and where they aren't there.
+    /// Allocates bytes; an alignment of 0 means any. Null for 0 bytes, and if there is no memory.
     void* allocateAsync(std::uint64_t size, std::uint64_t alignment, std::uint32_t /*flags*/,
                         stream_handle /*stream*/) noexcept {
         if (size == 0) return nullptr;
@@ -66,18 +65,20 @@ public:
         return allocateAsync(size, alignment, flags, nullptr);
     }
 
-    /// The same block if it has room for `size` bytes, else null: TensorRT keeps it then, and gets another one itself.
+    /// The same block if it has room for `size` bytes. Otherwise null: TensorRT then keeps the
+    /// block, and gets another one itself.
     void* reallocate(void* p, std::uint64_t alignment, std::uint64_t size) noexcept {
         return size != 0 && blocks_.holds(p, size, alignment) ? p : nullptr;
     }
 
-    /// On a stream that is captured the block is the graph's until that is gone. False, and nothing happened, for what isn't
-    /// out, or if there can be no point on the stream: it isn't on a device of the node. True for null.
+    /// On a captured stream the block is the graph's until the graph is gone. Does nothing and
+    /// returns false for a block that isn't out, or if the stream can have no point: it isn't on a
+    /// device of the node. True for null.
     bool deallocateAsync(void* p, stream_handle stream) noexcept {
         if (p == nullptr) return true;
         try {
             return blocks_.deallocate_after(detail::point_after(*node_, device_, stream), p) == errc::none;
-        } catch (...) {  // to free it now could be too early
+        } catch (...) {  // a free now could be too early
             return false;
         }
     }
@@ -85,7 +86,7 @@ public:
     bool deallocate(void* p) noexcept { return deallocateAsync(p, nullptr); }
 
 private:
-    static constexpr std::size_t any_alignment = 256;  // what cudaMalloc gives
+    static constexpr std::size_t any_alignment = 256;  // as cudaMalloc
 
     sizeless_memory<Memory> blocks_;
     Node* node_;

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tenant's memory for Thrust: for thrust::device_vector, and for the temporary storage of its algorithms.
+// A tenant's memory for Thrust: for thrust::device_vector, and algorithms' temporary storage.
 //
 //   gpushare::stream_resource ordered{tenant.memory(), stream};              // frees in the stream's order
 //   gpushare::thrust_allocator<float, decltype(ordered)> mine{ordered};
 //   thrust::device_vector<float, decltype(mine)> v(1000, mine);
 //   // by nvcc: thrust::sort(thrust::cuda::par_nosync(mine).on(stream.native_handle()), v.begin(), v.end());
 //
-// It doesn't use thrust::mr, whose allocators of two tenants compare equal (CCCL 3.0 to 3.5), so
-// that containers would swap and move storage from one tenant to the other. The header is empty
-// without Thrust.
+// This header doesn't use thrust::mr, whose allocators of two tenants compare equal (CCCL 3.0 to
+// 3.5): containers would swap and move storage between tenants. The header is empty without Thrust.
 #pragma once
 
 #if __has_include(<thrust/device_ptr.h>)
@@ -28,14 +27,15 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Refers to `Resource`, which must outlive it, its copies and what they allocated. Allocates whole
-/// objects at multiples of 256 bytes, as Thrust expects of temporary storage. Equal only where the
-/// resource is the same one, so that each block goes back to the tenant that was charged for it: a
-/// vector that is moved or swapped takes its allocator along, and one that is copied into keeps its
-/// own. As safe from any thread as the resource.
+/// Refers to `Resource`, which must outlive the allocator, its copies and their blocks. Allocates
+/// whole objects at multiples of 256 bytes, as Thrust expects of temporary storage. Allocators are
+/// equal only if they have the same resource, so that each block goes back to the tenant that was
+/// charged for it. A vector that is moved or swapped takes its allocator along, and a vector that
+/// is copied into keeps its own. Thread-safe if the resource is.
 ///
-/// Thrust frees without naming a stream. With a resource that frees at once, nothing may use a vector any more when it
-/// goes, temporary storage of par_nosync included; stream_resource has no such rule for work on its stream.
+/// Thrust frees without naming a stream. With a resource that frees at once, no work may use a
+/// vector, or temporary storage of par_nosync, when it is destroyed. stream_resource has no such
+/// rule for work on its stream.
 template <class T, memory_resource Resource>
 class thrust_allocator {
 public:
@@ -61,7 +61,8 @@ public:
     template <class U>
     thrust_allocator(const thrust_allocator<U, Resource>& other) noexcept : resource_(&other.resource()) {}
 
-    /// `n` objects. Throws what the resource throws: a std::bad_alloc, also for sizes that no memory has.
+    /// Allocates `n` objects. Throws what the resource throws, a std::bad_alloc, for impossible
+    /// sizes as well.
     [[nodiscard]] pointer allocate(size_type n) {
         return pointer(static_cast<T*>(resource_->allocate(size_of(n), alignment)));
     }
@@ -85,8 +86,7 @@ public:
 private:
     static constexpr std::size_t alignment = alignof(T) > 256 ? alignof(T) : 256;
 
-    // A size that overflows the type is more than any memory has: the resource refuses it, with its
-    // figures.
+    // A size that overflows is more than any memory has: the resource refuses it, with its figures.
     [[nodiscard]] static constexpr std::size_t size_of(size_type n) noexcept {
         constexpr auto most = std::numeric_limits<std::size_t>::max();
         return n > most / sizeof(T) ? most : n * sizeof(T);

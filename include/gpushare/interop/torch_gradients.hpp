@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Data-parallel training of a libtorch module: combines gradients with the other ranks' while the
-// backward pass goes on, over any transport of gradient/. It does the work of torch's
+// Data-parallel training of a libtorch module: combines gradients with the other ranks' during the
+// backward pass, over any transport of gradient/. It does the work of torch's
 // DistributedDataParallel, in five lines of a training loop:
 //
 //   gpushare::torch_gradients shared(model->named_parameters());             // hooks on the parameters' gradients
@@ -13,15 +13,14 @@
 //   }
 //   shared.stop();
 //
-// The size of buckets is tuned on line between step() and the next backward pass, when no other
+// The size of buckets is tuned online between step() and the next backward pass, when no other
 // thread uses the transport: agree(net, took), tuner.step_took(took),
 // shared.buckets().arrange(tuner.choice()), with a bucket_tuner. Parameters must be float32 in the
-// host's memory. Works with libtorch 1.13, which Debian has, and later. The header is empty without
+// host's memory. Needs libtorch 1.13, which Debian has, or later. The header is empty without
 // libtorch.
 //
-// On CUDA the ranks are threads of this process, each with a model on its device, or on one that
-// they share. No thread is needed for communication: hooks enqueue the buckets on the ranks'
-// streams.
+// On CUDA the ranks are threads of this process, each with a model on its device, or all on one
+// device. Communication needs no thread: hooks enqueue the buckets on the ranks' streams.
 //
 //   std::vector<float*> none(2);       // gradients in one piece aren't packed: no staging
 //   auto combine = [&](auto& all) { return all.advance(std::span(streams), none, engine); };
@@ -31,11 +30,11 @@
 //   (void)mine.join(optimiser);        // the others may have more batches
 //
 // The engine is one of device_buckets (gradient/device_buckets.hpp). The ranks of several processes
-// combine by the combiner() of a two_level_devices (gradient/two_level.hpp), with as many batches in
-// each process. The processes compare what they registered. Made for libtorch 2.11.
+// combine by the combiner() of a two_level_devices (gradient/two_level.hpp), with as many batches
+// in each process. The processes compare what they registered. Made for libtorch 2.11.
 //
-// Tensors by Horovod's names (interop/horovod.hpp), on the host, or on CUDA by a process_set of
-// ranks on devices (interop/horovod_devices.hpp). The names with _ work in place:
+// Horovod's names (interop/horovod.hpp) take tensors on the host, or on CUDA with a process_set of
+// ranks on devices (interop/horovod_devices.hpp). Names that end in _ work in place:
 //
 //   gpushare::horovod::synchronize(gpushare::horovod::allreduce_async_(loss_of_epoch, "loss"));
 //   at::Tensor all = gpushare::horovod::allgather(loss_of_epoch, "all");  // on CUDA alone
@@ -94,18 +93,18 @@ struct gradient_types {};
 /// How gradients on devices are combined.
 struct torch_device_options {
     bytes bucket = bucket_choice{}.bucket;  ///< see gradient_buckets
-    /// of step(), for the other ranks here; join() has none. A wait for other processes comes on top:
-    /// up to the combiner's patience
+    /// How long step() waits for the other ranks here; join() waits without end. A wait for other
+    /// processes comes on top, up to the combiner's patience.
     ns patience = ns::max();
 };
 
 /// The ranks of this process that train on CUDA devices, for torch_gradients of each. Its functions
-/// are safe from any thread. It outlives the torch_gradients, and the streams outlive it.
+/// are safe from any thread. It must outlive the torch_gradients, and the streams must outlive it.
 ///
 /// `Node` is cuda::node. `combine` gets device_buckets of each type, calls their advance() on the
 /// same streams, with an average, and returns its result. The thread that brings a bucket's last
-/// gradient calls it, or a thread that is in it already: mostly an autograd thread. If it fails,
-/// every rank's step() says so, and the ranks' training is over.
+/// gradient calls `combine`, or a thread that is in it already: mostly an autograd thread. If
+/// `combine` fails, every rank's step() says so, and the ranks' training is over.
 template <class Node, class Combine, class... T>
 class torch_device_ranks : public detail::device_steps<Node, Combine, T...> {
     using base = detail::device_steps<Node, Combine, T...>;
@@ -127,13 +126,13 @@ torch_device_ranks(Node&, std::span<Stream>, std::uint32_t, Combine) -> torch_de
 template <class Node, class Stream, class Combine>
 torch_device_ranks(Node&, std::span<Stream>, std::uint32_t, Combine, torch_device_options)
     -> torch_device_ranks<Node, Combine, float>;
-/// Of these types.
+/// Parameters of these types.
 template <class Node, class Stream, class Combine, class... T>
 torch_device_ranks(Node&, std::span<Stream>, std::uint32_t, Combine, torch_device_options, gradient_types<T...>)
     -> torch_device_ranks<Node, Combine, T...>;
 
 namespace detail {
-// A template, since older releases don't say which stream it is.
+// A template, since older releases have no getStreamNativeHandle.
 template <class Guard>
 [[nodiscard]] void* torch_stream(const Guard& guard, c10::Device on) {
     if constexpr (requires { guard.getStreamNativeHandle(guard.getStream(on)); })
@@ -141,19 +140,19 @@ template <class Guard>
     else
         raise({.code = errc::not_supported}, {}, "gradients on devices: this libtorch doesn't tell its current stream");
 }
-/// The calling thread's current one.
+/// The calling thread's current stream.
 [[nodiscard]] inline void* current_torch_stream(c10::Device on) {
     return torch_stream(*c10::impl::getDeviceGuardImpl(on.type()), on);
 }
 }  // namespace detail
 
-/// One rank's parameters. Its functions are called by the thread that trains, but for communicate().
+/// One rank's parameters. The thread that trains calls all functions except communicate().
 class torch_gradients {
 public:
-    /// `parameters`: the result of a module's named_parameters(), on all ranks alike. Parameters
-    /// that need no gradient are left out. Each gets a gradient that stays where it is. Throws
-    /// operation_error (errc::not_supported), with its name, for one that isn't of float32, dense
-    /// and in the host's memory.
+    /// `parameters`: the result of a module's named_parameters(), the same on all ranks. Parameters
+    /// that need no gradient are left out. Each of the others gets a gradient that stays where it
+    /// is. Throws operation_error (errc::not_supported), with its name, for a parameter that isn't
+    /// of float32, dense and in the host's memory.
     template <class Named>
     explicit torch_gradients(const Named& parameters, const torch_gradient_options& options = {})
         : all_(std::make_shared<state>(options.fusion)) {
@@ -171,14 +170,14 @@ public:
     }
 
     /// Rank `rank` of `ranks`, whose parameters are on one CUDA device. Call it on the stream on
-    /// which the rank trains, which isn't a default stream; the other ranks may do so before or
-    /// later, in the same thread too. The ranks begin with the same parameters: copy them. Throws
-    /// operation_error, with the parameter's name: errc::not_supported for one that isn't dense, on
-    /// the first one's device and of a type that `ranks` combine; errc::mismatch if another rank
-    /// has other parameters; and errc::invalid_specification for a rank that doesn't exist or was
-    /// added before, and for a default stream. With other processes the last rank here waits for
-    /// them, and throws their fault: errc::mismatch, with the rank, if one has other parameters,
-    /// and errc::deadline_exceeded if one is late.
+    /// which the rank trains, which must not be a default stream. The other ranks may do so before
+    /// or later, also in the same thread. The ranks must begin with the same parameters: copy them.
+    /// Throws operation_error, with the parameter's name: errc::not_supported for one that isn't
+    /// dense, on the first one's device and of a type that `ranks` combine; errc::mismatch if
+    /// another rank has other parameters; and errc::invalid_specification for a rank that doesn't
+    /// exist or was added before, and for a default stream. With other processes the last rank here
+    /// waits for them, and throws their fault: errc::mismatch, with the rank, if one has other
+    /// parameters, and errc::deadline_exceeded if one is late.
     template <class Named>
     torch_gradients(const Named& parameters, detail::device_ranks& ranks, std::uint32_t rank)
         : all_(std::make_shared<state>(bucket_choice{})) {
@@ -203,8 +202,8 @@ public:
     torch_gradients(torch_gradients&&) noexcept = default;
     torch_gradients& operator=(torch_gradients&&) noexcept = default;
 
-    /// All ranks get rank 0's parameters. Called by all, before communicate(). On devices
-    /// this answers errc::not_supported.
+    /// All ranks get rank 0's parameters. All ranks call this before communicate(). On devices it
+    /// returns errc::not_supported.
     template <host_transport Net>
     [[nodiscard]] collective_fault broadcast(Net& net, instant deadline = never) {
         if (all_->devices) return {.code = errc::not_supported};
@@ -214,9 +213,9 @@ public:
     }
 
     /// Combines the gradients of one step after another, until stop() (errc::stopped) or a fault.
-    /// Call it in a thread that does nothing else. `patience`: with other ranks, see
-    /// gradient_buckets::reduce. With several channels (bucket_choice::in_flight), each has a
-    /// transport and a thread of its own. On devices this answers errc::not_supported.
+    /// Call it in a thread that does nothing else. For `patience` see gradient_buckets::reduce.
+    /// With several channels (bucket_choice::in_flight), each has a transport and a thread of its
+    /// own. On devices it returns errc::not_supported.
     template <host_transport Net>
     collective_fault communicate(Net& net, ns patience = ns::max(), std::uint32_t channel = 0) {
         if (all_->devices) return {.code = errc::not_supported};
@@ -224,7 +223,7 @@ public:
             if (const auto f = all_->buckets.reduce(net, average{}, patience, channel)) return f;
     }
 
-    /// While on, backward passes add up, and nothing is combined before step().
+    /// While on, backward passes accumulate, and nothing is combined before step().
     void hold(bool on) noexcept { all_->held = on; }
 
     /// Waits until the gradients are the average over all ranks, and calls `optimiser.step()` if
@@ -248,8 +247,8 @@ public:
 
     /// For a rank without batches left, while others may have more: takes part in their steps with
     /// gradients of 0, until all ranks have joined. Averages stay those of all ranks, as in torch's
-    /// Join by default, and parameters the same on all. On devices alone: throws operation_error
-    /// (errc::not_supported) elsewhere. Returns the result of a step.
+    /// Join by default, and parameters stay the same on all. Without devices throws operation_error
+    /// (errc::not_supported). Returns the fault of a step, if any.
     template <class Optimiser>
     [[nodiscard]] collective_fault join(Optimiser& optimiser) {
         if (!all_->devices) raise({.code = errc::not_supported}, {}, "joining without devices");
@@ -262,16 +261,16 @@ public:
     }
 
     /// Ends the training: communicate() returns. On devices every rank's step() returns
-    /// errc::stopped from now on, even one that waits for other processes. Those finish the steps
-    /// in which this process has taken part. After these, their steps return errc::stopped as well,
-    /// with this rank. Doesn't wait for them. From any thread, on devices.
+    /// errc::stopped from now on, even one that waits for other processes. The other processes
+    /// finish the steps in which this process has taken part. Their later steps return
+    /// errc::stopped as well, with this rank. Doesn't wait for them. From any thread, on devices.
     void stop() {
         if (all_->devices) return all_->devices->end(errc::stopped, all_->rank);
         all_->buckets.stop();
     }
 
-    /// The buckets, for their plan, their bytes on the wire, and the gradients that are waited for.
-    /// On devices there are none.
+    /// The buckets, for their plan, their bytes on the wire, and missing gradients. Empty on
+    /// devices.
     [[nodiscard]] gradient_buckets<>& buckets() noexcept { return all_->buckets; }
 
 private:
@@ -286,11 +285,12 @@ private:
         gradient_buckets<> buckets;
         std::vector<parameter> parameters;
         bool held = false;
-        detail::device_ranks* devices = nullptr;  // null where buckets are the host's
+        detail::device_ranks* devices = nullptr;  // null: buckets are on the host
         std::uint32_t rank = 0;
         std::optional<c10::Device> on;
 
-        /// The parameter's gradient is complete. If it lies elsewhere, as behind zero_grad(set_to_none), it moves.
+        /// The parameter's gradient is complete. If it lies elsewhere, as after
+        /// zero_grad(set_to_none), it moves.
         void arrived(std::uint32_t g) {
             parameter& p = parameters[g];
             at::Tensor& now = p.value.mutable_grad();
@@ -307,7 +307,7 @@ private:
             else
                 (void)buckets.ready(g);
         }
-        /// The calling thread's current one: of the backward pass in a hook, of the loop elsewhere.
+        /// The calling thread's current stream: the backward pass's in a hook, else the loop's.
         [[nodiscard]] void* stream() const {
             return detail::current_torch_stream(on.value_or(c10::Device(c10::DeviceType::CUDA, 0)));
         }
@@ -316,7 +316,7 @@ private:
             raise({.code = errc::not_supported}, {}, why);
         }
     };
-    /// Behind torch's node that adds up a parameter's gradient. It may outlive us.
+    /// Runs after torch's node that adds up a parameter's gradient. May outlive torch_gradients.
     struct hook final : torch::autograd::FunctionPostHook {
         hook(const std::shared_ptr<state>& of, std::uint32_t which) : all(of), g(which) {}
         torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
@@ -340,7 +340,7 @@ private:
             default: raise({.code = errc::not_supported}, {}, name + ": a parameter of another type than floats");
         }
     }
-    /// Gives each parameter its gradient. All gradients of a type are in one piece of memory, so
+    /// Gives each parameter its gradient. All gradients of a type lie in one piece of memory, so
     /// that buckets needn't be packed.
     template <class Named, class Check>
     void register_all(const Named& parameters, const Check& check) {
@@ -376,7 +376,7 @@ namespace horovod {
 
 namespace detail {
 /// Calls f with the elements of a dense tensor in the host's memory. Throws operation_error
-/// (errc::not_supported) for another one, and for types that can't be combined.
+/// (errc::not_supported) for other tensors, and for types that can't be combined.
 template <class F>
 decltype(auto) with_elements(const at::Tensor& x, std::string_view name, const F& f) {
     const auto elements = [&]<class T>(T) {
@@ -393,7 +393,7 @@ decltype(auto) with_elements(const at::Tensor& x, std::string_view name, const F
     raise({.code = errc::not_supported}, {},
           std::string(name) + ": a tensor that isn't of floats or of int64, dense, in the host's memory");
 }
-/// A tensor's type as all ranks have to say it: that of spans where it can be combined.
+/// A tensor's type as a number, equal on all ranks: that of spans if it can be combined.
 [[nodiscard]] inline std::uint32_t device_type_of(at::ScalarType type) {
     switch (type) {
         case at::kFloat: return gpushare::detail::type_id<float>();
@@ -404,8 +404,8 @@ decltype(auto) with_elements(const at::Tensor& x, std::string_view name, const F
         default: return 1000U + static_cast<std::uint32_t>(type);  // moved, and not combined
     }
 }
-/// A tensor on a CUDA device, and the caller's current stream. `by_rows`: ranks may have other
-/// numbers of rows.
+/// A call for a tensor on a CUDA device, from the caller's current stream. `by_rows`: the number of
+/// rows may differ between ranks.
 [[nodiscard]] inline device_call call_of(const at::Tensor& x, std::string_view name, collective_kind kind,
                                          bool by_rows = false) {
     if (!x.is_cuda() || x.layout() != at::kStrided || !x.is_contiguous())
@@ -428,13 +428,13 @@ decltype(auto) with_elements(const at::Tensor& x, std::string_view name, const F
 }
 }  // namespace detail
 
-/// A tensor that isn't there yet. synchronize returns it. Copies stand for the same tensor.
+/// A tensor that synchronize will return. Copies refer to the same tensor.
 struct tensor_handle {
     handle of;                                        ///< the collective
-    std::shared_ptr<at::Tensor> result;               ///< complete behind synchronize
-    std::shared_ptr<std::vector<std::int64_t>> rows;  ///< of an allgather and an alltoall: from each rank
+    std::shared_ptr<at::Tensor> result;               ///< complete after synchronize
+    std::shared_ptr<std::vector<std::int64_t>> rows;  ///< the rows from each rank, if they may differ
 };
-/// Whether it is done, well or not.
+/// Whether the tensor is done, with success or not.
 [[nodiscard]] inline bool poll(const tensor_handle& h) { return poll(h.of); }
 /// Waits as for a handle, and returns the tensor.
 [[nodiscard]] inline at::Tensor synchronize(const tensor_handle& h) {
@@ -443,8 +443,8 @@ struct tensor_handle {
 }
 
 namespace detail {
-/// The result is made where the rank's tensor is, as on the stream that it was handed over on: an
-/// allocator that reuses memory on its stream knows no other one.
+/// Allocates the result on the stream with which the tensor was handed over, because an allocator
+/// that reuses memory in the order of a stream knows no other stream.
 [[nodiscard]] inline tensor_handle start_by_rows(process_set& of, device_call c, const at::Tensor& x) {
     tensor_handle made{{}, std::make_shared<at::Tensor>(), std::make_shared<std::vector<std::int64_t>>()};
     const c10::Stream on = c10::impl::getDeviceGuardImpl(x.device().type())->getStream(x.device());
@@ -463,9 +463,9 @@ namespace detail {
 }
 }  // namespace detail
 
-/// Hands a tensor over, in place: it stays until the handle is done. Throws as for spans and for
-/// arrays on devices. errc::not_supported for a tensor that isn't of floats or of int64, dense, in
-/// the host's memory, or on CUDA where `of` is a set of ranks on devices.
+/// Hands over a tensor, to be combined in place; it must stay until the handle is done. Throws as
+/// for spans and for arrays on devices; errc::not_supported unless the tensor is of floats or
+/// int64, dense, and in the host's memory, or on CUDA if `of` is a set of ranks on devices.
 [[nodiscard]] inline handle allreduce_async_(const at::Tensor& x, std::string_view name, reduce_op op = Average,
                                              process_set& of = global_process_set()) {
     if (!x.is_cuda())
@@ -474,13 +474,13 @@ namespace detail {
     c.op = op;
     return of.start_on_device(std::move(c));
 }
-/// The same, with another tensor for the result.
+/// The same, with a new tensor for the result.
 [[nodiscard]] inline tensor_handle allreduce_async(const at::Tensor& x, std::string_view name, reduce_op op = Average,
                                                    process_set& of = global_process_set()) {
     auto result = std::make_shared<at::Tensor>(x.detach().clone(at::MemoryFormat::Contiguous));
     return {allreduce_async_(*result, name, op, of), result, nullptr};
 }
-/// All ranks get the tensor of rank `root`, in place. On CUDA of any type. Throws as
+/// All ranks get the tensor of rank `root`, in place; on CUDA of any type. Throws as
 /// allreduce_async_.
 [[nodiscard]] inline handle broadcast_async_(const at::Tensor& x, std::uint32_t root, std::string_view name,
                                              process_set& of = global_process_set()) {
@@ -490,14 +490,14 @@ namespace detail {
     c.root = root;
     return of.start_on_device(std::move(c));
 }
-/// The same, with another tensor for the result.
+/// The same, with a new tensor for the result.
 [[nodiscard]] inline tensor_handle broadcast_async(const at::Tensor& x, std::uint32_t root, std::string_view name,
                                                    process_set& of = global_process_set()) {
     auto result = std::make_shared<at::Tensor>(x.detach().clone(at::MemoryFormat::Contiguous));
     return {broadcast_async_(*result, root, name, of), result, nullptr};
 }
-/// Several tensors, by the names `name.0`, `name.1` and so on. On CUDA all at once, which combines
-/// them together. Throws as allreduce_async_.
+/// Several tensors, by the names `name.0`, `name.1` and so on. On CUDA they are handed over at
+/// once, and so combined together. Throws as allreduce_async_.
 [[nodiscard]] inline std::vector<handle> grouped_allreduce_async_(std::span<const at::Tensor> list,
                                                                   std::string_view name, reduce_op op = Average,
                                                                   process_set& of = global_process_set()) {
@@ -514,13 +514,13 @@ namespace detail {
     }
     return of.on_devices() ? of.start_on_device(std::move(calls)) : all;
 }
-/// All ranks get the rows of each rank, which may be of any number. On CUDA, of any type; else, and
-/// while a rank has joined, errc::not_supported. In all else as allreduce_async_.
+/// All ranks get the rows of each rank, whose number may differ. For tensors of any type on CUDA;
+/// otherwise, and while a rank has joined, errc::not_supported. All else is as in allreduce_async_.
 [[nodiscard]] inline tensor_handle allgather_async(const at::Tensor& x, std::string_view name,
                                                    process_set& of = global_process_set()) {
     return detail::start_by_rows(of, detail::call_of(x, name, collective_kind::all_gather, true), x);
 }
-/// splits[q] rows go to rank q; without splits each gets as many. In all else as allgather_async.
+/// splits[q] rows go to rank q; without splits, all get as many. All else is as in allgather_async.
 [[nodiscard]] inline tensor_handle alltoall_async(const at::Tensor& x, at::IntArrayRef splits, std::string_view name,
                                                   process_set& of = global_process_set()) {
     auto c = detail::call_of(x, name, collective_kind::all_to_all, true);
@@ -531,8 +531,9 @@ namespace detail {
     if (splits.empty()) c.splits.assign(of.size(), rows / of.size());
     return detail::start_by_rows(of, std::move(c), x);
 }
-/// The ranks' tensors, of one shape, are combined, and each rank gets a part of the rows, the first
-/// ranks one more where they don't divide. In all else as allgather_async, of types that are combined.
+/// Combines the ranks' tensors, which have one shape and a type that can be combined. Each rank
+/// gets a part of the rows, the first ranks one more if they don't divide. Otherwise as
+/// allgather_async.
 [[nodiscard]] inline tensor_handle reducescatter_async(const at::Tensor& x, std::string_view name,
                                                        reduce_op op = Average, process_set& of = global_process_set()) {
     auto c = detail::call_of(x, name, collective_kind::reduce_scatter, true);

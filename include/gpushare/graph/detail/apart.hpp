@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs a library that isn't made for hostile data in a process of its own, where a crash is an
-// ordinary error.
+// Runs a library on hostile data in a process of its own, where a crash is an ordinary error.
 //
 //   const apart_result r = run_apart([&] { return library.digest(data); }, 30s);
 #pragma once

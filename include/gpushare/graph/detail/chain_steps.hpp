@@ -34,8 +34,7 @@ using chain_shape = std::vector<std::int64_t>;
 /// A piece as steps.
 struct chain_program {
     std::vector<chain_step> steps{};
-    std::vector<std::uint32_t> inputs{};  ///< the values that steps read; a step's index refers to
-                                          ///< this list
+    std::vector<std::uint32_t> inputs{};  ///< the values that steps read, by a step's index
     chain_norm norm = chain_norm::none;
     std::uint32_t norm_at = 0;  ///< steps before the norm
     float epsilon = 0;
@@ -417,8 +416,8 @@ private:
     return out;
 }
 
-/// Fills in the shapes of the nodes' outputs. Throws model_error (engine) with a node whose inputs
-/// don't fit each other.
+/// Fills in the shapes of the nodes' outputs. Throws model_error (engine) if a node's inputs don't
+/// fit.
 inline void chain_shapes(const piece_program& p, std::vector<chain_shape>& shapes) {
     for (const program_node& n : p.nodes) {
         chain_shape made = shapes[n.inputs[0]];

@@ -42,8 +42,7 @@ template <class T>
     return {at, size, difference};
 }
 
-/// How to compare `size` bytes of elements of `type`: floats within the tolerance, all other types
-/// exactly.
+/// How to compare `size` bytes of `type`: floats within the tolerance, other types exactly.
 [[nodiscard]] inline operator_result compared_as(element type, void* at, std::size_t size, operator_tolerance within,
                                                  double of_largest) {
     const auto exactly = [&]<class T>(T) {

@@ -223,8 +223,7 @@ private:
         s.beta = 1;
         return true;
     }
-    /// The node that alone reads a value, and only once; nothing if the piece has the value as an
-    /// output.
+    /// The only node that reads a value, once; nothing if the value is an output of the piece.
     [[nodiscard]] std::optional<std::size_t> only_reader(std::uint32_t v) const {
         if (std::ranges::find(p_->outputs, v) != p_->outputs.end()) return std::nullopt;
         std::optional<std::size_t> found;

@@ -84,8 +84,7 @@ inline constexpr std::uint32_t nobody = ~0U;
     return order;
 }
 
-/// The next node is the one that leaves the fewest bytes alive, and among equals the one that
-/// became ready last.
+/// Next is the node that leaves the fewest bytes alive; among equals, the last that became ready.
 class narrow_order {
 public:
     narrow_order(const model_graph& g, std::span<const bytes> sizes)

@@ -69,8 +69,7 @@ inline void add_captured(const onnx::GraphProto& body, name_list& captured) {
     for (const auto& v : body.output()) add(v.name());
 }
 
-/// The values that a node reads, with the outer values that its bodies read; each once, without
-/// omitted inputs.
+/// The values that a node reads, and the outer values that its bodies read; each once.
 [[nodiscard]] inline std::vector<std::string> reads_of(const onnx::NodeProto& n) {
     name_list all;
     for (const auto& name : n.input()) all.add(name);
@@ -86,8 +85,7 @@ inline void add_captured(const onnx::GraphProto& body, name_list& captured) {
     return std::move(all.names);
 }
 
-/// The node that makes each value; -1 for inputs and weights. Throws model_error (bad_model) if a
-/// value is made twice.
+/// The node that makes each value, or -1. Throws model_error (bad_model) if a value is made twice.
 [[nodiscard]] inline std::unordered_map<std::string, int> makers(const onnx::GraphProto& g) {
     std::unordered_map<std::string, int> made;
     const auto add = [&](const std::string& name, int by) {
@@ -107,8 +105,8 @@ inline void add_captured(const onnx::GraphProto& body, name_list& captured) {
     return made;
 }
 
-/// An order in which the nodes can run: the model's own if possible. Throws model_error:
-/// missing_value, cyclic.
+/// An order in which nodes can run, the model's if possible. Throws model_error: missing_value,
+/// cyclic.
 [[nodiscard]] inline std::vector<int> run_order(const onnx::GraphProto& g) {
     const auto made = makers(g);
     const auto count = static_cast<std::size_t>(g.node_size());
@@ -142,9 +140,8 @@ inline void add_captured(const onnx::GraphProto& body, name_list& captured) {
     return order;
 }
 
-/// An order that depends on which node reads what, and neither on names nor on the file's order:
-/// from each output of the model back to the nodes that make it. Nodes that no output needs come
-/// last, as in `order`.
+/// An order that depends only on which node reads what, not on names or the file's order: from each
+/// output of the model back to its makers. Nodes that no output needs come last, as in `order`.
 [[nodiscard]] inline std::vector<int> order_from_outputs(const onnx::GraphProto& g, const std::vector<int>& order) {
     struct step {
         int node;
@@ -200,8 +197,7 @@ public:
         for (const auto& f : m.functions()) functions_.insert(f.domain() + "." + f.name());
         const auto& known = onnx::OpSchemaRegistry::DomainToVersionRange::Instance().Map();
         if (const auto set = sets_.find(""); set != sets_.end()) newer_ = set->second > known.at("").second;
-        // Newer file formats only add number types and metadata. Formats before 4 require each
-        // weight among the inputs.
+        // Newer formats only add number types and metadata. Before 4, weights had to be inputs.
         context_.set_ir_version(static_cast<int>(std::clamp<std::int64_t>(m.ir_version(), 4, onnx::IR_VERSION)));
         context_.set_opset_imports(sets_);
         context_.set_model_dir(folder.string());

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Types and shapes of a model's values, as the model states them and as ONNX's shape inference
-// finds them.
+// Types and shapes of values, as the model states them and as ONNX's shape inference finds them.
 #pragma once
 
 #include <algorithm>

@@ -41,8 +41,7 @@ public:
         }
     }
 
-    /// The piece's nodes, with one node in place of each spelt-out norm. That node has the name of
-    /// the norm's last node.
+    /// The piece's nodes, with one in place of each spelt-out norm, named as the norm's last node.
     [[nodiscard]] std::vector<program_node> nodes() const {
         std::vector<bool> gone(p_->nodes.size());
         std::vector<program_node> all = p_->nodes, left;

@@ -18,8 +18,7 @@
 // type by type, and faults number the ranks of all processes. One rank here at a time waits for the
 // other processes: in add() the last one, and in ready() the one that brings a bucket's last
 // gradient. That rank waits without the lock, so the other ranks' calls return meanwhile. A
-// gradient that becomes ready is noted, and the waiting rank takes it up afterwards. end() ends
-// that wait.
+// gradient that becomes ready is noted, and taken up when the rank is back. end() ends that wait.
 #pragma once
 
 #include <algorithm>
@@ -139,9 +138,8 @@ concept combines_with_others = requires(C& c, std::uint64_t number, errc why, st
     { c.first() } -> std::convertible_to<std::uint32_t>;
 };
 
-/// See the top of the file. `Combine` is called with each of the buckets' types, as
-/// errc(device_buckets<T>&), and calls advance() on the same streams. Calls of different ranks may
-/// run at the same time.
+/// See above. `Combine` is called with each of the buckets' types, as errc(device_buckets<T>&), and
+/// calls advance() on the same streams. Calls of different ranks may run at the same time.
 template <node Node, class Combine, class... T>
 requires joining_timeline<typename Node::stream> &&(sizeof...(T) > 0) &&
     (... && std::is_invocable_r_v<errc, Combine&, device_buckets<T>&>)class device_steps : public device_ranks {
@@ -168,8 +166,8 @@ public:
     /// before; not_supported for a type that isn't one of T; mismatch, with the parameter's name,
     /// if another rank has other parameters; and the errors of borrowing the stream. The last rank
     /// here waits for other processes, and throws their fault: mismatch, with the rank, if a
-    /// process has other parameters, types or buckets. It also throws a fault from here that ends
-    /// this wait.
+    /// process has other parameters, types or buckets. A fault from here also ends this wait, and
+    /// is thrown.
     void add(std::uint32_t rank, std::vector<device_gradient> mine, void* current) override {
         std::unique_lock lock(mutex_);
         if (rank >= of_.size() || of_[rank].here)
@@ -284,8 +282,7 @@ private:
                       (g < a.size() ? a[g].name : b[g].name) + ": another rank has other parameters");
     }
     [[nodiscard]] stream& stream_of(std::uint32_t rank) { return streams_[streams_.size() == 1 ? 0 : rank]; }
-    /// The framework's stream. Usually it is the stream of the previous call, which costs no
-    /// lookup.
+    /// The framework's stream, which is usually that of the previous call and costs no lookup.
     [[nodiscard]] stream& lent(std::uint32_t rank, void* handle) {
         if constexpr (borrows) {
             of_rank& r = of_[rank];
@@ -400,8 +397,8 @@ private:
         --left_;
         return true;
     }
-    /// Waits until `over`. False once the ranks' patience ends. The time in which a rank is away
-    /// doesn't count.
+    /// Waits until `over`. False once the ranks' patience ends, without time in which a rank is
+    /// away.
     template <class Over>
     [[nodiscard]] bool wait_until(std::unique_lock<std::mutex>& lock, const Over& over) {
         using clock = std::chrono::steady_clock;
@@ -469,8 +466,7 @@ private:
         }
         tell(lock);
     }
-    /// Tells the other processes of a fault here, once. If a thread is away, that thread does so
-    /// when it is back.
+    /// Tells the other processes of a fault here, once, or lets the thread that is away do so.
     void tell(std::unique_lock<std::mutex>& lock) {
         if constexpr (between_processes)
             if (fault_ && !is_away_ && !std::exchange(told_, true))
@@ -498,8 +494,8 @@ private:
     ns patience_;
     bytes bucket_;
     // Guards all that follows, except of_[r].as, which belongs to its rank, and the data of the
-    // thread that is away: combine_, all_, taken_ and left_. Once added, the gradients in of_ don't
-    // change.
+    // thread that is away: combine_, all_, taken_ and left_. Gradients in of_ don't change once
+    // added.
     mutable std::mutex mutex_;
     std::condition_variable changed_;
     step_ledger ledger_;

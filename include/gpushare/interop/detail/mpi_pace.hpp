@@ -17,8 +17,8 @@ namespace detail {
 
 class mpi_pace {
 public:
-    /// A thread begins to wait: the time before doesn't count, and chunks are expected to come as
-    /// they did last.
+    /// A thread begins to wait, so the time before doesn't count. Chunks should come as they did
+    /// last.
     void begin(instant now) noexcept {
         last_ = now;
         waits_ = true;

@@ -9,8 +9,7 @@
 // Ranks compare their calls in two ways. A message's tag holds a few bits of the call's signature,
 // so messages of different calls seldom match, and a waiting rank sees that another call's message
 // came instead (differs_from). Tags are too short to rule a match out, so each call also has one
-// transfer in one shot, whose messages end with the whole signature. Messages are sent even if they
-// are empty.
+// transfer in one shot, whose messages end with the whole signature. Even empty messages are sent.
 #pragma once
 
 #if __has_include(<mpi.h>)
@@ -100,8 +99,7 @@ public:
         return t;
     }
 
-    /// Each of some ranks gets the bytes at `in`, and sends as many, which go to `out`, `stride`
-    /// apart.
+    /// Each neighbour gets the bytes at `in`, and sends as many, which go to `out`, `stride` apart.
     [[nodiscard]] static mpi_transfer exchange(const std::byte* in, std::byte* out, std::size_t bytes,
                                                std::size_t stride, std::span<const std::uint32_t> neighbours) {
         mpi_transfer t{shape::exchange, in, out, bytes, 1, stride, nullptr};
@@ -270,7 +268,7 @@ private:
                                    &requests_.emplace_back(MPI_REQUEST_NULL));
         return code == MPI_SUCCESS ? errc::none : errc::backend_failed;
     }
-    /// Calls f with each other rank, beginning after this one, so that not all begin with the same
+    /// Calls f with each other rank, from the next one on, so that not all begin with the same
     /// rank.
     template <class F>
     [[nodiscard]] errc for_others(const F& f) const {

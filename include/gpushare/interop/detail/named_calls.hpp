@@ -40,8 +40,7 @@ struct named_call {
 template <class Item>
 class named_calls {
 public:
-    /// A call that all ranks have made, except those that have joined; or the reason why all ranks
-    /// refuse it.
+    /// A call that all ranks have made or joined without; or the reason why all ranks refuse it.
     struct common {
         named_call what;
         std::vector<std::optional<Item>> of_ranks;
@@ -56,8 +55,7 @@ public:
         const auto at = open_.find(name);
         return at != open_.end() && at->second.of_ranks[rank];
     }
-    /// Adds a rank's call. Does nothing and returns false while the rank has one of this name under
-    /// way.
+    /// Adds a rank's call. False, without effect, while the rank has one of this name under way.
     [[nodiscard]] bool hand_over(std::uint32_t rank, named_call what, Item item) {
         auto at = open_.find(what.name);
         if (at == open_.end()) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A CUDA stream of another owner, and memory on its device, for adaptors that have no node. Its
-// calls work during captures of other threads and with any current device, and leave no error for
-// cudaGetLastError().
+// A CUDA stream of another owner, and memory on its device, for adaptors without a node. Its calls
+// work during captures of other threads and with any current device, and leave no CUDA error.
 //
 //   detail::native_queue queue{stream};       void* word = queue.allocate(4, code);
 //   if (queue.state() == cudaErrorNotReady) ...
@@ -49,8 +48,7 @@ namespace detail {
     }
 }
 
-/// While this object exists, the calls of this thread don't end captures that others have under
-/// way.
+/// While this object exists, calls of this thread don't end captures of other threads.
 class relaxed_thread {
 public:
     relaxed_thread() noexcept { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
@@ -101,8 +99,7 @@ public:
     /// cudaSuccess once all enqueued work is done; until then cudaErrorNotReady; or the error
     /// because of which it never will be done. Call with a relaxed_thread.
     [[nodiscard]] cudaError_t state() const noexcept {
-        // Which default stream a handle means depends on the current device; any other handle names
-        // one.
+        // The current device decides which default stream is meant; any other handle names one.
         return is_default() ? on_device([this] { return query(); }) : query();
     }
 
@@ -114,8 +111,7 @@ private:
         if (query_ != nullptr) return static_cast<cudaError_t>(query_(stream_));
         return forget(cudaStreamQuery(stream_));
     }
-    // Makes the device's primary context current for the call, and then restores what was current
-    // before, be it none.
+    // Calls with the device's primary context, then restores what was current before, be it none.
     template <class Call>
     cudaError_t on_device(Call call) const noexcept {
         CUcontext primary = nullptr, was = nullptr;

@@ -48,8 +48,7 @@ public:
     virtual errc deallocate(void* p, std::size_t size, void* stream, std::span<void* const> others) noexcept = 0;
     /// Frees a block that graphs use, after the work of all streams.
     virtual errc deallocate_of_graphs(void* p, std::size_t size) noexcept = 0;
-    /// Reports that a capture of the stream begins or ends. No event is recorded on the stream
-    /// during a capture.
+    /// A capture of the stream begins or ends. Meanwhile no event is recorded on the stream.
     virtual void captures(void* stream, bool begin) noexcept = 0;
     /// Gives back the memory that is kept for the next allocation.
     virtual void give_back() noexcept = 0;
@@ -126,8 +125,8 @@ public:
         for (void* const s : streams) routes_.push_back({device, s, who.get()});
         if (!std::exchange(who->listed_, true)) owners_.push_back(who);
     }
-    /// From now on no allocation is the owner's, except on threads in its scope. The owner keeps
-    /// the blocks that are out.
+    /// From now on only threads in its scope allocate from the owner, which keeps the blocks that
+    /// are out.
     void remove(torch_owner& who) noexcept {
         std::shared_ptr<torch_owner> last;  // destroyed under no lock
         const std::lock_guard lock(mutex_);
@@ -186,7 +185,7 @@ public:
         return true;
     }
 
-    /// Notes that the block is used on `stream`, too. False if the block isn't a tenant's. Throws
+    /// Notes that `stream` uses the block, too. False if it isn't a tenant's. Throws
     /// std::bad_alloc.
     bool use(void* p, void* stream) {
         const std::lock_guard lock(mutex_);

@@ -36,8 +36,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// The handle by which other libraries know a stream. On a node without handles, the stream's
-/// address.
+/// The handle by which other libraries know a stream; on a node without handles, its address.
 template <timeline Stream>
 [[nodiscard]] void* native_handle_of(Stream& s) noexcept {
     if constexpr (requires { s.native_handle(); })

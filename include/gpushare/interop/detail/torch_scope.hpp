@@ -32,8 +32,7 @@ namespace detail {
 /// The operations of torch that a scope needs. `install` makes torch call torch_blocks for each
 /// allocation, and may be called again; `ordinal` is torch's number of a node's device. A `guard`
 /// makes a stream the thread's current one as long as it lives. `forget` drops the data that torch
-/// keeps for a stream that ends. `on_streams` is false if work is over when its call returns; then
-/// streams play no part.
+/// keeps for a stream that ends. Without `on_streams` work is over when its call returns.
 template <class R, class Node>
 concept torch_runtime = node<Node> && requires(Node& on, device_id d, void* stream, int ordinal) {
     // clang-format off
@@ -73,8 +72,8 @@ struct no_launch_gate {
 /// the tenant's close report counts them, their memory is taken back, and freeing them does
 /// nothing.
 ///
-/// enter() is safe from any thread. While a thread works on its streams, a scope must be neither
-/// made nor destroyed.
+/// enter() is safe from any thread. Don't make or destroy a scope while threads work on its
+/// streams.
 template <class Runtime, node Node, class Tenant, class Gate = no_launch_gate>
 requires torch_runtime<Runtime, Node>
 class basic_torch_scope {
