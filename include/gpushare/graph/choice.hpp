@@ -237,7 +237,7 @@ public:
     engine_set& operator=(const engine_set&) = delete;
     ~engine_set() = default;
 
-    /// `name`: one printable word, of no other engine. Else throws operation_error
+    /// `name` must be one printable word that no other engine has; otherwise throws operation_error
     /// (invalid_specification).
     template <class Engine>
     requires piece_engine<Engine, Stream> && requires(Engine& e, const Piece& p) {

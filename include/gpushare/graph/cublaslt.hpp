@@ -70,7 +70,7 @@ private:
 /// How pieces are computed.
 struct cublaslt_options {
     bytes workspace = 4_MiB;  ///< the most that an algorithm may need, for each piece and shape
-    bool tf32 = false;        ///< whether factors may be rounded to TF32, with 10 bits behind the point
+    bool tf32 = false;        ///< whether factors may be rounded to TF32, with 10 bits of fraction
     std::size_t shapes = 4;   ///< input shapes for which each piece is kept ready; at least 1
     std::size_t part = 0;     ///< which of the tenant's devices
 };
@@ -165,7 +165,7 @@ private:
         explicit prepared(typename Tenant::memory_type& in) : block(in, 1) {}
 
         std::vector<std::vector<std::int64_t>> shapes{};  // of each value
-        std::size_t alignment = 0;                        // of inputs and outputs, as the algorithms need it
+        std::size_t alignment = 0;                        // of inputs and outputs
         std::vector<prepared_step> steps{};
         std::vector<const void*> places{};  // of each value
         std::vector<const void*> biases{};  // of each step

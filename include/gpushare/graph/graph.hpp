@@ -124,7 +124,7 @@ enum class element : std::uint8_t {
 /// One extent of a tensor.
 struct dimension {
     std::int64_t extent = -1;  ///< elements; negative: known only when the model runs
-    std::string symbol{};      ///< the model's name for an unknown extent, such as "batch"; may be empty
+    std::string symbol{};      ///< the model's name for an unknown extent, such as "batch"
 
     friend bool operator==(const dimension&, const dimension&) = default;
 };
@@ -144,7 +144,7 @@ struct value {
     std::vector<dimension> shape{};       ///< outermost first; valid only if `ranked`
     value_kind kind = value_kind::inner;  ///< where it comes from
     bool ranked = false;                  ///< whether the number of dimensions is known
-    bool tensor = true;                   ///< false for sequences, maps and optionals, which no buffer holds
+    bool tensor = true;                   ///< false: a sequence, a map or an optional
 
     /// Size of the tensor if its type and all extents are known. Saturates at bytes::max().
     [[nodiscard]] std::optional<bytes> size() const noexcept {
@@ -160,8 +160,8 @@ struct value {
     friend bool operator==(const value&, const value&) = default;
 };
 
-/// An operation. A loop or a branch is one node, whose inputs include what its body reads from
-/// outside.
+/// An operation. A loop or a branch is one node. The values that its body reads from outside are
+/// among its inputs.
 struct node {
     std::string name{};                    ///< from the model; not empty, not necessarily unique
     std::string type{};                    ///< the operator's name, such as "Conv"

@@ -50,15 +50,15 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace graph {
 
-/// ONNX Runtime's library, which stays loaded, and environment. Thread-safe; neither copied nor
-/// moved.
+/// ONNX Runtime's library and its environment. Thread-safe; neither copied nor moved. The library
+/// stays loaded.
 class onnxruntime_library {
 public:
-    /// Loads the shared library at that path. Throws model_error (engine) if it fails, or is below
-    /// 1.17.
+    /// Loads the shared library at that path. Throws model_error (engine) if it can't be loaded, or
+    /// is older than 1.17.
     explicit onnxruntime_library(const std::string& path) : onnxruntime_library(functions{table_of(path)}) {}
-    /// The library that the program links: OrtGetApiBase()->GetApi(17), or a later version's
-    /// `table`.
+    /// The library that the program links: `table` is OrtGetApiBase()->GetApi(17), or a later
+    /// version's.
     [[nodiscard]] static onnxruntime_library linked(const void* table) { return onnxruntime_library(functions{table}); }
     onnxruntime_library(const onnxruntime_library&) = delete;
     onnxruntime_library& operator=(const onnxruntime_library&) = delete;
@@ -73,7 +73,7 @@ public:
     [[nodiscard]] void* environment() const noexcept { return env_; }
     /// The CPU's memory, an OrtMemoryInfo.
     [[nodiscard]] void* cpu() const noexcept { return info_; }
-    /// Throws model_error (engine) with the text of a status that isn't null, after its release.
+    /// Unless `status` is null, releases it, and throws model_error (engine) with its text.
     void check(void* status) const {
         if (status == nullptr) return;
         const std::string why = api_.GetErrorMessage(status);
@@ -177,8 +177,8 @@ struct onnxruntime_options {
 };
 
 /// Sessions of ONNX Runtime, one for each piece: a piece_engine. One thread adds pieces before any
-/// runs. Different pieces may run at the same time. Neither copied nor moved. The library must live
-/// on.
+/// runs. Different pieces may run at the same time. Neither copied nor moved. The library must
+/// outlive the engine.
 class onnxruntime_engine {
 public:
     /// An engine without pieces.

@@ -268,7 +268,8 @@ private:
     bool versioned_ = false, hashed_ = false, limited_ = false;
 };
 
-/// Throws if the nodes can't run in the plan's order or pieces, with a line by these functions.
+/// Throws if the nodes can't run in the plan's order or pieces. The functions find lines for
+/// errors.
 template <class LineOfNode, class LineOfPiece>
 void check_order(const split_plan& p, const model_graph& g, LineOfNode line_of_node, LineOfPiece line_of_piece) {
     using kind = plan_error::kind;

@@ -163,7 +163,8 @@ namespace detail {
 
 }  // namespace detail
 
-/// The most bytes that one step needs, in multiples of the alignment: no layout is smaller.
+/// The most bytes that one step needs, in multiples of the alignment: no layout is smaller. Throws
+/// as place_buffers.
 [[nodiscard]] inline bytes least_total(std::span<const buffer_need> needs, std::size_t alignment) {
     const auto sizes = detail::rounded_sizes(needs, alignment);
     std::uint64_t most = 0;
@@ -572,7 +573,7 @@ private:
         s.deadline = o.deadline;
         if (model_.options_.declare_lengths && kind == model_.pieces())
             for (std::uint32_t i = 0; i < model_.pieces(); ++i)
-                s.cost += std::min(model_.options_of(i, o).cost, ns::max() - s.cost);  // no overflow
+                s.cost += std::min(model_.options_of(i, o).cost, ns::max() - s.cost);
         const auto ticket = model_.whose_->submit(std::move(work), s, {}, model_.options_.part);
         (void)ticket.wait();
         if (ticket.status() != errc::none) ticket.rethrow();

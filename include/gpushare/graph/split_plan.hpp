@@ -51,11 +51,13 @@ struct split_options {
     ns limit = std::chrono::milliseconds(5);  ///< the longest that a piece may take; above 0
     /// The overhead of each piece: the engine's call and the submission.
     ns per_piece = std::chrono::microseconds(20);
-    bytes bandwidth{10'000'000'000};  ///< per second: how fast values are written and read at a cut; above 0
+    /// Bytes per second at which values are written and read at a cut; above 0.
+    bytes bandwidth{10'000'000'000};
     std::span<const fusion_rule> fusions = usual_fusions;  ///< the constructor alone reads them
     split_order order = split_order::best;                 ///< in which the nodes run
     std::uint32_t measurements = 100;                      ///< the most pieces that are measured
-    ns worth{};                                            ///< a saving of this or less isn't worth more measurements
+    /// A plan that saves no more than this isn't worth more measurements.
+    ns worth{};
 };
 
 /// Consecutive nodes that run as one.

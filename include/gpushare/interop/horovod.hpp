@@ -329,7 +329,8 @@ public:
 
 class process_set;
 
-/// An array that was handed over to a set, which must outlive it. Copies refer to the same array.
+/// An array that was handed over to a set. Copies refer to the same array. The set must outlive
+/// every use of the handle.
 class handle {
 public:
     handle() = default;
@@ -396,8 +397,8 @@ public:
     /// Whether the set takes arrays on devices.
     [[nodiscard]] bool on_devices() const noexcept { return devices_ != nullptr || net_->on_device(); }
 
-    /// See allreduce_async. Throws operation_error: errc::duplicate_name while the name is under
-    /// way.
+    /// See allreduce_async. Throws operation_error: errc::duplicate_name while an array of this
+    /// name is under way.
     template <number T>
     [[nodiscard]] handle start_allreduce(std::span<T> data, std::string_view name, reduce_op op) {
         if (op == Average && std::integral<T>)

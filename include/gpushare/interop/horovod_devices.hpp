@@ -157,8 +157,8 @@ device_array(T*, std::size_t, void*) -> device_array<T>;
 /// host::node. `Visible` is memory that the host and all devices reach, such as
 /// cuda::pinned_memory. Safe from any thread.
 ///
-/// The calls of a rank may come in another order than those of the others. The order and time of
-/// enqueuing depend on the host alone, which waits for no device.
+/// The calls of a rank may come in another order than those of the others. What is
+/// enqueued, and when, depends only on the host, which waits for no device.
 template <node Node, memory_resource Visible, number... T>
 requires joining_timeline<typename Node::stream> && launcher<typename Node::stream>
 class device_ranks final : public detail::named_ranks {
@@ -449,7 +449,7 @@ private:
         }
         keep(calls, now, points, f);
     }
-    /// Keeps the requests, whose arrays enqueued work uses. A refused call has enqueued nothing.
+    /// Keeps the requests: enqueued work uses their arrays. A refused call has enqueued nothing.
     void keep(std::span<common> calls, under_way& now, reserved& points, const collective_fault& f) {
         for (std::size_t s = 0; s < streams_.size(); ++s) now.ends.push_back(points.record(s, streams_[s]));
         for (common& c : calls)

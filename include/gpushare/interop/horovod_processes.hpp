@@ -120,9 +120,9 @@ private:
 /// `Pinned` is memory that the host, copies and kernels reach, such as cuda::pinned_memory.
 /// Everything that the constructor gets must outlive this object, which must outlive the set.
 ///
-/// An alltoall needs a transport with unequal parts (unequal_transport), or is refused
-/// (errc::not_supported). An allgather sends each rank's rows to all, a reducescatter as much as an
-/// allreduce.
+/// An alltoall needs a transport with unequal parts (unequal_transport); otherwise it is refused
+/// (errc::not_supported). An allgather sends each rank's rows to all. A reducescatter sends as much
+/// as an allreduce.
 template <node Node, host_transport Net, memory_resource Pinned>
 requires copier<typename Node::stream> && launcher<typename Node::stream>
 class device_process final : public detail::carrier {
@@ -229,7 +229,7 @@ public:
                 if (r != nullptr) stream_.wait(of(*r).computed);
             f = go(all, deadline);
         } catch (...) {
-            (void)own_fault(errc::aborted, detail::kind_of(all.what));  // other chunks may be under way
+            (void)own_fault(errc::aborted, detail::kind_of(all.what));  // for chunks under way
             keep(all);
             throw;
         }

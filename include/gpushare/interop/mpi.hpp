@@ -65,7 +65,7 @@ struct mpi_options {
     bytes message{56 << 10};
     std::uint32_t depth = 16;                   ///< messages of one array under way to each process
     bytes one_shot{4096};                       ///< up to here all send to all: one wait, not two
-    ns grace = std::chrono::milliseconds(200);  ///< a rank that gives up waits so long for answers
+    ns grace = std::chrono::milliseconds(200);  ///< how long a rank that gives up waits for answers
     /// The thread level for which the MPI must have been initialised. MPI_THREAD_SERIALIZED: the
     /// embedder lets one thread at a time call the MPI. MPI_THREAD_MULTIPLE: several at once.
     /// MPI_THREAD_FUNNELED: the main thread only, which also makes the transport.
@@ -113,8 +113,9 @@ public:
     [[nodiscard]] std::uint32_t rank() const noexcept { return rank_; }  ///< from 0
     [[nodiscard]] std::uint32_t size() const noexcept { return size_; }  ///< processes
     [[nodiscard]] bytes carried() const noexcept { return carried_; }    ///< see transport
-    [[nodiscard]] bytes sent() const noexcept { return sent_; }          ///< to other processes, without headers
-    [[nodiscard]] const collective_fault& fault() const noexcept { return fault_; }  ///< none until a failed call
+    [[nodiscard]] bytes sent() const noexcept { return sent_; }          ///< without headers
+    /// The fault of the first call that failed; none until then.
+    [[nodiscard]] const collective_fault& fault() const noexcept { return fault_; }
 
     /// See transport. Op has no state.
     template <reducible T, class Op>
@@ -131,8 +132,8 @@ public:
     [[nodiscard]] std::uint64_t start_all_reduce(std::span<T> data, const Op& op) {
         return start(data.data(), data, op);
     }
-    /// See pipelined_transport. Throws operation_error (errc::mismatch) unless `data` has size()
-    /// parts.
+    /// See pipelined_transport. Throws operation_error (errc::mismatch) if the array doesn't
+    /// consist of size() parts.
     template <reducible T, class Op>
     requires std::is_empty_v<Op>
     [[nodiscard]] std::uint64_t start_reduce_scatter(std::span<T> data, const Op& op) {
@@ -196,8 +197,8 @@ public:
                                            }),
                       deadline);
     }
-    /// See unequal_transport. Processes first exchange all lengths, so all know of a pair that
-    /// disagrees.
+    /// See unequal_transport. The processes first tell each other all lengths, so that all know of
+    /// a pair that disagrees.
     template <class T>
     requires std::is_trivially_copyable_v<T>
     [[nodiscard]] collective_fault all_to_allv(std::span<const std::type_identity_t<T>> in,
@@ -331,12 +332,14 @@ private:
         size_ = static_cast<std::uint32_t>(size);
         suspects_ = detail::mpi_suspects(size_);
         options_.depth = std::max(options_.depth, 1U);
-        options_.message = std::min(options_.message, bytes{std::uint64_t{1} << 30});  // an MPI counts in int
+        // An MPI counts in int.
+        options_.message = std::min(options_.message, bytes{std::uint64_t{1} << 30});
         options_.one_shot = std::min(options_.one_shot, options_.message);
         int there = 0;
         const int* last_tag = nullptr;
         MPI_Comm_get_attr(comm_, MPI_TAG_UB, &last_tag, &there);
-        tags_ = detail::mpi_transfer::numbering(there != 0 ? *last_tag : 32767);  // what the standard promises
+        // The standard promises 32767.
+        tags_ = detail::mpi_transfer::numbering(there != 0 ? *last_tag : 32767);
         listen();
     }
     void listen() noexcept {
@@ -425,8 +428,8 @@ private:
         for (std::size_t at = 0; at < all; at += slice) j.transfers.push_back(make(at, std::min(slice, all - at)));
         return enter(j, sign);
     }
-    /// Whether each rank has a count, `mine` elements hold this rank's part, and `all` elements all
-    /// parts.
+    /// Whether there is a count for each rank, `mine` elements hold this rank's part, and `all`
+    /// elements hold all parts.
     [[nodiscard]] bool parts_fit(std::span<const std::uint64_t> counts, std::size_t mine,
                                  std::size_t all) const noexcept {
         return counts.size() == size_ && counts[rank_] <= mine && detail::unequal_parts{counts.data(), size_}.fit(all);
@@ -532,8 +535,8 @@ private:
             if (!j.done && j.begun != 0) own = {errc::deadline_exceeded, j.what, j.waits_for(), epoch_};
         fail(own);
     }
-    /// Tells the other ranks, hears their answers, and names a rank that is waited for and doesn't
-    /// answer.
+    /// Tells the other ranks, hears their answers, and names a rank that others wait for and that
+    /// doesn't answer.
     void fail(const collective_fault& own) noexcept {
         if (fault_) return;
         fault_ = own;  // nothing below comes here again

@@ -288,7 +288,7 @@ template <nccl_number T, gang_order Gangs, timeline Stream, nccl_operator Op = s
                         });
 }
 
-/// Whether ranks compare their calls. NCCL doesn't: it waits for ever, or adds floats to integers.
+/// Whether ranks compare their calls. If calls differ, NCCL hangs, or adds floats to integers.
 enum class nccl_calls : std::uint8_t {
     compared,  ///< by an all-gather of 8 bytes before each call: a small collective more
     trusted,   ///< not at all
@@ -304,7 +304,7 @@ enum class nccl_calls : std::uint8_t {
 class nccl_transport {
 public:
     static constexpr bool rank_ordered = false;    ///< see the header
-    static constexpr bool in_host_memory = false;  ///< not even managed memory, which types can't tell
+    static constexpr bool in_host_memory = false;  ///< also for managed memory: types can't tell
 
     /// All ranks compare their calls, or none. Throws operation_error: the error of NCCL or of
     /// CUDA.
@@ -332,10 +332,11 @@ public:
         queue_.free_host(words_);
     }
 
-    [[nodiscard]] std::uint32_t rank() const noexcept { return rank_; }              ///< from 0
-    [[nodiscard]] std::uint32_t size() const noexcept { return size_; }              ///< ranks
-    [[nodiscard]] bytes carried() const noexcept { return carried_; }                ///< see transport
-    [[nodiscard]] const collective_fault& fault() const noexcept { return fault_; }  ///< none until one has failed
+    [[nodiscard]] std::uint32_t rank() const noexcept { return rank_; }  ///< from 0
+    [[nodiscard]] std::uint32_t size() const noexcept { return size_; }  ///< ranks
+    [[nodiscard]] bytes carried() const noexcept { return carried_; }    ///< see transport
+    /// The fault of the first call that failed; none until then.
+    [[nodiscard]] const collective_fault& fault() const noexcept { return fault_; }
 
     /// See transport.
     template <nccl_number T, nccl_operator Op>
@@ -417,9 +418,8 @@ private:
             return why == errc::none ? collective_fault{} : fail({why, what, rank_, calls_});
         };
         if (const auto f = copied(device_words_, words_, sizeof word)) return f;
-        if (const auto f = enqueued(gather_words(), what, deadline))
-            return f;  // later work is
-                       // ordered behind it
+        // Only then is later work ordered behind it.
+        if (const auto f = enqueued(gather_words(), what, deadline)) return f;
         if (const auto f = copied(words_ + 1, device_words_ + 1, sizeof word * size_)) return f;
         if (const auto f = await(ncclSuccess, what, deadline)) return f;
         const auto odd = detail::odd_one(std::span<const std::uint64_t>(words_ + 1, size_));

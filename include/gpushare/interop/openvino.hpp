@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tenant's memory as an allocator of OpenVINO, for tensors that lie in it: inputs, outputs, KV caches.
+// A tenant's memory as an allocator of OpenVINO, for tensors that lie in it: inputs, outputs, KV
+// caches.
 //
 //   gpushare::openvino_allocator mine{chat.memory()};                       // converts to ov::Allocator
 //   ov::Tensor cache{ov::element::f32, shape, mine};

@@ -6,8 +6,8 @@
 //   gpushare::pmr_adaptor mine{resource};                  // resource: a quota_resource, a pool_resource ...
 //   std::pmr::vector<float> v(&mine);
 //
-// The other direction needs no adaptor: a std::pmr::memory_resource models gpushare::memory_resource, so that a quota
-// or a pool can use it directly:
+// The other direction needs no adaptor: a std::pmr::memory_resource models
+// gpushare::memory_resource, so that a quota or a pool can use it directly:
 //
 //   gpushare::quota_resource limited{quota, *std::pmr::new_delete_resource(), "chat"};
 #pragma once

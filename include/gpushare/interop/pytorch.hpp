@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tenant's memory for PyTorch: the functions behind torch.cuda.memory.CUDAPluggableAllocator. PyTorch finds two C
-// functions by their names in a shared object:
+// A tenant's memory for PyTorch: the functions behind torch.cuda.memory.CUDAPluggableAllocator.
+// PyTorch finds two C functions by their names in a shared object:
 //
 //   using chat_memory = gpushare::tenant<gpushare::cuda::node>::memory_type;
 //   gpushare::pytorch_allocator<chat_memory, gpushare::cuda::node>& chat();  // your program keeps it, one for each tenant
@@ -48,8 +48,8 @@ template <class Memory, node Node>
 requires stream_ordered_memory<Memory, typename Node::stream::point> && copier<typename Node::stream>
 class pytorch_allocator {
 public:
-    /// Refusals of nameless memories, such as pools, name `tenant`; the text must outlive the
-    /// object.
+    /// `tenant` is named in refusals of memories that name nobody, such as pools; the text must
+    /// outlive the object.
     explicit pytorch_allocator(Node& on, std::string_view tenant = {}) noexcept : node_(&on), tenant_(tenant) {}
     pytorch_allocator(const pytorch_allocator&) = delete;
     pytorch_allocator& operator=(const pytorch_allocator&) = delete;
@@ -82,8 +82,8 @@ public:
         }
     }
 
-    /// As allocate, but null instead of an exception, for a MemPool. The tenant's memory counts
-    /// refusals.
+    /// As allocate, but returns null instead of throwing, for a MemPool. The tenant's memory counts
+    /// the refusal.
     template <class Stream>
     [[nodiscard]] void* try_allocate(std::ptrdiff_t size, int ordinal, Stream* /*stream*/) noexcept {
         part* const on = find(ordinal);
@@ -219,7 +219,7 @@ private:
     std::string_view tenant_;
     std::vector<part> parts_;
     mutable std::mutex mutex_;
-    std::unordered_multimap<void*, void*> recorded_;  // blocks, and streams that use them besides their own
+    std::unordered_multimap<void*, void*> recorded_;  // blocks, and other streams that use them
     std::vector<kept> captured_;                      // freed on streams that are captured, or were
     std::atomic<std::uint64_t> unfreed_{0};
 };

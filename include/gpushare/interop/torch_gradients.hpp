@@ -365,7 +365,8 @@ private:
         for (std::uint32_t g = 0; g < all_->parameters.size(); ++g) {
             auto accumulator = torch::autograd::impl::grad_accumulator(all_->parameters[g].value);
             accumulator->add_post_hook(std::make_unique<hook>(all_, g));
-            all_->parameters[g].accumulator = std::move(accumulator);  // the parameter itself doesn't keep it
+            // Kept here, because the parameter itself doesn't keep it.
+            all_->parameters[g].accumulator = std::move(accumulator);
         }
     }
 
@@ -432,7 +433,7 @@ decltype(auto) with_elements(const at::Tensor& x, std::string_view name, const F
 struct tensor_handle {
     handle of;                                        ///< the collective
     std::shared_ptr<at::Tensor> result;               ///< complete after synchronize
-    std::shared_ptr<std::vector<std::int64_t>> rows;  ///< the rows from each rank, if they may differ
+    std::shared_ptr<std::vector<std::int64_t>> rows;  ///< rows from each rank, if they may differ
 };
 /// Whether the tensor is done, with success or not.
 [[nodiscard]] inline bool poll(const tensor_handle& h) { return poll(h.of); }

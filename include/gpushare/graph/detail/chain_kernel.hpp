@@ -28,8 +28,8 @@ inline constexpr std::uint8_t chain_nowhere = 0xff;
 /// Threads that normalise a row together, so a row's sums don't depend on the grid.
 inline constexpr std::uint32_t chain_team = 32;
 
-/// What a step computes from the value at hand, x, and an operand, y, which none needs from
-/// `negate` on.
+/// What a step computes from the value at hand, x, and its operand, y. Operations from `negate` on
+/// have no operand.
 enum class chain_op : std::uint8_t {
     load,           ///< y
     add,            ///< x + y
@@ -298,7 +298,7 @@ private:
             run_row(static_cast<std::uint32_t>(row));
     }
 
-    /// Normalises a row by a team: each thread has every 32nd vector. A host's one thread is the
+    /// Normalises a row by a team: each thread has every 32nd vector. On a host one thread is the
     /// team.
     GPUSHARE_HD void run_row(std::uint32_t row) const noexcept {
         chain_row known{norm, epsilon, static_cast<float>(width)};

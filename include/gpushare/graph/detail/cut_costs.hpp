@@ -80,7 +80,7 @@ public:
                 const auto& life = of_.lives_[v];
                 if (life.born == 0) continue;
                 if (life.born <= first_ && std::exchange(read_[v], first_) != first_) cost_ += of_.pass_[v];
-                if (life.born > first_ && life.last == behind_) cost_ -= of_.written_[v];  // no later reader
+                if (life.born > first_ && life.last == behind_) cost_ -= of_.written_[v];
             }
             for (const std::uint32_t v : of_.outputs_[p])
                 if (of_.lives_[v].last > behind_) cost_ += of_.written_[v];

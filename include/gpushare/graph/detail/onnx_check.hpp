@@ -85,7 +85,8 @@ inline void add_captured(const onnx::GraphProto& body, name_list& captured) {
     return std::move(all.names);
 }
 
-/// The node that makes each value, or -1. Throws model_error (bad_model) if a value is made twice.
+/// The node that makes each value; -1 for inputs and weights. Throws model_error (bad_model) if a
+/// value is made twice.
 [[nodiscard]] inline std::unordered_map<std::string, int> makers(const onnx::GraphProto& g) {
     std::unordered_map<std::string, int> made;
     const auto add = [&](const std::string& name, int by) {
@@ -105,8 +106,8 @@ inline void add_captured(const onnx::GraphProto& body, name_list& captured) {
     return made;
 }
 
-/// An order in which nodes can run, the model's if possible. Throws model_error: missing_value,
-/// cyclic.
+/// An order in which the nodes can run: the model's own if possible. Throws model_error:
+/// missing_value, cyclic.
 [[nodiscard]] inline std::vector<int> run_order(const onnx::GraphProto& g) {
     const auto made = makers(g);
     const auto count = static_cast<std::size_t>(g.node_size());

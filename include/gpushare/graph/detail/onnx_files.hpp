@@ -63,7 +63,7 @@ struct weight_file {
     return n;
 }
 
-/// The file that `location` names, in `folder` even behind links. Throws model_error
+/// The file that `location` names. With links followed, it must be in `folder`. Throws model_error
 /// (external_data).
 [[nodiscard]] inline std::filesystem::path path_within(const std::filesystem::path& folder, const std::string& location,
                                                        const std::string& whose) {

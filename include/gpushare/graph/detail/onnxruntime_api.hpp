@@ -30,7 +30,7 @@ struct onnxruntime_api {
         at(100, ReleaseSessionOptions), at(130, AddSessionConfigEntry), at(144, CreateAndRegisterAllocator);
     }
 
-    static constexpr std::uint32_t version = 17;  ///< of the interface; newer libraries offer it, too
+    static constexpr std::uint32_t version = 17;  ///< the interface's; newer libraries have it, too
 
     const char* (*GetErrorMessage)(const void* status);
     void* (*CreateEnv)(int logs, const char* name, void** env);

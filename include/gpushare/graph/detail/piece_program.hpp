@@ -29,7 +29,7 @@ struct program_value {
     std::vector<std::int64_t> shape{};  ///< negative extents: known only when the piece runs
     bool constant = false;
     std::vector<float> numbers{};          ///< of a constant of floats
-    std::vector<std::int64_t> integers{};  ///< of a constant of 64-bit integers with at most one dimension
+    std::vector<std::int64_t> integers{};  ///< of a constant of i64 with at most one dimension
 
     /// Whether the value has this many dimensions.
     [[nodiscard]] bool has_rank(std::size_t n) const noexcept { return ranked && shape.size() == n; }

@@ -107,7 +107,7 @@ private:
         const std::size_t mean = maker(input(difference, 1));
         if (axis_of_mean(mean) != n.axis || input(mean, 0) != input(difference, 0)) return;
         n.inside.push_back(mean);
-        for (std::size_t other = 0; other < p_->nodes.size(); ++other)  // some exporters subtract twice
+        for (std::size_t other = 0; other < p_->nodes.size(); ++other)  // some subtract twice
             if (is(other, "Sub", 2) && same_[p_->nodes[other].outputs[0]] == same_[n.of]) n.inside.push_back(other);
         n.of = input(difference, 0);
         n.layer = true;

@@ -397,8 +397,7 @@ private:
         --left_;
         return true;
     }
-    /// Waits until `over`. False once the ranks' patience ends, without time in which a rank is
-    /// away.
+    /// Waits until `over`; false once the patience ends, not counting time in which a rank is away.
     template <class Over>
     [[nodiscard]] bool wait_until(std::unique_lock<std::mutex>& lock, const Over& over) {
         using clock = std::chrono::steady_clock;

@@ -49,7 +49,8 @@ struct mpi_job {
             --begun;
         }
         while (begun < depth && begun < transfers.size()) {
-            const errc code = transfers[begun++].begin(comm, rank, size);  // counted first: it may throw halfway
+            // Counted first, because begin() may throw halfway.
+            const errc code = transfers[begun++].begin(comm, rank, size);
             if (code != errc::none) return {code, rank};
         }
         done = transfers.empty();

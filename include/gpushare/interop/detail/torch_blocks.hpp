@@ -125,8 +125,8 @@ public:
         for (void* const s : streams) routes_.push_back({device, s, who.get()});
         if (!std::exchange(who->listed_, true)) owners_.push_back(who);
     }
-    /// From now on only threads in its scope allocate from the owner, which keeps the blocks that
-    /// are out.
+    /// From now on only threads in the owner's scope allocate from it. The owner keeps the blocks
+    /// that are out.
     void remove(torch_owner& who) noexcept {
         std::shared_ptr<torch_owner> last;  // destroyed under no lock
         const std::lock_guard lock(mutex_);
@@ -277,7 +277,7 @@ private:
     std::vector<std::shared_ptr<torch_owner>> owners_;  // that have routes, or blocks out
     std::vector<route> routes_;                         // few: searched one by one
     pointer_table<record> out_;
-    std::unordered_map<void*, std::vector<void*>> uses_;  // streams that use a block besides its own
+    std::unordered_map<void*, std::vector<void*>> uses_;  // other streams that use a block
     std::uint64_t unfreed_ = 0;
 };
 

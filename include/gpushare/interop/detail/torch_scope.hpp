@@ -32,7 +32,8 @@ namespace detail {
 /// The operations of torch that a scope needs. `install` makes torch call torch_blocks for each
 /// allocation, and may be called again; `ordinal` is torch's number of a node's device. A `guard`
 /// makes a stream the thread's current one as long as it lives. `forget` drops the data that torch
-/// keeps for a stream that ends. Without `on_streams` work is over when its call returns.
+/// keeps for a stream that ends. If `on_streams` is false, work is over when its call returns, and
+/// streams play no part.
 template <class R, class Node>
 concept torch_runtime = node<Node> && requires(Node& on, device_id d, void* stream, int ordinal) {
     // clang-format off
