@@ -10,8 +10,7 @@
 //   gpushare::graph::split_planner planner(times.graph(), times.nodes(), {.limit = 5ms});
 //   gpushare::graph::refine(planner, [&](auto nodes) { return times.measure(nodes); });
 //
-// graph() has the extents that these inputs lead to, so a dynamic model gets a plan and buffers,
-// too.
+// graph() has the extents that these inputs lead to, so dynamic models get plans and buffers.
 //
 // With several engines:
 //

@@ -53,9 +53,10 @@ struct split_options {
     ns per_piece = std::chrono::microseconds(20);
     /// Bytes per second at which values are written and read at a cut; above 0.
     bytes bandwidth{10'000'000'000};
-    std::span<const fusion_rule> fusions = usual_fusions;  ///< the constructor alone reads them
-    split_order order = split_order::best;                 ///< in which the nodes run
-    std::uint32_t measurements = 100;                      ///< the most pieces that are measured
+    /// The engine's fusions; only the constructor reads them.
+    std::span<const fusion_rule> fusions = usual_fusions;
+    split_order order = split_order::best;  ///< in which the nodes run
+    std::uint32_t measurements = 100;       ///< the most pieces that are measured
     /// A plan that saves no more than this isn't worth more measurements.
     ns worth{};
 };
@@ -422,8 +423,8 @@ private:
 };
 
 /// Measures until the planner is settled. `measure` gets nodes of the graph in the order in which
-/// they run, and returns how long they take as one piece: ns, or std::optional<ns> where an engine
-/// may be unable to run them.
+/// they run, and returns how long they take as one piece: ns, or std::optional<ns> if an engine may
+/// be unable to run them.
 template <std::invocable<std::span<const std::uint32_t>> Measure>
 requires std::convertible_to<std::invoke_result_t<Measure&, std::span<const std::uint32_t>>, std::optional<ns>>
 const split_plan& refine(split_planner& planner, Measure measure) {

@@ -106,8 +106,8 @@ struct take_owed {
 
 /// Packs for device_buckets by cub::DeviceMemcpy::Batched, 32 arrays a call. `MemoryOf` returns for
 /// a stream the memory for CUB's temporary storage, which frees in the order of that stream: a
-/// stream_resource. Throws what it throws, and operation_error (errc::submission_failed) if CUB
-/// fails.
+/// stream_resource. Throws that memory's errors, and operation_error (errc::submission_failed) if
+/// CUB fails.
 template <class MemoryOf>
 struct cub_packing {
     MemoryOf memory_of;  ///< the memory of a stream

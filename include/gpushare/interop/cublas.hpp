@@ -8,7 +8,7 @@
 //   cublasSgemm(handle, CUBLAS_OP_N, CUBLAS_OP_N, m, n, k, &one, a, m, b, k, &zero, c, m);
 //   mine.restore();                     // after a cublasSetStream by others, which drops the workspace
 //
-// This header is empty where cuBLAS isn't found.
+// This header is empty if cuBLAS isn't found.
 #pragma once
 
 #if __has_include(<cublas_v2.h>)

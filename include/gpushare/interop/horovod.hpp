@@ -246,7 +246,7 @@ public:
     [[nodiscard]] virtual std::shared_ptr<request> made_of(device_call) {
         raise({.code = errc::not_supported}, {}, "handing an array on a device over to a transport");
     }
-    /// Of a request that is done: whether the device has finished, too.
+    /// For a request that is done: whether the device has finished, too.
     [[nodiscard]] virtual bool is_over(const request&) { return true; }
     /// Makes a stream wait for the device. Null: see device_call::current.
     [[nodiscard]] virtual collective_fault follow(const request&, void*) { return {}; }

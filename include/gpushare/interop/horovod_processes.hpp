@@ -286,8 +286,8 @@ private:
                 running_.push_back(r->on_device);
             }
     }
-    /// Drops what the device has finished with. It is destroyed outside of the lock, since it may
-    /// be a framework's tensors.
+    /// Drops what the device has finished with, outside of the lock: it may be a framework's
+    /// tensors.
     void collect() {
         std::vector<std::shared_ptr<const void>> kept;
         std::vector<device_call::placing> places;

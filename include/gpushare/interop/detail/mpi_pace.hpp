@@ -17,7 +17,7 @@ namespace detail {
 
 class mpi_pace {
 public:
-    /// A thread begins to wait, so the time before doesn't count. Chunks should come as they did
+    /// A thread begins to wait: the time before doesn't count, and chunks should come as they did
     /// last.
     void begin(instant now) noexcept {
         last_ = now;

@@ -30,8 +30,9 @@ public:
         return std::find(alive_.begin(), alive_.end(), false) == alive_.end();
     }
 
-    /// A requested abort or a detected error goes before a deadline. Deadlines that blame a silent
-    /// rank go first, and mismatches with the most votes; then the lowest rank.
+    /// A requested abort or a detected error goes before a deadline. Among deadlines, one that
+    /// blames a silent rank goes first; among mismatches, the one with the most votes; then the
+    /// lowest rank.
     [[nodiscard]] collective_fault chosen() const noexcept {
         const auto place = [&](const collective_fault& f) {
             if (f.code != errc::deadline_exceeded) return 0;

@@ -271,7 +271,7 @@ private:
         of_process().next().raw_delete(p);
     }
 
-    // Null if the block is nobody's, or a graph's: torch serves both.
+    // Null if the block is no tenant's, or a graph's: torch serves both.
     [[nodiscard]] void* of_tenant(std::size_t n, c10::DeviceIndex device, cudaStream_t s) {
         // Acquire: a capture that this thread works for began earlier, so this thread sees it.
         if (captures_.load(std::memory_order_acquire) != 0 && is_captured(device, s)) return nullptr;
