@@ -140,7 +140,7 @@ namespace detail {
 
 }  // namespace detail
 
-/// Domains of ONNX Runtime's own operators, which optimised() uses.
+/// The domains of operators that optimised() uses: ONNX's, and ONNX Runtime's own.
 [[nodiscard]] inline std::vector<std::string> onnxruntime_domains() {
     return {"", "com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc"};
 }

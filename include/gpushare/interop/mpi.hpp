@@ -496,7 +496,7 @@ private:
     /// Checks whether another rank has given up, or this rank's embedder.
     void take_notices() noexcept {
         if (fault_) return;
-        // acquire: the word says everything; it pairs with nothing else.
+        // acquire: pairs with abort(). The word says everything.
         if (const std::uint64_t word = asked_.load(std::memory_order_acquire); word != 0)
             return fail(collective_fault::unpacked(word));
         const bool others_gave_up = hear();

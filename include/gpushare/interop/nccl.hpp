@@ -427,7 +427,7 @@ private:
     }
     // The fault if this rank was aborted, or if its deadline is over.
     [[nodiscard]] collective_fault given_up(collective_kind what, instant deadline) const {
-        // acquire: the word says everything; it pairs with nothing else.
+        // acquire: pairs with abort(). The word says everything.
         if (const std::uint64_t asked = asked_.load(std::memory_order_acquire); asked != 0)
             return collective_fault::unpacked(asked);
         if (std::chrono::steady_clock::now() < deadline) return {};
