@@ -53,7 +53,7 @@ inline void write_all(int to, const char* data, std::size_t size) noexcept {
 template <std::invocable F>
 [[noreturn]] void live_apart(int to, F& work) noexcept {
     for (const int s : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT})
-        ::signal(s, SIG_DFL);  // the parent's handlers would report for the parent
+        ::signal(s, SIG_DFL);  // the parent's handlers would report a crash of the parent
     const rlimit no_core{0, 0};
     (void)::setrlimit(RLIMIT_CORE, &no_core);
     try {

@@ -40,7 +40,7 @@ struct named_call {
 template <class Item>
 class named_calls {
 public:
-    /// A call that all ranks have made or joined without; or the reason why all ranks refuse it.
+    /// A call that all ranks have made, except ranks that have joined; or why all refuse it.
     struct common {
         named_call what;
         std::vector<std::optional<Item>> of_ranks;

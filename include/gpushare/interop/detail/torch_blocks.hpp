@@ -48,7 +48,7 @@ public:
     virtual errc deallocate(void* p, std::size_t size, void* stream, std::span<void* const> others) noexcept = 0;
     /// Frees a block that graphs use, after the work of all streams.
     virtual errc deallocate_of_graphs(void* p, std::size_t size) noexcept = 0;
-    /// A capture of the stream begins or ends. Meanwhile no event is recorded on the stream.
+    /// Tells that a capture of the stream begins or ends. Meanwhile no event is recorded there.
     virtual void captures(void* stream, bool begin) noexcept = 0;
     /// Gives back the memory that is kept for the next allocation.
     virtual void give_back() noexcept = 0;
