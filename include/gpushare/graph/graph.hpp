@@ -124,7 +124,7 @@ enum class element : std::uint8_t {
 /// One extent of a tensor.
 struct dimension {
     std::int64_t extent = -1;  ///< elements; negative: known only when the model runs
-    std::string symbol{};      ///< the model's name for an unknown extent, such as "batch"
+    std::string symbol{};      ///< the model's name for it, such as "batch"; may be empty
 
     friend bool operator==(const dimension&, const dimension&) = default;
 };

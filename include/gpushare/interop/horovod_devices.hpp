@@ -144,7 +144,7 @@ template <class T>
 struct device_array {
     T* data = nullptr;                    ///< the first element
     std::size_t count = 0;                ///< of elements
-    void* stream = nullptr;               ///< native; computes the elements
+    void* stream = nullptr;               ///< native; the elements are computed on this stream
     std::size_t row = 1;                  ///< elements of a row, which no collective cuts
     std::shared_ptr<const void> keeps{};  ///< kept until the devices have finished with the array
 };

@@ -113,7 +113,7 @@ public:
     [[nodiscard]] std::uint32_t rank() const noexcept { return rank_; }  ///< from 0
     [[nodiscard]] std::uint32_t size() const noexcept { return size_; }  ///< processes
     [[nodiscard]] bytes carried() const noexcept { return carried_; }    ///< see transport
-    [[nodiscard]] bytes sent() const noexcept { return sent_; }          ///< without headers
+    [[nodiscard]] bytes sent() const noexcept { return sent_; }          ///< to others, no headers
     /// The fault of the first call that failed; none until then.
     [[nodiscard]] const collective_fault& fault() const noexcept { return fault_; }
 

@@ -290,7 +290,7 @@ template <nccl_number T, gang_order Gangs, timeline Stream, nccl_operator Op = s
 
 /// Whether ranks compare their calls. If calls differ, NCCL hangs, or adds floats to integers.
 enum class nccl_calls : std::uint8_t {
-    compared,  ///< by an all-gather of 8 bytes before each call: a small collective more
+    compared,  ///< by an all-gather of 8 bytes before each call, as slow as a small collective
     trusted,   ///< not at all
 };
 

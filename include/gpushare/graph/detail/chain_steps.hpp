@@ -250,7 +250,7 @@ private:
         if (norm == chain_norm::softmax)
             require(n, {"axis"}, 1, most);
         else
-            require(n, {"axis", "epsilon", "stash_type"}, 1, most);  // see spelt_norms.hpp
+            require(n, {"axis", "epsilon", "stash_type"}, 1, most);  // spelt norms have no scale
         if (result_.norm != chain_norm::none) refuse_node(n, "its piece has a second norm");
         const auto* const stash = n.find("stash_type");
         if (stash != nullptr && stash->integer != 1) refuse_node(n, "it isn't computed in floats");
