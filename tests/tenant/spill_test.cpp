@@ -331,6 +331,7 @@ struct lenders {
         for (bytes freed; freed < at_least && !borrowed.empty(); freed += 2_MiB, borrowed.pop_back())
             CHECK(other.memory().deallocate(borrowed.back(), 2 << 20) == errc::none);
     }
+    static gpushare::instant soon() { return host::steady_clock::now() + 20s; }
 };
 
 }  // namespace
@@ -409,6 +410,21 @@ TEST_CASE_METHOD(lenders, "what a sleeper lends is promised to nobody else", "[t
     CHECK(big.recall().lent == 40_MiB);
     CHECK(big.close(host::steady_clock::now() + 20s).complete);
     CHECK(shared.rooms()[0].free == 48_MiB);
+}
+
+TEST_CASE_METHOD(lenders, "a tenant whose wake failed sleeps again once it was awake", "[tenant][sleep]") {
+    REQUIRE(big.sleep(soon()));
+    CHECK(borrow() == 64);
+    CHECK(big.try_wake().code == errc::deadline_exceeded);
+    CHECK(big.try_wake(host::steady_clock::now() + 3ms).code == errc::deadline_exceeded);
+    CHECK(big.sleep(soon()));  // still
+    CHECK(big.recall().lent == 48_MiB);
+    give_back(bytes::max());
+    REQUIRE(big.try_wake(soon()).code == errc::none);
+    CHECK(big.sleep(soon()));
+    CHECK(big.recall().lent == 48_MiB);
+    REQUIRE(big.try_wake(soon()).code == errc::none);
+    CHECK(big.submit([](auto&) {}).wait(soon()));
 }
 
 }  // namespace spill_test

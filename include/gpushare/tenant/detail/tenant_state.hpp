@@ -247,10 +247,10 @@ public:
         return false;
     }
     // Takes back the lent bytes and wakes the tenant. Otherwise the tenant sleeps on, and the
-    // failure says why. `recall`, called under no lock, waits for the bytes.
+    // failure says why. `recall`, called under no lock, waits for the bytes, and may throw.
     template <class Recall>
     failure wake(Recall recall) {
-        wakes_begun_.fetch_add(1, std::memory_order_relaxed);
+        const wake_under_way counted(*this);
         failure why = take_back_lent();
         if (why.code == errc::no_room) {
             const instant began = now();
@@ -259,7 +259,6 @@ public:
         }
         if (why.code == errc::none)
             for (auto& p : parts_) p.slice.compute.wake(p.client);
-        wakes_ended_.fetch_add(1, std::memory_order_release);
         return why;
     }
     // While the tenant sleeps, and if its specification says so, the unused part of its guarantee
@@ -481,10 +480,23 @@ private:
         }
     }
 
+    // A wake that throws has ended, too: otherwise no later sleep() would succeed.
+    class wake_under_way {
+    public:
+        explicit wake_under_way(tenant_state& of) noexcept : of_(&of) {
+            of.wakes_begun_.fetch_add(1, std::memory_order_relaxed);
+        }
+        wake_under_way(const wake_under_way&) = delete;
+        wake_under_way& operator=(const wake_under_way&) = delete;
+        ~wake_under_way() { of_->wakes_ended_.fetch_add(1, std::memory_order_release); }
+
+    private:
+        tenant_state* of_;
+    };
+
     void wake_clients() {
-        wakes_begun_.fetch_add(1, std::memory_order_relaxed);
+        const wake_under_way counted(*this);
         for (auto& p : parts_) p.slice.compute.wake(p.client);
-        wakes_ended_.fetch_add(1, std::memory_order_release);
     }
 
     // Call these two under the mutex. Charged bytes stay guaranteed.
