@@ -361,6 +361,21 @@ TEST_CASE("devices of a node differ, and one that shrinks below what is there ow
     CHECK(before.capacity_memory() == 65_GiB);
 }
 
+TEST_CASE("a node without devices has none that could be resized", "[placement]") {
+    cluster c = one_node();
+    const auto none = c.add({.cpu_milli = 1'000});
+    const auto behind = c.add({.devices = 1, .device_memory = 16_GiB});
+    const auto before = c;
+    CHECK_THROWS_AS(c.resize(none, {0}, 8_GiB), gpushare::operation_error);
+    CHECK(c == before);
+    CHECK(c.there(behind, {0}) == 16_GiB);
+    CHECK_THROWS_AS(c.drain(none, {0}), gpushare::operation_error);
+    CHECK(c.add(none, 8_GiB).index == 0);
+    c.resize(none, {0}, 4_GiB);
+    CHECK(c.there(none, {0}) == 4_GiB);
+    CHECK(c.there(behind, {0}) == 16_GiB);
+}
+
 TEST_CASE("each figure of a refusal is true by itself", "[placement]") {
     cluster c;
     c.add({.devices = 2, .device_memory = 16_GiB});

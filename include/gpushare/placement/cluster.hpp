@@ -136,7 +136,7 @@ public:
     /// Adds a device to a node, with the next id. Throws as add(node), and for a node that doesn't
     /// exist.
     device_id add(node_id id, bytes device_memory) {
-        check(id, {});
+        check(id);
         state& n = nodes_[id.index];
         if (n.whole.devices == device_set::capacity)
             raise({errc::invalid_specification, device_set::capacity + 1, 0, device_set::capacity, reason::count_limit},
@@ -408,11 +408,13 @@ private:
         measure(n);
     }
 
-    void check(node_id id, device_id d) const {
+    void check(node_id id) const {
         if (id.index >= nodes_.size() || nodes_[id.index].here == presence::gone)
             raise({.code = errc::no_device, .because = reason::no_such_node}, {}, "a node of a cluster");
+    }
+    void check(node_id id, device_id d) const {
+        check(id);
         const auto& n = nodes_[id.index];
-        if (d.index == 0 && n.whole.devices == 0) return;
         if (d.index >= n.whole.devices)
             raise({errc::no_device, d.index, 0, n.whole.devices, reason::no_such_device}, {}, "a device of a node");
     }
@@ -423,7 +425,7 @@ private:
             std::ranges::count_if(all, [](const extent& d) { return d.here != presence::gone; }));
     }
     void set(node_id id, presence to) {
-        check(id, {});
+        check(id);
         state& n = nodes_[id.index];
         there_ -= present(n);
         n.here = to;
@@ -433,7 +435,7 @@ private:
     void set(node_id id, device_id d, presence to) {
         check(id, d);
         state& n = nodes_[id.index];
-        if (d.index >= n.whole.devices || extents_[n.first_device + d.index].here == presence::gone)
+        if (extents_[n.first_device + d.index].here == presence::gone)
             raise({errc::no_device, d.index, 0, n.whole.devices, reason::no_such_device}, {}, "a device of a node");
         there_ -= present(n);
         extents_[n.first_device + d.index].here = to;
