@@ -654,4 +654,51 @@ TEST_CASE_METHOD(planned, "devices are drained, resumed and removed", "[tenant][
     plan.left("r");
 }
 
+TEST_CASE_METHOD(planned, "a reservation of several named devices is redeemed by who made it", "[tenant][planner]") {
+    const tenant_spec wide{.name = "wide", .memory = 16_MiB, .compute = 50_pct, .on = {{0}, {1}}};
+    const auto r = plan.reserve(wide, shared.now(), shared.now() + 1h);
+    REQUIRE(r);
+    CHECK(r->where.devices == gpushare::device_set{{0}, {1}});
+    auto there = plan.try_redeem(r->id, wide);
+    REQUIRE(there);
+    CHECK(there->spec().on == wide.on);
+    CHECK(there->spec().memory == 16_MiB);
+    CHECK(plan.reserve({.name = "no such", .memory = 1_MiB, .on = {{64}}}, shared.now(), shared.now() + 1h).code() ==
+          errc::no_device);
+}
+
+TEST_CASE_METHOD(planned, "room for a tenant that names its devices is on these devices", "[tenant][planner]") {
+    const auto of = [](const char* name, bytes memory, int level, std::uint32_t on) {
+        return tenant_spec{.name = name, .memory = memory, .compute = 10_pct, .level = {level}, .on = {{on}}};
+    };
+    SECTION("in time") {
+        const auto r = plan.reserve(of("r", 64_MiB, 0, 0), shared.now(), shared.now() + 1h);
+        REQUIRE(r);
+        CHECK(plan.earliest(of("on it", 8_MiB, 0, 0), 1h) == r->end);
+        CHECK(plan.earliest(of("beside it", 8_MiB, 0, 1), 1h) < r->end);
+    }
+    SECTION("by a notice") {
+        auto first = plan.arrive(of("first", 40_MiB, 0, 0)), second = plan.arrive(of("second", 40_MiB, 0, 1));
+        REQUIRE((first.who && second.who));
+        CHECK_FALSE(plan.preempt(of("fits", 8_MiB, 1, 0), 1ms));
+        const auto on = GENERATE(0U, 1U);
+        const auto urgent = of("urgent", 40_MiB, 1, on);
+        const auto notice = plan.preempt(urgent, 1ms);
+        REQUIRE(notice);
+        CHECK(notice->victims == std::vector<std::string>{on == 0 ? "first" : "second"});
+        leave(on == 0 ? first : second);
+        CHECK(plan.take_place(*notice, urgent).spec().on == urgent.on);
+    }
+    SECTION("by moves") {
+        auto large = plan.arrive(of("large", 40_MiB, 0, 0)), small = plan.arrive(of("small", 20_MiB, 0, 1));
+        REQUIRE((large.who && small.who));
+        const auto wanted = of("wanted", 50_MiB, 0, GENERATE(0U, 1U));
+        const auto moves = plan.make_room(wanted);
+        REQUIRE(moves);
+        REQUIRE(moves->size() == 1);
+        (void)plan.carry_out(moves->front(), moves->front().tenant == "large" ? *large.who : *small.who, {});
+        CHECK(plan.arrive(wanted).who);
+    }
+}
+
 }  // namespace planner_test

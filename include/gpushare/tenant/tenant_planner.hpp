@@ -61,7 +61,8 @@ inline namespace GPUSHARE_ABI {
 /// A tenant's specification as a placement request: device memory and device time of its level, but
 /// no cores and no host memory, which a tenancy doesn't promise.
 [[nodiscard]] inline placement_request placement_of(const tenant_spec& spec) noexcept {
-    const auto devices = std::max<std::uint32_t>(spec.on.empty() ? spec.devices : 1, 1);
+    const auto named = static_cast<std::uint32_t>(spec.on.size());
+    const auto devices = std::max(named != 0 ? named : spec.devices, 1U);
     return {.devices = devices, .each = spec.compute, .device_memory = spec.memory / devices, .level = spec.level};
 }
 
@@ -259,6 +260,8 @@ public:
     /// reservation queues behind waiting tenants, as an arrival does.
     [[nodiscard]] result<booking> reserve(const tenant_spec& spec, instant begin, instant end) {
         if (begin >= end) return failure{.code = errc::invalid_specification, .because = reason::no_time};
+        for (const auto there = calendar_.nodes()[{0}].whole.devices; const auto d : spec.on)
+            if (d.index >= there) return failure{errc::no_device, d.index, 0, there, reason::no_such_device};
         (void)look();
         views room([&](priority level) {
             cluster c = calendar_.free_during(begin, end, level);
@@ -279,6 +282,7 @@ public:
         return calendar_.earliest(placement_of(spec), shared_->now(), length, [&](cluster& room) {
             hold_strangers(room, spec.level);
             hold_noticed(room);
+            drain_others(room, spec);
         });
     }
     /// Gives a reservation up. False if it doesn't exist, or is redeemed: then its tenant has the
@@ -326,7 +330,8 @@ public:
 
     /// At most `most` moves of tenants after which such a tenant fits. Each move has room when the
     /// moves before it are done. Nothing if moves don't help. A tenant on a device that is being
-    /// cleared stays.
+    /// cleared stays. For a tenant that names its devices, only tenants on these move, and there
+    /// are no moves if it fits elsewhere.
     [[nodiscard]] std::optional<std::vector<tenant_move>> make_room(const tenant_spec& spec, std::size_t most = 2) {
         const instant now = look();
         if (auto moves = moves_for(spec, most, now, true)) return moves;
@@ -372,7 +377,9 @@ public:
             if (!told(name)) names.push_back(name), all.push_back({seen_at(t.where, spec.level), t.level});
         const instant now = look();
         views room([&](priority level) { return free(now, level); });
-        const auto plan = plan_preemption(policy_, room.of(spec.level), all, placement_of(spec), spec.level);
+        cluster free_now = room.of(spec.level);
+        drain_others(free_now, spec);
+        const auto plan = plan_preemption(policy_, free_now, all, placement_of(spec), spec.level);
         if (!plan) return std::nullopt;
         tenant_notice given{.id = ++last_notice_, .added = plan->added, .until = saturating_add(now, notice)};
         for (const auto v : plan->victims) given.victims.push_back(names[v]);
@@ -537,11 +544,12 @@ private:
         for (const auto& one : placed_) {
             const place& t = one.second;
             if (t.until != never || noticed(t.where) || (!any_level && t.level != spec.level)) continue;
+            if (!spec.on.empty() && !any_named(t.where.devices, spec)) continue;
             who.push_back(&one);
             movable.push_back(seen_at(t.where, spec.level));
         }
         const auto plan = gpushare::make_room(policy_, free(now, spec.level), movable, placement_of(spec), most);
-        if (!plan) return std::nullopt;
+        if (!plan || (!spec.on.empty() && !all_named(plan->added->devices, spec))) return std::nullopt;
         std::vector<tenant_move> moves;
         for (const auto& m : plan->moves) {
             placement_move its = m;
@@ -593,6 +601,22 @@ private:
                        {0},
                        {r.device}});
         }
+    }
+    // Of a tenant that names its devices.
+    [[nodiscard]] static bool is_named(device_id d, const tenant_spec& spec) noexcept {
+        return std::ranges::find(spec.on, d) != spec.on.end();
+    }
+    [[nodiscard]] static bool any_named(device_set devices, const tenant_spec& spec) noexcept {
+        return std::ranges::any_of(devices, [&](device_id d) { return is_named(d, spec); });
+    }
+    [[nodiscard]] static bool all_named(device_set devices, const tenant_spec& spec) noexcept {
+        return std::ranges::all_of(devices, [&](device_id d) { return is_named(d, spec); });
+    }
+    // Leaves a tenant that names its devices no others.
+    static void drain_others(cluster& room, const tenant_spec& spec) {
+        if (spec.on.empty()) return;
+        for (std::uint32_t d = 0; d < room[{0}].devices.size(); ++d)
+            if (room[{0}].devices[d].open && !is_named({d}, spec)) room.drain({0}, {d});
     }
     // Takes the free capacity of devices that are being cleared.
     void hold_noticed(cluster& room, device_set but = {}) const {
