@@ -570,4 +570,23 @@ TEST_CASE("a tenant that shrinks or goes ends its texts, and nobody else's", "[s
     check_nothing_is_used(b);
 }
 
+TEST_CASE("a tenant that comes under the number of another one finds none of that one's pages", "[serving]") {
+    iteration_batch b({.page_tokens = 4, .pages = 64, .step_tokens = 64});
+    toy_decoder e(4, 64);
+    (void)b.set_tenant(1);
+    (void)push(b, {.tenant = 1, .prompt = counted(12), .most_new = 2});
+    CHECK(finish(b, e).size() == 1);
+    REQUIRE(b.remove_tenant(1).code == errc::none);
+    (void)b.set_tenant(1);
+    auto id = push(b, {.tenant = 1, .prompt = counted(12), .most_new = 2});
+    CHECK(step(b, e) == std::vector<std::pair<text_id, std::size_t>>{{id, 12}});
+    CHECK(b.usage().found == 0);
+    CHECK(finish(b, e).at(id).tokens == toy_decoder::alone(counted(12), 2));
+    (void)b.set_tenant(1, {.weight = 2});  // it is the same one
+    id = push(b, {.tenant = 1, .prompt = counted(12), .most_new = 2});
+    CHECK(step(b, e) == std::vector<std::pair<text_id, std::size_t>>{{id, 1}});
+    (void)finish(b, e);
+    check_nothing_is_used(b);
+}
+
 }  // namespace iteration_batch_test

@@ -53,8 +53,9 @@ public:
         book_.set_tenant(tenant, spec);
         return {};
     }
-    /// Ends the tenant's texts with errc::closed, and removes the tenant. in_flight between plan()
-    /// and complete(), and nothing has changed.
+    /// Ends the tenant's texts with errc::closed, and removes the tenant. Nobody finds its prefixes
+    /// from now on, nor does a tenant that comes under its number. in_flight between plan() and
+    /// complete(), and nothing has changed.
     failure remove_tenant(std::uint32_t tenant) noexcept {
         auto* const t = book_.find_tenant(tenant);
         if (t == nullptr) return no_such(tenant);

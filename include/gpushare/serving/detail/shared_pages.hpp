@@ -30,8 +30,9 @@ class shared_pages {
 public:
     static constexpr std::uint32_t none = ~0U;
     explicit shared_pages(std::uint32_t page_tokens) noexcept : page_tokens_(page_tokens) {}
-    /// The parent of a text's first page. Texts of different tenants share nothing.
-    [[nodiscard]] static constexpr std::uint64_t root_of(std::uint32_t tenant) noexcept {
+    /// The parent of a text's first page. Texts of different tenants share nothing; nor does a
+    /// tenant find pages of an earlier one with its tag, so `tenant` counts the tenants from 1.
+    [[nodiscard]] static constexpr std::uint64_t root_of(std::uint64_t tenant) noexcept {
         return (std::uint64_t{1} << 63) | tenant;
     }
 

@@ -54,7 +54,8 @@ public:
     }
     void set_tenant(std::uint32_t tag, const text_tenant_spec& spec) {
         auto& t = tenants_[tag];
-        if (!t) t = std::make_unique<text_tenant>(text_tenant{.tag = tag});
+        if (!t)
+            t = std::make_unique<text_tenant>(text_tenant{.tag = tag, .root = shared_pages::root_of(++tenants_made_)});
         t->weight = spec.weight;
         t->pages = spec.pages;
         t->most_waiting = spec.max_waiting;
@@ -207,6 +208,7 @@ private:
     std::vector<text_record*> running_;
     std::vector<ended> ended_;
     text_id last_id_ = 0;
+    std::uint64_t tenants_made_ = 0;
     std::uint64_t yields_ = 0, moved_ = 0;
 };
 

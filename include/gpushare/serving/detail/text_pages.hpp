@@ -85,7 +85,7 @@ public:
     [[nodiscard]] pages_to_begin to_begin(const text_record& r) const noexcept {
         pages_to_begin n;
         if (r.parked.empty() && shares_) {
-            auto chain = shared_pages::root_of(r.flow->tenant->tag);
+            auto chain = r.flow->tenant->root;
             for (std::uint32_t p = 0; (p = match(r, n.matched, chain)) != shared_pages::none; ++n.matched) {
                 n.unused += pages_.users(p) == 0 ? 1 : 0;
                 chain = pages_.serial(p);
@@ -99,7 +99,7 @@ public:
     /// Takes the prefixes that to_begin() found, or brings back parked pages.
     void begin(text_record& r) noexcept {
         r.chained = 0;
-        r.chain = shared_pages::root_of(r.flow->tenant->tag);
+        r.chain = r.flow->tenant->root;
         for (const auto h : r.parked) {
             r.pages.push_back(acquire(*r.flow->tenant));
             moves_.add({page_move_kind::to_device, h, r.pages.back()});

@@ -31,6 +31,7 @@ using waiting_texts = std::set<text_record*, begins_before>;
 
 struct text_tenant {
     std::uint32_t tag = 0;
+    std::uint64_t root = 0;  // of its prefixes
     std::uint32_t weight = 1;
     std::uint32_t pages = 0;  // the most pages
     std::uint32_t most_waiting = 0;
