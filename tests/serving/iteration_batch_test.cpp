@@ -570,6 +570,68 @@ TEST_CASE("a tenant that shrinks or goes ends its texts, and nobody else's", "[s
     check_nothing_is_used(b);
 }
 
+TEST_CASE("a text doesn't yield for another one that can't begin all the same", "[serving]") {
+    // All of its tenant's pages are in use: a place alone is of no use to the text above.
+    SECTION("for a place") {
+        iteration_batch b(
+            {.page_tokens = 4, .pages = 64, .step_tokens = 4, .prompt_chunk = 2, .texts = 2, .share_prefixes = false});
+        toy_decoder e(4, 64);
+        (void)b.set_tenant(1, {.pages = 6});
+        (void)b.set_tenant(2);
+        const auto first = push(b, {.tenant = 1, .prompt = counted(17), .most_new = 3, .level = 1});
+        const auto below = push(b, {.tenant = 2, .prompt = counted(12), .most_new = 2});
+        (void)step(b, e);
+        const auto above = push(b, {.tenant = 1, .prompt = counted(8), .most_new = 4, .level = 1});
+        const auto all = finish(b, e);
+        CHECK(all.at(below).yields == 0);
+        CHECK(all.at(below).tokens == toy_decoder::alone(counted(12), 2));
+        CHECK(all.at(first).why == errc::none);
+        CHECK(all.at(above).why == errc::none);
+        CHECK(b.usage().recomputed == 0);
+    }
+    // The pages of the text below aren't enough for the text above.
+    SECTION("for pages of their tenant's quota") {
+        iteration_batch b(
+            {.page_tokens = 4, .pages = 64, .step_tokens = 4, .prompt_chunk = 2, .share_prefixes = false});
+        toy_decoder e(4, 64);
+        (void)b.set_tenant(1, {.pages = 6});
+        const auto first = push(b, {.tenant = 1, .prompt = counted(13), .most_new = 3, .level = 1});
+        const auto below = push(b, {.tenant = 1, .prompt = counted(6), .most_new = 2});
+        (void)step(b, e);
+        const auto above = push(b, {.tenant = 1, .prompt = counted(12), .most_new = 4, .level = 1});
+        const auto all = finish(b, e);
+        CHECK(all.at(below).yields == 0);
+        CHECK(all.at(first).why == errc::none);
+        CHECK(all.at(above).tokens == toy_decoder::alone(counted(12), 4));
+        CHECK(b.usage().recomputed == 0);
+    }
+}
+
+// AddressSanitizer finds a look at texts of the step before.
+TEST_CASE("a failure is told between two steps, or twice, and ends the texts with pages", "[serving]") {
+    iteration_batch b({.page_tokens = 4, .pages = 64, .step_tokens = 64});
+    toy_decoder e(4, 64);
+    (void)b.set_tenant(1);
+    (void)push(b, {.tenant = 1, .prompt = counted(6), .most_new = 1});
+    CHECK(finish(b, e).size() == 1);
+    b.fail(errc::device_lost);
+    CHECK(b.take_ended().empty());
+    const auto lost = push(b, {.tenant = 1, .prompt = counted(6), .most_new = 2});
+    REQUIRE(b.plan(start).entries.size() == 1);
+    b.fail(errc::kernel_failed);
+    CHECK(b.take_ended().at(0).id == lost);
+    b.fail(errc::device_lost);
+    CHECK(b.take_ended().empty());
+    const auto between = push(b, {.tenant = 1, .prompt = counted(6), .most_new = 2});
+    (void)step(b, e);
+    b.fail(errc::device_lost);
+    const auto over = b.take_ended();
+    REQUIRE(over.size() == 1);
+    CHECK(over[0].id == between);
+    CHECK(over[0].why == errc::device_lost);
+    check_nothing_is_used(b);
+}
+
 TEST_CASE("a tenant that comes under the number of another one finds none of that one's pages", "[serving]") {
     iteration_batch b({.page_tokens = 4, .pages = 64, .step_tokens = 64});
     toy_decoder e(4, 64);

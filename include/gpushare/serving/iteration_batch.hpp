@@ -8,8 +8,10 @@
 //   texts.set_tenant(1, {.weight = 3, .pages = 2048});
 //   const gpushare::text_request q{.tenant = 1, .prompt = {7, 8, 9}, .most_new = 100};
 //   const gpushare::text_id id = texts.try_push(q, now).value();
-//   while (gpushare::run_step(texts, engine, now) != 0)  // plan, engine.step(), complete
+//   for (bool more = true; more;) {
+//       more = gpushare::run_step(texts, engine, now) != 0;  // plan, engine.step(), complete
 //       for (auto& t : texts.take_ended()) answer(t.id, t.why, t.tokens);
+//   }
 //
 // The order: a higher level goes first. On one level, the tenant with the fewest tokens for its
 // weight goes first. Of one tenant, first come the texts under way, then the earliest deadline,
@@ -128,6 +130,7 @@ public:
     }
     /// The step failed, so the contents of the pages are unknown: texts with any pages, on the
     /// device or the host, end with `why`, and no prefix is kept. Waiting texts without pages stay.
+    /// The same between two steps, such as after run_step() has thrown.
     void fail(errc why) noexcept { planner_.fail(book_, why); }
     /// The texts that ended since the last call. Throws std::bad_alloc, and then the next call has
     /// them.
@@ -203,8 +206,8 @@ private:
 };
 
 /// Plans a step, lets the engine compute it, and completes it. Returns the number of computed
-/// tokens; 0 means that nothing was left to do. The engine's exceptions pass through, after
-/// fail(kernel_failed).
+/// tokens; 0 means that nothing was left to do. Texts may have ended all the same, at their
+/// deadlines. The engine's exceptions pass through, after fail(kernel_failed).
 template <iteration_engine Engine>
 std::uint32_t run_step(iteration_batch& texts, Engine& engine, instant now) {
     const auto& plan = texts.plan(now);

@@ -6,7 +6,8 @@
 // 2. Tokens are given out level by level. On each level the tenant with the least counter gets a
 //    page of tokens or less, repeatedly. A waiting text begins when there are pages for all of its
 //    known tokens, beside the pages that running texts still lack; texts of lower levels yield for
-//    it. If there are too few pages, no later text begins, so that it isn't overtaken for ever.
+//    it, if that suffices. If there are too few pages, no later text begins, so that it isn't
+//    overtaken for ever.
 // 3. A tenant that could do everything it wanted keeps no credit: its counter is lifted to the
 //    least counter of the tenants that were held back.
 //
@@ -16,6 +17,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <utility>
 #include <vector>
@@ -73,11 +75,13 @@ public:
             const bool whole = samples && (r.known() == r.most || (r.has_last_token && next[i] == r.last_token));
             if (whole || r.ends != errc::none) b.end(r, whole ? errc::none : r.ends);
         }
+        in_step_.clear();  // ended texts are gone soon
     }
     /// The contents of the pages are unknown.
     void fail(text_book& b, errc why) noexcept {
         in_flight_ = false;
         for (auto* r : in_step_) r->planned = 0;
+        in_step_.clear();
         while (!b.running().empty()) b.end(*b.running().back(), why);
         for (const auto& f : b.flows())
             for (auto at = f->waiting.begin(); at != f->waiting.end();)
@@ -196,7 +200,7 @@ private:
     void begin(text_book& b, text_flow& f) noexcept {
         auto& r = **f.waiting.begin();
         if (const auto why = b.too_long(r.most, *f.tenant); why.code != errc::none) return b.end(r, why.code);
-        if (!has_place(b, f) || !has_pages(b, f, r)) return;
+        if (!gets_room(b, f, r)) return;
         const bool parked = !r.parked.empty();
         b.run(r);
         b.pages().begin(r);
@@ -204,39 +208,39 @@ private:
         r.charged = std::max(r.charged, r.computed);
         f.turn.push_back(&r);
     }
-    bool has_place(text_book& b, text_flow& f) noexcept {
-        if (b.running().size() < o_.texts) return true;
-        if (yield_below(b, f, nullptr)) return true;
-        may_begin_ = false;
-        return false;
-    }
-    bool has_pages(text_book& b, text_flow& f, const text_record& r) noexcept {
-        for (;;) {
-            const auto needs = b.pages().to_begin(r).charged();
-            if (needs + promised(b, f, true) > text_pages::quota_left(*f.tenant)) {
+    // Texts below yield only if the text can begin then. In vain, they would yield again in each
+    // step, and never get further.
+    bool gets_room(text_book& b, text_flow& f, const text_record& r) noexcept {
+        auto needs = b.pages().to_begin(r).charged();
+        if (!enough_below(b, f, needs, f.tenant)) return f.may_begin = false;
+        if (!enough_below(b, f, needs, nullptr) || !(has_place(b) || b.running().back()->flow->level < f.level))
+            return may_begin_ = false;
+        for (;; needs = b.pages().to_begin(r).charged()) {
+            if (needs + promised(b, f.tenant, lowest) > text_pages::quota_left(*f.tenant)) {
                 if (yield_below(b, f, f.tenant)) continue;
-                f.may_begin = false;
-                return false;
+                return f.may_begin = false;
             }
-            if (needs + promised(b, f, false) <= b.pages().all().available()) return true;
-            if (enough_below(b, f, needs) && yield_below(b, f, nullptr)) continue;
-            may_begin_ = false;
-            return false;
+            if (has_place(b) && needs + promised(b, nullptr, f.level) <= b.pages().all().available()) return true;
+            if (enough_below(b, f, needs, nullptr) && yield_below(b, f, nullptr)) continue;
+            return may_begin_ = false;
         }
     }
-    // The pages that running texts will still need: those of the same tenant, or those of its level
-    // and the levels above.
-    static std::uint64_t promised(text_book& b, const text_flow& f, bool of_tenant) noexcept {
+    [[nodiscard]] bool has_place(text_book& b) const noexcept { return b.running().size() < o_.texts; }
+    // The pages that running texts of that level and above will still need: of one tenant, or of
+    // all.
+    static std::uint64_t promised(text_book& b, const text_tenant* of, int level) noexcept {
         std::uint64_t sum = 0;
         for (const auto* r : b.running())
-            if (of_tenant ? r->flow->tenant == f.tenant : r->flow->level >= f.level) sum += b.pages().outstanding(*r);
+            if (r->flow->level >= level && (of == nullptr || r->flow->tenant == of)) sum += b.pages().outstanding(*r);
         return sum;
     }
-    static bool enough_below(text_book& b, const text_flow& f, std::uint64_t needs) noexcept {
-        std::uint64_t pages = b.pages().all().available();
+    // Whether there are enough pages once all texts below have yielded: in the tenant's quota, or
+    // on the device.
+    static bool enough_below(text_book& b, const text_flow& f, std::uint64_t needs, const text_tenant* of) noexcept {
+        std::uint64_t pages = of != nullptr ? text_pages::quota_left(*of) : b.pages().all().available();
         for (const auto* r : b.running())
-            if (r->flow->level < f.level) pages += r->pages.size();
-        return needs + promised(b, f, false) <= pages;
+            if (r->flow->level < f.level && (of == nullptr || r->flow->tenant == of)) pages += r->pages.size();
+        return needs + promised(b, of, f.level) <= pages;
     }
     // The last text of a lower level yields; the last one of a tenant, if one is given.
     bool yield_below(text_book& b, const text_flow& f, const text_tenant* of) noexcept {
@@ -272,6 +276,8 @@ private:
                 r.computed, std::span<const text_token>(r.tokens).subspan(r.computed, r.planned),
                 r.pages,    r.computed + r.planned == r.known()};
     }
+
+    static constexpr int lowest = std::numeric_limits<int>::min();  // level
 
     iteration_options o_;
     std::vector<text_record*> in_step_;
