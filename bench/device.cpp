@@ -22,7 +22,9 @@
 
 #include "arguments.hpp"
 #include "gpu/batch_norm.hpp"
+#include "gpu/every_cost.hpp"
 #include "gpu/job_rig.hpp"
+#include "gpu/joined.hpp"
 #include "gpu/mutation.hpp"
 #include "gpu/packing.hpp"
 #include "gpu/softmax.hpp"
@@ -107,23 +109,18 @@ struct outcome {
     }
 };
 
-/// So many of them, by all cores, each with a seed of its own, with `medleys` one in sixteen. `run` runs one: what is wrong with it.
+/// So many cases, by all cores. `run` runs one: what is wrong with it.
 template <class Run>
-outcome random_jobs(std::uint64_t cases, std::uint64_t seed, bool medleys, const Run& run) {
+outcome random_cases(std::uint64_t cases, const Run& run) {
     outcome sum;
     for (const auto& text : in_processes([&](std::uint32_t part) {
              constexpr int told = 5;  // of what is wrong
              const auto before = ptx::runtime::total();
              outcome mine;
              for (std::uint64_t n = part; n < cases; n += cores()) {
-                 std::mt19937_64 any(seed << 32 | n);
-                 const jobs::job j = medleys && any() % 16 == 0
-                                         ? jobs::random_medley(any)
-                                         : jobs::random_job(any, static_cast<std::uint32_t>(n % jobs::kinds));
-                 const std::string wrong = run(j, n, any, mine);
+                 const std::string wrong = run(n, mine);
                  ++mine.cases;
-                 if (!wrong.empty() && ++mine.wrong <= told)
-                     std::fprintf(stderr, "bench_device: %s\n%s\n", jobs::to_string(j).c_str(), wrong.c_str());
+                 if (!wrong.empty() && ++mine.wrong <= told) std::fprintf(stderr, "bench_device: %s\n", wrong.c_str());
              }
              const auto after = ptx::runtime::total();
              mine.races = static_cast<double>(after.races - before.races);
@@ -135,10 +132,41 @@ outcome random_jobs(std::uint64_t cases, std::uint64_t seed, bool medleys, const
         sum.add(text);
     return sum;
 }
+/// Random jobs, each with a seed of its own, with `medleys` one in sixteen.
+template <class Run>
+outcome random_jobs(std::uint64_t cases, std::uint64_t seed, bool medleys, const Run& run) {
+    return random_cases(cases, [&](std::uint64_t n, outcome& mine) {
+        std::mt19937_64 any(seed << 32 | n);
+        const jobs::job j = medleys && any() % 16 == 0
+                                ? jobs::random_medley(any)
+                                : jobs::random_job(any, static_cast<std::uint32_t>(n % jobs::kinds));
+        const std::string wrong = run(j, n, any, mine);
+        return wrong.empty() ? "" : jobs::to_string(j) + "\n" + wrong;
+    });
+}
+
+/// What is not a collective: packing, feedback, group operators, and what ranks bring that have joined.
+constexpr std::array of_gradients{&jobs::trouble_of_packing, &jobs::trouble_of_feedback, &jobs::trouble_of_batch_norm,
+                                  &jobs::trouble_of_softmax, &jobs::trouble_of_joined};
+
+outcome random_gradients(std::uint64_t cases) {
+    return random_cases(cases, [](std::uint64_t n, outcome& mine) {
+        std::mt19937_64 any(std::uint64_t{3} << 32 | n);
+        ptx::machine_options& o = ptx::runtime::options();
+        o.who = orders[any() % orders.size()];
+        o.seed = any();
+        o.weak_memory = any() % 4 == 0;
+        mine.weak += o.weak_memory ? 1 : 0;
+        const std::uint64_t seed = any();
+        const std::string wrong = of_gradients[n % of_gradients.size()](seed);
+        return wrong.empty() ? ""
+                             : "gradients, case " + std::to_string(n) + ", seed " + std::to_string(seed) + "\n" + wrong;
+    });
+}
 
 /// Against the host's backend.
 outcome fuzz(bench::report& r, std::uint64_t cases) {
-    const outcome o = random_jobs(cases, 1, true, [](const jobs::job& j, std::uint64_t n, auto& any, outcome& mine) {
+    outcome o = random_jobs(cases, 1, true, [](const jobs::job& j, std::uint64_t n, auto& any, outcome& mine) {
         const jobs::setting s{.who = orders[any() % orders.size()], .seed = any(), .weak_memory = n % 4 == 3};
         mine.elements += static_cast<double>(jobs::elements(j));
         mine.weak += s.weak_memory ? 1 : 0;
@@ -146,6 +174,9 @@ outcome fuzz(bench::report& r, std::uint64_t cases) {
         return wrong.empty() ? "" : "seed " + std::to_string(s.seed) + "\n" + wrong;
     });
     r.figure("device.fuzz_cases", {o.cases}, "jobs");
+    const outcome gradients = random_gradients(cases / 100);
+    r.figure("device.fuzz_cases_of_gradients", {gradients.cases}, "jobs");
+    o.add(gradients.text());
     r.figure("device.fuzz_cases_of_weak_memory", {o.weak}, "jobs");
     r.figure("device.fuzz_cases_wrong", {o.wrong}, "jobs");
     r.figure("device.elements_checked", {o.elements}, "elements");
@@ -234,7 +265,7 @@ double bound_mutants(bench::report& r, std::uint32_t one_in) {
 }
 
 void costs(bench::report& r) {
-    for (const jobs::cost& c : jobs::costs()) {
+    for (const jobs::cost& c : jobs::every_cost()) {
         r.figure("ptx.instructions_per_element_of_" + c.name, {c.instructions}, "instructions");
         r.figure("ptx.bytes_per_element_of_" + c.name, {c.bytes}, "B");
         r.figure("ptx.bytes_vs_least_of_" + c.name, {c.bytes / c.least_bytes}, "x");
@@ -262,9 +293,8 @@ int main(int argc, char** argv) {
         if (asked.wants("failures")) found.add(failures(r, 5'000 / part).text());
         if (asked.wants("mutants")) wrong += mutants(r, part);
         if (asked.wants("bounds")) wrong += bound_mutants(r, part);
-        const std::string others = jobs::trouble_of_forms() + jobs::trouble_of_conversions() +
-                                   jobs::trouble_of_packing(1) + jobs::trouble_of_feedback(1) +
-                                   jobs::trouble_of_batch_norm(1) + jobs::trouble_of_softmax(1);
+        std::string others = jobs::trouble_of_forms() + jobs::trouble_of_conversions();
+        for (const auto& trouble : of_gradients) others += trouble(1);
         if (!others.empty()) throw std::runtime_error(others);
         if (found.cases != 0) {
             auto all = ptx::runtime::total();

@@ -10,12 +10,15 @@
 #include <gpushare/collective/fused_all_reduce.hpp>
 #include <gpushare/collective/quantised_all_reduce.hpp>
 #include <gpushare/collective/submit.hpp>
+#include <gpushare/gradient/detail/gossip.hpp>
 #include <gpushare/gradient/detail/packing.hpp>
 #include <gpushare/gradient/group_operators.hpp>
+#include <gpushare/interop/horovod_devices.hpp>
 #include <gpushare/numbers.hpp>
 
 namespace cu = gpushare::cuda;
 namespace detail = gpushare::detail;
+namespace horovod = gpushare::horovod::detail;
 namespace gs = gpushare;
 using gpushare::sum;
 
@@ -49,7 +52,7 @@ void launch_collectives(cu::stream& s) {
 /// Row stages of every kind: norms with one look and with two, scales that are published, replicated and sharded; and a
 /// group stage.
 void launch_fused(cu::stream& s, std::span<const gs::bfloat16> x, gs::bfloat16* residual, const gs::bfloat16* weight,
-                  float* scales) {
+                  float* scales, gs::fp8_e4m3* blocks) {
     constexpr std::size_t width = 4096;
     const auto normed = gs::rms_norm(weight, 1e-6F) | gs::cast<gs::bfloat16>();
     launch<false>(s, gs::reduced(x, width) | gs::add_to(residual) | normed);
@@ -60,6 +63,8 @@ void launch_fused(cu::stream& s, std::span<const gs::bfloat16> x, gs::bfloat16* 
                          gs::quantise_groups<gs::fp8_e4m3>(scales));
     launch<true>(s, gs::reduced(x, width, gs::average{}) | gs::silu() | gs::row_maxima(gs::shard(scales)) |
                         gs::quantise<std::int8_t>(gs::shard(scales)));
+    launch<false>(s, gs::reduced(x, width) | gs::add_to(residual) | gs::rms_norm(weight, 1e-6F) |
+                         gs::quantise_nvfp4(blocks, 0.004F));
 }
 
 /// The kernels of gradients on devices.
@@ -74,6 +79,13 @@ void launch_gradients(cu::stream& s) {
                 detail::finite_look<float>, detail::clear_floats, detail::add_chosen, detail::divide_floats>(s);
     launch_each<detail::of_channels<detail::own_moments>, detail::of_channels<detail::normalise_channel>,
                 detail::of_channels<detail::sums_of_channel>, detail::of_channels<detail::gradient_of_channel>>(s);
+    launch_each<detail::of_softmax<detail::logits_of_sample>, detail::of_softmax<detail::exponentials_of_sample>,
+                detail::of_softmax<detail::mean_of_losses>, detail::of_softmax<detail::gradient_of_class>,
+                detail::of_softmax<detail::gradient_of_sample>>(s);
+    launch_each<detail::gossip_sum, detail::owing_blocks<32>, detail::owing_blocks<128>>(s);
+    launch_each<horovod::fill_elements<float>, horovod::fill_elements<double>, horovod::fill_elements<gs::bfloat16>,
+                horovod::fill_elements<std::int64_t>, horovod::divide_elements<float>, horovod::divide_elements<double>,
+                horovod::divide_elements<gs::bfloat16>>(s);
 }
 
 /// A group on several devices or on one, as an embedder writes it.

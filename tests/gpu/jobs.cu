@@ -4,9 +4,11 @@
 #include <gpushare/backend/cuda/launch.cuh>
 
 #include <gpushare/gradient/device_buckets.hpp>
+#include <gpushare/interop/horovod_devices.hpp>
 
 #include "gpu/batch_norm.hpp"
 #include "gpu/jobs.hpp"
+#include "gpu/joined.hpp"
 #include "gpu/packing.hpp"
 #include "gpu/softmax.hpp"
 
@@ -89,6 +91,24 @@ gs::errc softmax_on_device(gs::cuda::stream& s, gs::device_partial_softmax& laye
                            std::span<const gs::device_softmax_rank> ranks, const combines& combine) {
     return softmax_step(s, layer, ranks, combine);
 }
+
+template <class T>
+void fill_on_device(gs::cuda::stream& s, T* data, std::size_t count, T value) {
+    s.launch(gs::detail::grid_of(count), gs::horovod::detail::fill_elements<T>{data, count, value});
+}
+template void fill_on_device(gs::cuda::stream&, float*, std::size_t, float);
+template void fill_on_device(gs::cuda::stream&, double*, std::size_t, double);
+template void fill_on_device(gs::cuda::stream&, gs::float16*, std::size_t, gs::float16);
+template void fill_on_device(gs::cuda::stream&, gs::bfloat16*, std::size_t, gs::bfloat16);
+template void fill_on_device(gs::cuda::stream&, std::int64_t*, std::size_t, std::int64_t);
+template <class T>
+void divide_on_device(gs::cuda::stream& s, T* data, std::size_t count, divided_in<T> by) {
+    s.launch(gs::detail::grid_of(count), gs::horovod::detail::divide_elements<T>{data, count, by});
+}
+template void divide_on_device(gs::cuda::stream&, float*, std::size_t, float);
+template void divide_on_device(gs::cuda::stream&, double*, std::size_t, double);
+template void divide_on_device(gs::cuda::stream&, gs::float16*, std::size_t, float);
+template void divide_on_device(gs::cuda::stream&, gs::bfloat16*, std::size_t, float);
 
 namespace {
 

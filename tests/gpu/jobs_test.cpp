@@ -18,7 +18,9 @@
 #include <gpushare/backend/cuda/node.hpp>
 
 #include "gpu/batch_norm.hpp"
+#include "gpu/every_cost.hpp"
 #include "gpu/job_rig.hpp"
+#include "gpu/joined.hpp"
 #include "gpu/mutation.hpp"
 #include "gpu/packing.hpp"
 #include "gpu/softmax.hpp"
@@ -122,6 +124,14 @@ TEST_CASE("a softmax over sharded classes is the host's as compiled, to the bit 
     }
 }
 
+TEST_CASE("what joined ranks bring, and the average of the others, are the host's bits as compiled", "[compiled]") {
+    for (std::uint64_t n = 0; n < 8; ++n) {
+        const auto seed = support::seed(n);
+        CAPTURE(seed);
+        CHECK(jobs::trouble_of_joined(seed) == "");
+    }
+}
+
 /// Found by the fuzz: of a number near zero that is made of two large ones, an ulp of these is much, and so is one of the smallest
 /// numbers there are.
 TEST_CASE("a layer norm whose product and offset cancel, or are denormal, is as near as it says", "[compiled]") {
@@ -163,10 +173,7 @@ TEST_CASE("kernels cost what they did", "[compiled]") {
         known[name] = {instructions, bytes};
     std::ostringstream now;
     bool same = true;
-    std::vector<jobs::cost> costs = jobs::costs();
-    for (jobs::cost& c : jobs::costs_of_packing()) costs.push_back(std::move(c));
-    costs.push_back(jobs::cost_of_batch_norm());
-    for (const jobs::cost& c : costs) {
+    for (const jobs::cost& c : jobs::every_cost()) {
         now << c.name << " " << c.instructions << " " << c.bytes << "\n";
         const auto [instructions, bytes] = known[c.name];
         same = same && std::abs(c.instructions - instructions) <= 0.1 * instructions &&

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "gpu/batch_norm.hpp"
+#include "gpu/joined.hpp"
 #include "gpu/packing.hpp"
 #include "gpu/softmax.hpp"
 #include "standins/ptx/runtime.hpp"
@@ -21,12 +22,12 @@ namespace {
 constexpr std::array orders{ptx::turns::fair, ptx::turns::shuffled, ptx::turns::adversarial};
 
 /// A job as it is run to notice something: whole, or failing in one way. Or all conversions of numbers, gradients that
-/// are packed, batches that are normalised, or a softmax over sharded classes.
+/// are packed, batches that are normalised, a softmax over sharded classes, or arrays of ranks that have joined.
 struct trial {
     job what{};
     setting how{};
     std::optional<failure> fails{};
-    bool converts = false, packs = false, normalises = false, shards_classes = false;
+    bool converts = false, packs = false, normalises = false, shards_classes = false, joins = false;
     std::vector<std::byte> before{}, expected{};
     std::vector<bool> comes_to{};  // mutants
 
@@ -34,6 +35,7 @@ struct trial {
         if (converts) return trouble_of_conversions();
         if (normalises) return trouble_of_batch_norm(how.seed);
         if (shards_classes) return trouble_of_softmax(how.seed);
+        if (joins) return trouble_of_joined(how.seed);
         if (packs) return trouble_of_packing(how.seed) + trouble_of_feedback(how.seed);
         return fails ? trouble_when(*fails, what, how) : jobs::trouble(what, how, before, expected);
     }
@@ -42,6 +44,7 @@ struct trial {
         if (packs) return "packing, seed " + std::to_string(how.seed);
         if (normalises) return "batch normalisation, seed " + std::to_string(how.seed);
         if (shards_classes) return "softmax, seed " + std::to_string(how.seed);
+        if (joins) return "joined ranks, seed " + std::to_string(how.seed);
         return to_string(what) + (fails ? ", failing " + std::to_string(static_cast<int>(*fails)) : "") + ", seed " +
                std::to_string(how.seed);
     }
@@ -149,6 +152,7 @@ public:
     void packing(std::uint64_t seed) { all_.push_back({.how = {.seed = seed}, .packs = true}); }
     void batch_norm(std::uint64_t seed) { all_.push_back({.how = {.seed = seed}, .normalises = true}); }
     void softmax(std::uint64_t seed) { all_.push_back({.how = {.seed = seed}, .shards_classes = true}); }
+    void joined(std::uint64_t seed) { all_.push_back({.how = {.seed = seed}, .joins = true}); }
 
     [[nodiscard]] std::vector<trial>& all() { return all_; }
 
@@ -192,6 +196,7 @@ std::vector<trial> trials_of_orders(std::uint64_t seed) {
     for (const std::uint32_t threads : {31U, 33U})
         some.groups(number_of<fused<gs::bfloat16, grouped, false, false>>(), threads);
     for (std::uint64_t n = 0; n < 2; ++n) some.softmax(n);
+    some.joined(0);
     return std::move(some.all());
 }
 
@@ -217,6 +222,7 @@ std::vector<trial> trials_of_bounds(std::uint64_t seed) {
     some.coded(number_of<coded_all_reduce<float, gs::sum, 128, false>>(), 12);
     some.coded(number_of<coded_all_reduce<gs::bfloat16, gs::average, 32, true>>(), 1);
     for (std::uint64_t n = 0; n < 12; ++n) some.softmax(n);
+    for (std::uint64_t n = 0; n < 8; ++n) some.joined(n);
     return std::move(some.all());
 }
 

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <random>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include <gpushare/backend/host/host.hpp>
 
 #include "gpu/job_rig.hpp"
+#include "standins/ptx/runtime.hpp"
 
 namespace jobs {
 
@@ -50,6 +52,14 @@ public:
         choose_sizes();
         made_.options = {.rate = made_.exact || below(2) == 0 ? 1 : 0.3, .seed = seed};
         fill();
+    }
+    /// So many samples of a rank, each of which counts.
+    input_maker(std::size_t classes, std::size_t features, std::size_t samples) : any_(1) {
+        made_.classes = classes;
+        made_.features = features;
+        made_.samples = samples;
+        fill();
+        for (std::size_t s = 0; s < made_.labels.size(); ++s) made_.labels[s] = static_cast<std::int64_t>(s % classes);
     }
     [[nodiscard]] const softmax_input& made() const { return made_; }
 
@@ -207,6 +217,27 @@ std::string trouble_of_softmax(std::uint64_t seed) {
         if (got.first != gs::errc::none) return std::string(gs::to_string(got.first)) + "\n";
         return difference(got.second, wanted.second, input.made().exact);
     });
+}
+
+cost cost_of_softmax() {
+    constexpr std::size_t classes = 32, samples = 4, few = 256, many = 768;  // as many features as threads, or more
+    const auto work_of = [](std::size_t features) {
+        const input_maker input(classes, features, samples);
+        gs::cuda::node node;
+        const auto before = ptx::runtime::total().work;
+        const auto got = softmax_rig(node, node.make_stream({0}, gs::priority{})).run(input.made(), softmax_on_device);
+        if (got.first != gs::errc::none) throw std::logic_error("a softmax is refused");
+        const auto after = ptx::runtime::total().work;
+        return std::pair(static_cast<double>(after.instructions - before.instructions),
+                         static_cast<double>(after.loaded + after.stored - before.loaded - before.stored));
+    };
+    const auto [little, few_bytes] = work_of(few);
+    const auto [much, many_bytes] = work_of(many);
+    // Each rank has all samples and its own classes.
+    constexpr double of_samples = ranks * samples, of_classes = classes / double{ranks};
+    constexpr double more = ranks * of_samples * of_classes * (many - few);
+    return {"softmax", (much - little) / more, (many_bytes - few_bytes) / more,
+            8 * (of_samples + of_classes) / (of_samples * of_classes)};
 }
 
 }  // namespace jobs

@@ -15,6 +15,8 @@
 #include <gpushare/error.hpp>
 #include <gpushare/gradient/group_operators.hpp>
 
+#include "gpu/jobs.hpp"
+
 namespace jobs {
 
 /// The result of a collective over the ranks' arrays, all on one stream: the largest numbers or the
@@ -54,5 +56,8 @@ template <class Stream>
 /// bits. Elsewhere the results are near the host's, since a block's threads add up in another order,
 /// a product and a sum are rounded once, and the exponential is another one.
 [[nodiscard]] std::string trouble_of_softmax(std::uint64_t seed);
+
+/// What a step costs for each feature of each sample and class.
+[[nodiscard]] cost cost_of_softmax();
 
 }  // namespace jobs
