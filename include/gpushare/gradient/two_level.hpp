@@ -524,10 +524,16 @@ public:
         if (ins.size() != here() || outs.size() != here()) return named(errc::invalid_specification);
         for (const Stream& s : streams_)
             if (detail::is_captured(s)) return named(errc::capturing);
-        return detail::by_levels<T>(ranks_, op, [&](const auto& inside, const auto& between, const auto& at_end) {
-            const auto word = detail::call_word<T>(collective_kind::all_reduce, count, detail::op_id<Op>());
-            return reduce_chunks<T>(ins, outs, count, inside, between, at_end, word, deadline);
-        });
+        try {
+            return detail::by_levels<T>(ranks_, op, [&](const auto& inside, const auto& between, const auto& at_end) {
+                const auto word = detail::call_word<T>(collective_kind::all_reduce, count, detail::op_id<Op>());
+                return reduce_chunks<T>(ins, outs, count, inside, between, at_end, word, deadline);
+            });
+        } catch (const error& e) {
+            return stream_failed(e.code());
+        } catch (const std::bad_alloc&) {
+            return stream_failed(errc::out_of_memory);
+        }
     }
     /// Compares a number of each process, such as a digest of the data to combine. If they differ,
     /// the fault is errc::mismatch and names the first rank of a process whose number isn't the
@@ -810,6 +816,15 @@ private:
         // work under way. This call doesn't wait.
         in_use_ = outer_.barrier(std::chrono::steady_clock::now()).buffers_in_use || in_use_;
         return fault_ = f;
+    }
+    /// Of a stream that refuses a copy, say. What it took before still uses the chunks.
+    [[nodiscard]] collective_fault stream_failed(errc code) {
+        try {
+            enqueued(chunks_.front());  // behind what is enqueued for any chunk
+        } catch (const std::exception&) {
+            in_use_ = true;
+        }
+        return local_failed({code, what, 0, 0});
     }
     [[nodiscard]] collective_fault outer_failed(collective_fault f) {
         in_use_ = in_use_ || f.buffers_in_use;
