@@ -15,6 +15,7 @@
 
 #include "support/catch.hpp"
 #include "support/fault_resource.hpp"
+#include "support/refusing_memory.hpp"
 #include "support/threads.hpp"
 
 using namespace gpushare::literals;
@@ -24,6 +25,7 @@ using gpushare::handle_resource;
 using gpushare::handle_table;
 using gpushare::tenant_tag;
 using support::fault_resource;
+using support::refusing_memory;
 
 static_assert(sizeof(block_handle) == 8);
 static_assert(std::is_trivially_copyable_v<block_handle>);
@@ -131,6 +133,42 @@ TEST_CASE("a resize that can't be says why, and the block is as it was", "[memor
     CHECK(t.chat.pointer(h) != before);
     CHECK(t.chat.deallocate(h) == errc::none);
     CHECK(t.upstream.blocks() == 0);
+}
+
+TEST_CASE("a block that the upstream doesn't take back in a resize goes back with its handle", "[memory][handles]") {
+    refusing_memory upstream;
+    handle_table table;
+    handle_resource mine{table, tenant_tag{1}, upstream};
+    const auto h = mine.allocate(64, 8);
+    upstream.refuse(errc::capturing);
+    const bool copies = GENERATE(true, false);
+    if (copies) {
+        CHECK(mine.resize(h, 128, std::memcpy) == errc::none);
+    } else {
+        const auto fail = [](void*, const void*, std::size_t) { throw std::runtime_error("no copy"); };
+        CHECK_THROWS_AS(mine.resize(h, 128, fail), std::runtime_error);
+    }
+    CHECK(upstream.bytes() == 192);  // both
+    const void* const now = mine.pointer(h);
+    CHECK(mine.resize(h, 256, std::memcpy) == errc::capturing);
+    CHECK(mine.try_resize(h, 256, [](void*, const void*, std::size_t) {}).code == errc::capturing);
+    CHECK(mine.deallocate(h) == errc::capturing);
+    CHECK(mine.pointer(h) == now);
+    CHECK(upstream.bytes() == 192);
+    upstream.refuse(errc::none);
+    SECTION("with the next resize") {
+        CHECK(mine.resize(h, 256, std::memcpy) == errc::none);
+        CHECK(upstream.bytes() == 256);
+    }
+    SECTION("with its free") {}
+    CHECK(mine.deallocate(h) == errc::none);
+    CHECK(upstream.blocks() == 0);
+    CHECK(upstream.wrong_frees() == 0);
+    CHECK(table.size() == 0);
+    const auto next = mine.allocate(8, 8);  // in the same place of the table
+    CHECK(next.slot == h.slot);
+    CHECK(mine.deallocate(next) == errc::none);
+    CHECK(upstream.wrong_frees() == 0);
 }
 
 TEST_CASE("an allocation that fails leaves no handle behind", "[memory][handles]") {

@@ -108,6 +108,28 @@ TEST_CASE("the largest block that a quota leaves is one that can be had, and no 
     CHECK(as_upstream(upstream).largest_free() == bytes::max());  // doesn't say
 }
 
+TEST_CASE("a pool that holds more than it may hands out no block beyond its bound", "[memory][pool][owner]") {
+    granular upstream;
+    pool_resource pool{upstream, {.segment = 1_MiB, .large = 256_KiB, .exact = GENERATE(false, true)}};
+    void* const p = pool.allocate(2 * MiB - 64 * KiB, 256);
+    void* const kept = pool.allocate(2 * MiB, 256);
+    REQUIRE(pool.usage().reserved == 4_MiB);
+    REQUIRE(pool.deallocate(p, 2 * MiB - 64 * KiB, 256) == errc::none);
+    const auto out_within = [&](bytes most) {  // the bytes of all blocks then; 0: there is none
+        void* const q = pool.try_allocate_within(most, 2 * MiB - 64 * KiB, 256);
+        const bytes out = q == nullptr ? bytes{} : pool.usage().used;
+        CHECK(pool.deallocate(q, 2 * MiB - 64 * KiB, 256) == errc::none);
+        return out;
+    };
+    CHECK(out_within(2_MiB) == 0_B);
+    CHECK(out_within(bytes{4 * MiB - 64 * KiB - 1}) == 0_B);
+    CHECK(out_within(bytes{4 * MiB - 64 * KiB}) <= bytes{4 * MiB - 64 * KiB});  // the free block has 2 MiB
+    CHECK(out_within(bytes{4 * MiB - 1}) <= bytes{4 * MiB - 1});
+    CHECK(out_within(4_MiB) != 0_B);
+    CHECK(out_within(4_MiB) <= 4_MiB);
+    CHECK(pool.deallocate(kept, 2 * MiB, 256) == errc::none);
+}
+
 TEST_CASE("the largest block of a pool is free there, or with its upstream", "[memory][pool][owner]") {
     support::capped_pool<> c(8_MiB, {.segment = 4_MiB});
     auto& pool = c.pool;

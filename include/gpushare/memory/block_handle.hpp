@@ -57,6 +57,7 @@ public:
         entry& e = entries_[slot];
         vacant_ = e.next_vacant;
         e.what = b;
+        e.left_over = {};
         e.owner = owner;
         e.live = true;
         ++size_;
@@ -105,11 +106,27 @@ public:
         if (std::exchange(entries_[h.slot].moving, true)) return errc::in_flight;
         return entries_[h.slot].what;
     }
+    /// After begin_move(): the handle refers to `now`, and the move goes on.
+    void refer_to(block_handle h, const block& now) noexcept {
+        const std::lock_guard lock(mutex_);
+        entries_[h.slot].what = now;
+    }
     /// After begin_move(): the handle refers to `now`.
     void move_to(block_handle h, const block& now) noexcept {
         const std::lock_guard lock(mutex_);
         entries_[h.slot].what = now;
         entries_[h.slot].moving = false;
+    }
+    /// A second block that goes with the handle, of an earlier move: its pointer is null if there is
+    /// none. Only between begin_free() or begin_move() and the end.
+    [[nodiscard]] block left_over(block_handle h) const noexcept {
+        const std::lock_guard lock(mutex_);
+        return entries_[h.slot].left_over;
+    }
+    /// Sets this second block. Only between begin_free() or begin_move() and the end.
+    void leave(block_handle h, const block& left_over) noexcept {
+        const std::lock_guard lock(mutex_);
+        entries_[h.slot].left_over = left_over;
     }
 
     /// How many handles are valid.
@@ -121,7 +138,7 @@ public:
 private:
     static constexpr std::uint32_t none = std::numeric_limits<std::uint32_t>::max();
     struct entry {
-        block what{};
+        block what{}, left_over{};
         tenant_tag owner{};
         std::uint32_t generation = 0;
         std::uint32_t next_vacant = none;
@@ -213,14 +230,17 @@ public:
     errc deallocate(block_handle h) noexcept {
         const auto leaving = table_->begin_free(tenant_, h);
         if (!leaving) return leaving.code();
-        const errc why = give(upstream_, *leaving);
+        errc why = give_left_over(h);
+        if (!detail::stays_out(why)) why = give(upstream_, *leaving);
         table_->end_free(h, !detail::stays_out(why));
         return why;
     }
     /// Resizes the block to `size` bytes, with the same alignment: allocates a new one, calls `copy(to, from, bytes)`
     /// for the bytes that both have, and frees the old one. The handle stays the same, the address doesn't. Throws what
     /// allocate() and `copy` throw, and then nothing has happened. unknown_block as in deallocate(). A thread that
-    /// frees or resizes the block meanwhile gets in_flight.
+    /// frees or resizes the block meanwhile gets in_flight. If the upstream doesn't take the old block back now, the
+    /// handle keeps that block too: the next resize() or deallocate() of the handle frees it first, or fails as the
+    /// upstream does.
     template <std::invocable<void*, const void*, std::size_t> Copy>
     errc resize(block_handle h, std::size_t size, Copy copy) {
         return exchange(h, size, copy, [&](std::size_t alignment) { return upstream_.allocate(size, alignment); });
@@ -245,6 +265,13 @@ private:
     static errc give(const upstream_ref<Upstream>& to, const block& b) noexcept {
         return to.deallocate(b.pointer, static_cast<std::size_t>(b.size.count()), b.alignment);
     }
+    errc give_left_over(block_handle h) const noexcept {
+        const block b = table_->left_over(h);
+        if (b.pointer == nullptr) return errc::none;
+        const errc why = give(upstream_, b);
+        if (!detail::stays_out(why)) table_->leave(h, {});
+        return why;
+    }
     /// Gives its block back, unless there is none.
     struct obtained {
         upstream_ref<Upstream> from;
@@ -260,18 +287,23 @@ private:
         if (!old) return old.code();
         // Even if something throws, the handle refers to a block that exists.
         struct moved {
-            handle_table& table;
+            handle_resource& of;
             block_handle h;
-            block now;
-            ~moved() { table.move_to(h, now); }
+            block now, spare{};  // which goes back: the new block, unless exchanged, then the old one
+            ~moved() {
+                of.table_->refer_to(h, now);
+                if (spare.pointer != nullptr && detail::stays_out(give(of.upstream_, spare)))
+                    of.table_->leave(h, spare);
+                of.table_->move_to(h, now);
+            }
         };
-        obtained fresh{upstream_, {}};  // goes back, unless exchanged: then the old block does
-        moved end{*table_, h, *old};
-        fresh.what = {allocate(old->alignment), bytes{size}, old->alignment, old->label};
-        if (fresh.what.pointer == nullptr) return errc::out_of_memory;
-        copy(fresh.what.pointer, static_cast<const void*>(old->pointer),
+        moved end{*this, h, *old};
+        if (const errc why = give_left_over(h); detail::stays_out(why)) return why;
+        end.spare = {allocate(old->alignment), bytes{size}, old->alignment, old->label};
+        if (end.spare.pointer == nullptr) return errc::out_of_memory;
+        copy(end.spare.pointer, static_cast<const void*>(old->pointer),
              static_cast<std::size_t>(std::min(old->size, bytes{size}).count()));
-        std::swap(fresh.what, end.now);
+        std::swap(end.spare, end.now);
         return errc::none;
     }
 

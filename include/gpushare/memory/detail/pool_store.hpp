@@ -389,12 +389,13 @@ public:
         return stopped_ ? nullptr : counted(take_kept(r), r);
     }
     /// Takes from all memory held, if at most `most` bytes are out then.
-    [[nodiscard]] pool_block* take_within(const pool_request& r, std::uint64_t most) noexcept {
+    [[nodiscard]] pool_block* take_within(pool_request r, std::uint64_t most) noexcept {
         spent done(*this);
         auto lock = locked();
         reclaim(lock, done);
         const auto taken = out_bytes();
         if (stopped_ || taken > most || most - taken < r.least) return nullptr;
+        r.most = std::min(r.most, most - taken);
         return counted(take_any(r, nullptr, true), r);
     }
     /// Whether caches keep less than `each` on average.
