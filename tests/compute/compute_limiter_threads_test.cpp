@@ -11,6 +11,7 @@
 #include <stdexcept>
 #include <stop_token>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <gpushare/backend/host/host.hpp>
@@ -251,6 +252,84 @@ TEST_CASE("closing ends the waits of all others", "[compute][threads]") {
         CHECK(closed == 7);
         CHECK(odd == 0);
     }
+}
+
+namespace {
+
+/// A thread that closes a client, with no deadline of its own.
+class closer {
+public:
+    /// Returns once the thread has nothing left to do but wait.
+    closer(limiter& compute, gpushare::client_id c)
+        : thread_([this, &compute, c] { over_ = compute.close(c, gpushare::never, stop_.get_token()); }) {
+        while (compute.try_acquire(c).code() != errc::closed) std::this_thread::yield();
+        std::this_thread::sleep_for(20ms);
+    }
+    closer(const closer&) = delete;
+    closer& operator=(const closer&) = delete;
+    ~closer() { stop_.request_stop(); }
+
+    [[nodiscard]] bool over() const { return over_; }
+
+private:
+    std::stop_source stop_;
+    std::atomic<bool> over_{false};
+    std::jthread thread_;
+};
+/// Somebody waits at it until it is opened.
+struct gate {
+    void pass() {
+        reached = true;
+        while (!open) std::this_thread::yield();
+    }
+    std::atomic<bool> reached{false}, open{false};
+};
+
+}  // namespace
+
+TEST_CASE("a close comes back once the client's last permit was given back unused", "[compute][threads]") {
+    setup t;
+    const auto c = t.compute.add({});
+    auto held = std::make_unique<limiter::permit>(t.compute.acquire(c).value());
+    const closer closing(t.compute, c);
+    CHECK_FALSE(closing.over());
+    held.reset();
+    CHECK(support::becomes([&] { return closing.over(); }));
+}
+
+TEST_CASE("a close comes back once the client's last callback has returned", "[compute][threads]") {
+    setup t;
+    const auto c = t.compute.add({});
+    stream s(t.device);
+    gate callback;
+    const auto done = [&callback](const gpushare::completion&) { callback.pass(); };
+    const auto ticket = t.compute
+                            .submit(
+                                c, s, [](stream& to) { to.enqueue(1us); }, {}, done)
+                            .value();
+    const std::jthread waiter([&] { (void)ticket.wait(in_good_time()); });
+    while (!callback.reached) std::this_thread::yield();
+    const closer closing(t.compute, c);
+    CHECK_FALSE(closing.over());
+    callback.open = true;
+    CHECK(support::becomes([&] { return closing.over(); }));
+}
+
+TEST_CASE("a close comes back once the client's last cancelled callable is destroyed", "[compute][threads]") {
+    setup t{{.depth = 1}};
+    const auto c = t.compute.add({});
+    stream s(t.device);
+    gate destroyed;
+    auto held = std::make_unique<limiter::permit>(t.compute.acquire(c).value());
+    auto callable = std::shared_ptr<gate>(&destroyed, [](gate* g) { g->pass(); });
+    const auto ticket = t.compute.submit(c, s, [kept = std::move(callable)](stream&) {}).value();
+    const std::jthread canceller([&] { (void)ticket.cancel(); });
+    while (!destroyed.reached) std::this_thread::yield();
+    held.reset();
+    const closer closing(t.compute, c);
+    CHECK_FALSE(closing.over());
+    destroyed.open = true;
+    CHECK(support::becomes([&] { return closing.over(); }));
 }
 
 TEST_CASE("clients that come and go don't disturb each other", "[compute][threads]") {

@@ -246,6 +246,26 @@ TEST_CASE("a lost device is named with all that had work in flight, and takes no
     CHECK(ticket.status() == errc::none);
 }
 
+TEST_CASE("what a permit's kernel threw is told by its client's name, whoever had a permit before", "[compute]") {
+    gpushare::host::node node({.devices = 1, .sms = 2});
+    auto stream = node.make_stream(gpushare::device_id{0});
+    gpushare::compute_limiter<gpushare::host::stream, gpushare::host::steady_clock> compute;
+    const auto chat = compute.add({.name = "chat"}), code = compute.add({.name = "code"});
+    for (const auto c : {code, chat, code}) {
+        auto p = compute.acquire(c).value();
+        p.enqueue(stream, [](gpushare::host::stream& to) {
+            to.launch({.blocks = 1}, [](auto&) { throw std::out_of_range("in the kernel"); });
+        });
+        CHECK(p.wait());
+        CHECK(p.status() == errc::kernel_failed);
+        CHECK_THROWS_WITH(p.rethrow(),
+                          Catch::Contains("in the kernel") && Catch::Contains(c == chat ? "chat" : "code"));
+    }
+    CHECK(compute.usage(code).failed == 2);
+    CHECK(compute.close(code));
+    CHECK(compute.close(chat));
+}
+
 TEST_CASE("of several reasons to refuse work the one that lasts longest is told", "[compute]") {
     setup t{{.depth = 1, .quarantine_after = 1}};
     const auto bad = t.compute.add({.weight = 50_pct}), other = t.compute.add({.weight = 50_pct});
