@@ -12,36 +12,26 @@
 #include <string_view>
 #include <type_traits>
 
-#include <dlfcn.h>
-
 #include <gpushare/interop/onnxruntime.hpp>
 #include <gpushare/interop/stream_resource.hpp>
 
+#include "interop/onnxruntime_library.hpp"
 #include "interop/two_tenants.hpp"
 
 using namespace gpushare::literals;
 
 namespace {
 
+using namespace onnxruntime_library;
+
 constexpr std::size_t MiB = two_tenants::MiB, most = std::numeric_limits<std::size_t>::max();
 
 // The layouts of OrtAllocator in ONNX Runtime's C API; every version adds at the end.
-struct memory_info;
 struct allocator_1_0 {
     std::uint32_t version;
     void* (*Alloc)(allocator_1_0*, std::size_t);
     void (*Free)(allocator_1_0*, void*);
     const memory_info* (*Info)(const allocator_1_0*);
-};
-struct allocator_1_25 {
-    std::uint32_t version;
-    void* (*Alloc)(allocator_1_25*, std::size_t);
-    void (*Free)(allocator_1_25*, void*);
-    const memory_info* (*Info)(const allocator_1_25*);
-    void* (*Reserve)(allocator_1_25*, std::size_t);                      // 1.18
-    void* (*GetStats)(const allocator_1_25*, void** out);                // 1.23
-    void* (*AllocOnStream)(allocator_1_25*, std::size_t, void* stream);  // 1.23
-    void* (*Shrink)(allocator_1_25*);                                    // 1.25
 };
 
 template <class Struct, class Memory = two_tenants::memory>
@@ -101,141 +91,9 @@ TEST_CASE("ONNX Runtime's frees are in the order of the provider's stream", "[in
 
 #ifdef GPUSHARE_ONNXRUNTIME
 
-namespace {
-
-constexpr std::uint32_t ORT_API_VERSION = 25;
-
-/// As much of OrtApi as is needed here, by the names of ONNX Runtime's header, which its packages lack: a function keeps its place in
-/// the library's table for good. A status that isn't null is an error.
-struct OrtApi {
-    explicit OrtApi(void* const* table) {
-        const auto at = [table]<class Function>(int place, Function*& f) {
-            f = reinterpret_cast<Function*>(table[place]);
-        };
-        at(2, GetErrorMessage), at(3, CreateEnv), at(8, CreateSessionFromArray), at(9, Run),
-            at(10, CreateSessionOptions);
-        at(24, SetIntraOpNumThreads), at(48, CreateTensorAsOrtValue), at(51, GetTensorMutableData);
-        at(69, CreateCpuMemoryInfo), at(75, AllocatorAlloc), at(78, GetAllocatorWithDefaultOptions), at(92, ReleaseEnv);
-        at(93, ReleaseStatus), at(94, ReleaseMemoryInfo), at(95, ReleaseSession), at(96, ReleaseValue);
-        at(100, ReleaseSessionOptions), at(130, AddSessionConfigEntry), at(176, RegisterAllocator);
-        at(177, UnregisterAllocator);
-    }
-
-    const char* (*GetErrorMessage)(const void* status);
-    void* (*CreateEnv)(int logs, const char* name, void** env);
-    void* (*CreateSessionFromArray)(void* env, const void* model, std::size_t size, void* options, void** session);
-    void* (*Run)(void* session, void* options, const char* const* names, void* const* in, std::size_t ins,
-                 const char* const* out_names, std::size_t outs, void** out);
-    void* (*CreateSessionOptions)(void** options);
-    void* (*SetIntraOpNumThreads)(void* options, int threads);
-    void* (*CreateTensorAsOrtValue)(allocator_1_25* from, const std::int64_t* shape, std::size_t rank, int type,
-                                    void** value);
-    void* (*GetTensorMutableData)(void* value, void** data);
-    void* (*CreateCpuMemoryInfo)(int kind, int memory, void** info);
-    void* (*AllocatorAlloc)(allocator_1_25* from, std::size_t size, void** p);
-    void* (*GetAllocatorWithDefaultOptions)(void** allocator);
-    void (*ReleaseEnv)(void*);
-    void (*ReleaseStatus)(void*);
-    void (*ReleaseMemoryInfo)(void*);
-    void (*ReleaseSession)(void*);
-    void (*ReleaseValue)(void*);
-    void (*ReleaseSessionOptions)(void*);
-    void* (*AddSessionConfigEntry)(void* options, const char* name, const char* value);
-    void* (*RegisterAllocator)(void* env, allocator_1_25*);
-    void* (*UnregisterAllocator)(void* env, const void* info);
-};
-
-/// Stays loaded, as with any program that uses it.
-const OrtApi* load() {
-    void* const loaded = dlopen(GPUSHARE_ONNXRUNTIME, RTLD_NOW | RTLD_LOCAL);
-    INFO(GPUSHARE_ONNXRUNTIME);
-    REQUIRE(loaded != nullptr);
-    struct base {
-        void* const* (*get_api)(std::uint32_t);
-        const char* (*get_version)();
-    };
-    const auto get = reinterpret_cast<const base* (*)()>(dlsym(loaded, "OrtGetApiBase"));
-    REQUIRE(get != nullptr);
-    void* const* const table = get()->get_api(ORT_API_VERSION);
-    REQUIRE(table != nullptr);
-    static const OrtApi functions(table);
-    return &functions;
-}
-
-/// The library, and what these tests ask of it.
-class library {
-public:
-    const OrtApi* const api = load();
-
-    void* create_cpu_info() const {
-        void* info = nullptr;
-        check(api->CreateCpuMemoryInfo(0, 0, &info));  // OrtDeviceAllocator, default
-        return info;
-    }
-    void release_info(void* info) const { api->ReleaseMemoryInfo(info); }
-    /// A tensor of `n` floats. The status' text if it failed.
-    std::string create_tensor(allocator_1_25* from, std::int64_t n, void*& value) const {
-        return text(api->CreateTensorAsOrtValue(from, &n, 1, 1, &value));
-    }
-    float* data(void* value) const {
-        void* p = nullptr;
-        check(api->GetTensorMutableData(value, &p));
-        return static_cast<float*>(p);
-    }
-    /// Null, and `why`, if there is no memory.
-    void* allocate(allocator_1_25* from, std::size_t size, std::string& why) const {
-        void* p = nullptr;
-        why = text(api->AllocatorAlloc(from, size, &p));
-        return p;
-    }
-    void release_value(void* value) const { api->ReleaseValue(value); }
-    /// Its own allocator.
-    allocator_1_25* own() const {
-        void* found = nullptr;
-        check(api->GetAllocatorWithDefaultOptions(&found));
-        return static_cast<allocator_1_25*>(found);
-    }
-
-    // The environment of a process, and sessions in it. The allocator must outlive the environment's registration.
-    void* create_environment() const {
-        void* env = nullptr;
-        check(api->CreateEnv(3, "gpushare", &env));  // 3: errors are logged
-        return env;
-    }
-    /// `info`: that of the allocator which was registered, if one was.
-    void release_environment(void* env, const void* info) const {
-        if (info != nullptr) check(api->UnregisterAllocator(env, info));
-        api->ReleaseEnv(env);
-    }
-    void* create_session(void* env, std::string_view model) const {
-        void *options = nullptr, *session = nullptr;
-        check(api->CreateSessionOptions(&options));
-        check(api->SetIntraOpNumThreads(options, 1));
-        check(api->AddSessionConfigEntry(options, "session.use_env_allocators", "1"));  // 2
-        check(api->CreateSessionFromArray(env, model.data(), model.size(), options, &session));
-        api->ReleaseSessionOptions(options);
-        return session;
-    }
-    void release_session(void* session) const { api->ReleaseSession(session); }
-    /// Computes `z` of `x`. The status' text if it failed.
-    std::string run(void* session, void* x, void*& z) const {
-        const char *in = "x", *out = "z";
-        return text(api->Run(session, nullptr, &in, &x, 1, &out, 1, &z));
-    }
-    [[nodiscard]] std::string text(void* status) const {
-        if (status == nullptr) return {};
-        std::string why = api->GetErrorMessage(status);
-        api->ReleaseStatus(status);
-        return why;
-    }
-    void check(void* status) const { CHECK(text(status) == ""); }
-};
-
-}  // namespace
-
 TEST_CASE("The tensors of ONNX Runtime itself are charged to their tenant", "[interop][onnxruntime]") {
     two_tenants f;
-    const library ort;
+    const library ort(GPUSHARE_ONNXRUNTIME);
     void* const info = ort.create_cpu_info();
     adapted<allocator_1_25> mine{f.chat.memory(), static_cast<const memory_info*>(info), ORT_API_VERSION};
 
@@ -296,7 +154,7 @@ std::string model_of(std::uint64_t n) {
 
 TEST_CASE("A session of ONNX Runtime itself computes in its tenant's memory, or is refused", "[interop][onnxruntime]") {
     two_tenants f;
-    const library ort;
+    const library ort(GPUSHARE_ONNXRUNTIME);
     void* const info = ort.create_cpu_info();
     adapted<allocator_1_25> mine{f.chat.memory(), static_cast<const memory_info*>(info), ORT_API_VERSION};
     void* const env = ort.create_environment();
@@ -330,12 +188,48 @@ TEST_CASE("A session of ONNX Runtime itself computes in its tenant's memory, or 
     ort.release_info(info);
 }
 
+TEST_CASE("Sessions of ONNX Runtime itself keep the allocator that was registered when they were made",
+          "[interop][onnxruntime]") {
+    two_tenants f;
+    const library ort(GPUSHARE_ONNXRUNTIME);
+    void* const info = ort.create_cpu_info();
+    const auto* const where = static_cast<const memory_info*>(info);
+    adapted<allocator_1_25> of_chat{f.chat.memory(), where, ORT_API_VERSION},
+        of_batch{f.batch.memory(), where, ORT_API_VERSION};
+    void* const env = ort.create_environment();
+    ort.check(ort.api->RegisterAllocator(env, &of_chat));
+    void* const in_chat = ort.create_session(env, model_of(1000));
+    ort.check(ort.api->UnregisterAllocator(env, info));
+    ort.check(ort.api->RegisterAllocator(env, &of_batch));
+    void* const in_batch = ort.create_session(env, model_of(1000));
+
+    const auto run = [&](void* session, allocator_1_25& in, const auto& of_tenant, const auto& of_other) {
+        void *x = nullptr, *z = nullptr;
+        CHECK(ort.create_tensor(&in, 1000, x) == "");
+        const auto before = of_tenant.counts(), others = of_other.counts();
+        CHECK(ort.run(session, x, z) == "");
+        CHECK(of_tenant.counts().allocations > before.allocations);
+        CHECK(of_other.counts().allocations == others.allocations);
+        ort.release_value(z);
+        ort.release_value(x);
+    };
+    run(in_chat, of_chat, f.chat.memory(), f.batch.memory());
+    run(in_batch, of_batch, f.batch.memory(), f.chat.memory());
+    ort.release_session(in_chat);
+    ort.release_session(in_batch);
+    CHECK(f.charged(f.chat.memory()) == 0);
+    CHECK(f.charged(f.batch.memory()) == 0);
+    CHECK(f.wrong_frees().empty());
+    ort.release_environment(env, info);
+    ort.release_info(info);
+}
+
 TEST_CASE("Calls of ONNX Runtime itself are submissions, in its own memory and in a tenant's",
           "[interop][onnxruntime]") {
     const bool in_tenant = GENERATE(false, true);
     two_tenants f;
     auto& chat = f.chat;
-    const library ort;
+    const library ort(GPUSHARE_ONNXRUNTIME);
     const OrtApi* const api = ort.api;
     const auto check = [&](void* status) { ort.check(status); };
     void* const env = ort.create_environment();
