@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Makes a folder with all that a machine with a GPU needs to do what `./dev gpu` does: two programs, a shared
-# object for PyTorch, three programs and an object on PyTorch's libraries if these were built, and run.sh. There it takes
+# object for PyTorch, four programs and an object on PyTorch's libraries if these were built, and run.sh. There it takes
 # a driver, bash and Debian 12's C library or a newer one; no toolkit, no compiler, no network. Steps
 # on PyTorch are left out where PyTorch isn't installed.
 #
@@ -15,7 +15,7 @@ most_mib=60
 pytorch_has='libtorch_cpu|libtorch_cuda|libc10|libc10_cuda|libcudart|libcupti|libstdc\+\+|libgcc_s'
 all=(test_gpu gpu_figures pytorch_tenants.so)
 on_libtorch=()
-for program in engine_figures training_figures gpu_server python_tenants.so; do
+for program in engine_figures torch_figures training_figures gpu_server python_tenants.so; do
     if [[ -e $programs/$program ]]; then
         on_libtorch+=("$program")
     else

@@ -6,7 +6,7 @@
 #
 #   run.sh [--programs DIR] [--keep DIR] [OUTPUT]
 #
-# --programs: where test_gpu, gpu_figures and, if they were built, training_figures, gpu_server and engine_figures are, by default beside
+# --programs: where test_gpu, gpu_figures and, if they were built, training_figures, torch_figures, gpu_server and engine_figures are, by default beside
 # this file. Writes gpu.txt, a page of at most 60 lines, gpu.json, every repeat of every figure, and gpu.log, all that was printed, to OUTPUT, by default the current directory,
 # and to the folder that the variable OUT names, if it does; the page and the JSON as well to the folder DEVICE within that of
 # --keep, so that results of several devices lie side by side. What was built is told by a file `commit` beside the programs.
@@ -130,6 +130,20 @@ ranks() {
     fi
 }
 
+# A decoder on pages, and what runs on a slice of SMs: by the libraries that PyTorch has here.
+libtorch() {  # EXPERIMENT LIMIT
+    local python
+    if [[ ! -x $programs/torch_figures ]]; then
+        echo "== without $1: torch_figures wasn't built, for lack of libtorch"
+        results+=("$1|left out: not built|0")
+    elif python=$(command -v python3); then
+        step "$1" "$2" "$python" "$programs/engines.py" "$programs/torch_figures" "$1" "$scratch/figures/$1"
+    else
+        echo "== without $1: there is no Python, and so no PyTorch whose libtorch it could run with"
+        results+=("$1|left out: not installed|0")
+    fi
+}
+
 # Models of libtorch beside each other, by the libraries that PyTorch has here: engines.py finds them.
 engines() {
     local python seconds=$((whole_limit - SECONDS - 15))
@@ -168,6 +182,8 @@ run_all() {
     pytorch
     training
     ranks
+    libtorch decoder 20
+    libtorch slices 30
     server
     engines
     sanitize

@@ -31,15 +31,18 @@ case "$*" in
         [ -d "$TMPDIR/figures" ] || exit 7
         echo 'figure gpu.server_batch_pct 80 %'; echo '@figures@' >"$3" ;;
     */engines.py\ */engine_figures\ */figures/engines\ --seconds\ [1-9]*) echo 'figure gpu.engines_gate_cost_pct 1 %'; echo '@figures@' >"$3" ;;
+    */engines.py\ */torch_figures\ decoder\ */figures/decoder) echo 'figure gpu.decoder_token_mismatches 0 tokens'; echo '@figures@' >"$4" ;;
+    */engines.py\ */torch_figures\ slices\ */figures/slices) exit 4 ;;
     */engines.py\ */training_figures\ */figures/ranks) echo 'figure gpu.torch_training_parameters_differ 0 parameters'; echo '@figures@' >"$3" ;;
     *) exit 8 ;;
 esac
 ]=] @ONLY)
 file(WRITE ${DIRECTORY}/engine_figures "")
 file(WRITE ${DIRECTORY}/training_figures "")
+file(WRITE ${DIRECTORY}/torch_figures "")
 file(WRITE ${DIRECTORY}/gpu_server "")
 file(WRITE ${DIRECTORY}/python_tenants.so "")
-foreach(program IN ITEMS test_gpu gpu_figures engine_figures training_figures gpu_server bin/compute-sanitizer bin/python3)
+foreach(program IN ITEMS test_gpu gpu_figures engine_figures torch_figures training_figures gpu_server bin/compute-sanitizer bin/python3)
     file(CHMOD ${DIRECTORY}/${program} PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE)
 endforeach()
 
@@ -88,6 +91,9 @@ expect("not supported" steps pytorch status)
 expect("not supported" steps training status)
 expect(passed steps ranks status)
 expect(7 steps ranks result figures gpu.x median)
+expect(passed steps decoder status)
+expect(7 steps decoder result figures gpu.x median)
+expect("not supported" steps slices status)
 expect(passed steps server status)
 expect(7 steps server result figures gpu.x median)
 expect(passed steps engines status)
@@ -95,7 +101,7 @@ expect(7 steps engines result figures gpu.x median)
 expect(passed steps memcheck status)
 expect("failed with exit code 9" steps racecheck status)
 expect("not supported" steps initcheck status)
-if(NOT page MATCHES "gpu: 8 passed, 3 failed or unfinished, 4 can't be done here[^=]*not supported: one device")
+if(NOT page MATCHES "gpu: 9 passed, 3 failed or unfinished, 5 can't be done here[^=]*not supported: one device")
     message(FATAL_ERROR "the summary is wrong:\n${page}")
 endif()
 
@@ -108,15 +114,16 @@ expect("left out: no time" steps server status)
 # With no time left nothing is begun, and that is no success.
 set(ENV{GPU_RUN_LIMIT} 0)
 execute_process(COMMAND ${RUN} --programs ${DIRECTORY} ${DIRECTORY}/results RESULT_VARIABLE code OUTPUT_VARIABLE page)
-if(NOT code EQUAL 1 OR NOT page MATCHES "gpu: 0 passed, 15 failed")
+if(NOT code EQUAL 1 OR NOT page MATCHES "gpu: 0 passed, 17 failed")
     message(FATAL_ERROR "exit code ${code} instead of 1, or a wrong summary:\n${page}")
 endif()
 
-# Without libtorch three programs and an object weren't built: a line for each says so, and it is no failure.
-file(REMOVE ${DIRECTORY}/engine_figures ${DIRECTORY}/training_figures ${DIRECTORY}/gpu_server ${DIRECTORY}/python_tenants.so)
+# Without libtorch four programs and an object weren't built: a line for each says so, and it is no failure.
+file(REMOVE ${DIRECTORY}/engine_figures ${DIRECTORY}/torch_figures ${DIRECTORY}/training_figures ${DIRECTORY}/gpu_server ${DIRECTORY}/python_tenants.so)
 execute_process(COMMAND ${RUN} --programs ${DIRECTORY} ${DIRECTORY}/results OUTPUT_VARIABLE page)
 if(NOT page MATCHES "without engines: engine_figures wasn't built" OR NOT page MATCHES "without server: gpu_server wasn't built"
    OR NOT page MATCHES "without training: python_tenants.so wasn't built" OR NOT page MATCHES "without ranks: training_figures wasn't built"
-   OR NOT page MATCHES "gpu: 0 passed, 11 failed or unfinished, 4 can't")
+   OR NOT page MATCHES "without decoder: torch_figures wasn't built" OR NOT page MATCHES "without slices: torch_figures wasn't built"
+   OR NOT page MATCHES "gpu: 0 passed, 11 failed or unfinished, 6 can't")
     message(FATAL_ERROR "it isn't said that there are neither engines, ranks nor a server:\n${page}")
 endif()

@@ -15,6 +15,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -39,6 +40,7 @@ struct hooks : at::CUDAHooksInterface {
     bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
     c10::DeviceIndex deviceCount() const override { return 1; }
     c10::DeviceIndex getCurrentDevice() const override { return 0; }
+    c10::Device getDeviceFromPtr(void*) const override { return device; }
 };
 inline const c10::Registerer<std::string, std::unique_ptr<at::CUDAHooksInterface>, at::CUDAHooksArgs> registered(
     "CUDAHooks", at::CUDAHooksRegistry(), [](at::CUDAHooksArgs) -> std::unique_ptr<at::CUDAHooksInterface> {
@@ -80,6 +82,10 @@ inline void on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
             std::vector<at::Tensor> all;
             for (const at::Tensor& t : v.toTensorVector()) all.push_back(to_host(t));
             v = all;
+        } else if (v.isOptionalTensorList()) {
+            c10::List<std::optional<at::Tensor>> all;
+            for (const auto& t : v.toOptionalTensorVector()) all.push_back(t ? to_host(*t) : t);
+            v = all;
         } else if (v.isDevice()) {
             v = c10::Device(c10::kCPU);
         }
@@ -95,7 +101,10 @@ inline void on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 }
 
 TORCH_LIBRARY_IMPL(_, CUDA, all) { all.fallback(torch::CppFunction::makeFromBoxedFunction<&on_host>()); }
-// This one has a kernel for all devices, which asks for one of the device.
-TORCH_LIBRARY_IMPL(aten, CUDA, all) { all.impl("copy_", torch::CppFunction::makeFromBoxedFunction<&on_host>()); }
+// These have kernels for all devices, which ask for one of the device.
+TORCH_LIBRARY_IMPL(aten, CUDA, all) {
+    for (const char* const name : {"copy_", "arange", "arange.start", "arange.start_step"})
+        all.impl(name, torch::CppFunction::makeFromBoxedFunction<&on_host>());
+}
 
 }  // namespace fake_cuda
