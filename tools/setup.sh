@@ -4,13 +4,13 @@
 # installs what an area lacks; `uses` stops the command that needs the area, or says what the
 # command goes without.
 
-areas_of_setup=(build test check docs lint cuda clients serve browser mpis libtorch toolkits gpu bench
+areas_of_setup=(build test check docs lint cuda clients serve browser mpis libtorch cuda_engines toolkits gpu bench
     serving graph memory collective gradient adoption --gemma-terms-accepted)
 
 # Installs what these areas lack; without arguments, all that `test`, `check` and `lint` use.
 setup() {  # [AREA...]
     local installing=1 asked_areas area
-    (($# > 0)) || set -- test check lint clients mpis libtorch
+    (($# > 0)) || set -- test check lint clients mpis libtorch cuda_engines
     asked_areas=$*
     for area in "$@"; do
         [[ " ${areas_of_setup[*]} " == *" $area "* ]] || fail 2 "unknown area '$area'; the areas are: ${areas_of_setup[*]}"
@@ -51,7 +51,7 @@ needs() {  # AREA
             ;;
         cuda) need_cuda_toolkit ;;
         test) need_test_tools ;;
-        check)  # but for what is set up beside it: clients, mpis, libtorch
+        check)  # but for what is set up beside it: clients, mpis, libtorch, cuda_engines
             needs build
             needs cuda
             need clang-16 libclang-rt-16-dev iproute2 libnghttp2-dev libprotobuf-dev protobuf-compiler
@@ -72,11 +72,12 @@ needs() {  # AREA
         --gemma-terms-accepted) need_gemma ;;
         mpis) need_mpis ;;
         libtorch) need libtorch-dev libgloo-dev ;;
+        cuda_engines) need_cuda_engines ;;
         toolkits) need_toolkits ;;
         gpu)
             needs build
             needs cuda
-            from_pypi torch_cuda "models of libtorch aren't measured beside each other" 'torch==2.11.*' || true
+            need_torch_for_cuda "models of libtorch aren't measured beside each other"
             ;;
         *) needs_of_benchmarks "$1" ;;
     esac
@@ -139,6 +140,19 @@ need_test_tools() {
 # What `./dev bench serving` and the example server run: real engines, with their weights.
 need_engines() {
     need_from_pypi serving "OpenVINO's engines" 'openvino==2026.4.*' 'silero-vad==6.2.*' 'rapidocr==3.10.*'
+}
+
+# The version that interop/libtorch.hpp is made for. 0.5 GB to fetch.
+need_torch_for_cuda() {  # CONSEQUENCE
+    from_pypi torch_cuda "$1" 'torch==2.11.*' || true
+}
+
+# Engines' own libraries for CUDA, as far as programs can be linked with them, or ask them, without a
+# device: 0.8 GB to fetch, of which 1 GB stays. TensorRT's packages have no headers.
+need_cuda_engines() {
+    needs cuda
+    need_torch_for_cuda "the scope for libtorch on CUDA isn't tested"
+    from_pypi onnxruntime_cuda "the recipe for its CUDA provider isn't tested" 'onnxruntime-gpu==1.31.*' || true
 }
 
 # What the example server runs tenants' own models by.
