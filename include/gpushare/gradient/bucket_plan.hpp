@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// How gradients are cut into buckets: which share an all-reduce, and in which order. A plain value.
+// How gradients are cut into buckets: which gradients share an all-reduce, and in which order. A
+// plain value.
 //
-//   const gpushare::bucket_plan plan(sizes, order, 4_MiB);  // `order` of the backward pass
-//   for (std::uint32_t g : plan.gradients(0)) ...           // of the first bucket
+//   const gpushare::bucket_plan plan(sizes, order, 4_MiB);  // the backward pass's `order`
+//   for (std::uint32_t g : plan.gradients(0)) ...           // the first bucket's gradients
 //
 // A bucket_tuner finds on line the best size of buckets and number of all-reduces in flight. The
 // caller reports how long each step of the training took. After at most 50 steps the choice is
@@ -39,8 +40,8 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Cuts consecutive gradients of an order into buckets, before each gradient that would make a
-/// bucket larger than the limit. A gradient larger than the limit has a bucket of its own. The same
+/// Cuts an order of gradients into buckets. A gradient that would make a bucket larger than the
+/// limit begins the next bucket. A gradient larger than the limit has a bucket of its own. The same
 /// arguments give the same plan on all ranks.
 class bucket_plan {
 public:
@@ -103,16 +104,16 @@ private:
 
 /// How gradients are fused.
 struct bucket_choice {
-    /// The most bytes of a bucket. It is small so that little is left to send when the last
-    /// gradient is ready, and so that a bucket stays in the caches while it is combined.
+    /// The most bytes of a bucket. The default is small, so that little is left to send when the
+    /// last gradient is ready, and so that a bucket stays in the caches while it is combined.
     bytes bucket{1 << 20};
-    std::uint32_t in_flight = 1;  ///< all-reduces at once: channels, or streams
+    std::uint32_t in_flight = 1;  ///< all-reduces at once, each on a channel
     friend constexpr bool operator==(const bucket_choice&, const bucket_choice&) = default;
 };
 
 /// Tries every size twice, then the best three sizes three times, then other numbers in flight, and
-/// at last the winner against the default, in turn. The winner is taken only if it wins four of
-/// five pairs and its median is half a percent shorter.
+/// at last the winner against the default, in turn. The winner is taken only if it wins at least
+/// four of five pairs and its median is at least half a percent shorter.
 class bucket_tuner {
 public:
     static constexpr std::uint32_t longest = 50;  ///< the most steps until the choice is final
@@ -175,7 +176,7 @@ private:
     struct trial {
         bucket_choice choice;
         std::vector<ns> times{};
-        /// The shortest time would be luck.
+        /// The shortest time could be luck, so the median decides.
         [[nodiscard]] ns median() const {
             std::vector<ns> sorted = times;
             std::sort(sorted.begin(), sorted.end());
@@ -203,12 +204,12 @@ private:
         plan_.clear();
         at_ = 0;
         std::vector<std::size_t> order = by_time();
-        if (phase_ == phase::sizes) {  // after 22 steps
+        if (phase_ == phase::sizes) {  // after at most 22 steps
             phase_ = phase::best_sizes;
             order.resize(std::min<std::size_t>(order.size(), 3));
             return repeat(order, 3);
         }
-        if (phase_ == phase::best_sizes) {  // after 31
+        if (phase_ == phase::best_sizes) {  // after at most 31
             phase_ = phase::flights;
             std::vector<std::size_t> more;
             for (std::uint32_t n = 1; n <= std::min(most_in_flight_, 4U); n *= 2)
@@ -218,7 +219,7 @@ private:
             if (!plan_.empty()) return;
             order = by_time();
         }
-        if (phase_ == phase::flights) {  // after 40
+        if (phase_ == phase::flights) {  // after at most 40
             phase_ = phase::against_default;
             if (order.front() != 0) {
                 for (const std::size_t c : {std::size_t{0}, order.front()}) tried_[c].times.clear();
@@ -230,8 +231,8 @@ private:
         phase_ = phase::settled;
         if (challenger_ != 0 && beats_default()) best_ = tried_[challenger_].choice;
     }
-    /// The challenger must win four of five consecutive pairs, so that a machine that slows down
-    /// decides nothing, and its median must be half a percent shorter.
+    /// The challenger must win at least four of five consecutive pairs, so that a machine that
+    /// slows down decides nothing, and its median must be at least half a percent shorter.
     [[nodiscard]] bool beats_default() const {
         const auto &ours = tried_[challenger_].times, &theirs = tried_[0].times;
         std::size_t won = 0;

@@ -9,10 +9,10 @@
 //   mine.wait(deadline);                              // computing thread: before it uses them
 //
 // One thread can do it all: ready() for all gradients, then reduce(), without wait(). Between
-// threads no gradient is copied: ranks tell each other where their gradients are. Other transports
-// get a packed copy, unless a bucket's gradients are adjacent in the order of registration. If the
-// transport combines in the order of ranks, the bits are the same for every size of buckets, number
-// of channels and algorithm.
+// threads, gradients that travel unrounded aren't copied: ranks tell each other where they are.
+// Other transports get a packed copy, unless a bucket's gradients are adjacent in the order of
+// registration. If the transport combines in the order of ranks, the bits are the same for every
+// size of buckets, number of channels and algorithm.
 //
 // Sharded training: each rank combines its shard of every gradient, updates its shard of every
 // parameter, and gets the others' shards before the next forward pass. The group has an optimiser's
@@ -158,7 +158,7 @@ public:
             changed_.notify_all();
             return errc::in_flight;
         }
-        if (now_seen_.empty()) waited_for_ = steps_;  // a caller of reduce() needed no wait()
+        if (now_seen_.empty()) waited_for_ = steps_;  // a thread that calls reduce() itself needs no wait()
         is_ready_[g] = true;
         now_seen_.push_back(g);
         ++signs_;
@@ -187,7 +187,7 @@ public:
     }
     /// Like reduce(), but this rank gets only its shard (shard_of) of each gradient; the rest of
     /// the gradient has any content. Sends half the bytes of reduce() to other ranks, and eight
-    /// more per step and channel. In each step, all ranks call the same of the two functions.
+    /// more per step and channel. In each step, all ranks call the same one of the two functions.
     template <host_transport Net, class Op = average>
     [[nodiscard]] collective_fault reduce_scatter(Net& net, const Op& op = {}, ns patience = ns::max(),
                                                   std::uint32_t channel = 0) {
@@ -240,13 +240,13 @@ public:
 private:
     using registered = detail::registered_gradient<T>;
 
-    /// A deadline that a condition variable accepts: some overflow with the last possible instant.
+    /// A deadline that any condition variable accepts: some overflow if they wait until `never`.
     [[nodiscard]] static instant at_most(instant deadline) noexcept {
         const instant far = std::chrono::steady_clock::now() + std::chrono::hours(24 * 365);
         return std::min(deadline, far);
     }
 
-    /// `finite` becomes whether it is true on all ranks.
+    /// Clears `finite` if another rank has cleared it.
     template <class Net>
     [[nodiscard]] static collective_fault agree(Net& net, bool& finite, ns patience) {
         const std::uint64_t here = finite ? 0 : 1;
@@ -267,8 +267,8 @@ private:
         const detail::counted here(inside_);
         return step.run();
     }
-    /// One channel's part of a step, run by the thread in reduce(). It holds the mutex, but not
-    /// during the transport's calls and waits.
+    /// One channel's part of a step, run by the thread in reduce(). The thread holds the mutex,
+    /// except in calls of the transport and while it waits.
     template <bool Sharded, class Net, class Op>
     class channel_step {
     public:
@@ -389,7 +389,7 @@ private:
             // A transport without a thread tells the other ranks in its next call, and ends work
             // under way.
             return net.barrier(std::chrono::steady_clock::now()).buffers_in_use;
-        } catch (...) {  // it has thrown before: the others end by their own patience
+        } catch (...) {  // the transport has failed: the others end by their own patience
             return true;
         }
     }
@@ -453,7 +453,7 @@ private:
     std::vector<detail::bucket_staging<T>> staging_;
 
     mutable std::mutex mutex_;
-    std::condition_variable changed_;  // a bucket is ready, or a channel is done
+    std::condition_variable changed_;  // a bucket is ready, a channel is done, or a fault or stop() came
     std::vector<bool> is_ready_;
     std::vector<std::uint32_t> missing_;  // of each bucket: gradients that aren't ready
     std::vector<std::uint32_t> seen_, now_seen_;
@@ -502,11 +502,11 @@ struct gathered_group {
 
 /// Every rank gets each rank's shard (shard_of) of every array of the list, in place. All ranks
 /// make the same call, with the same sizes. Between threads nothing is packed; otherwise arrays go
-/// in groups of at most `group` bytes, and a larger array alone. After a fault with buffers_in_use,
-/// or an exception, the transport may still read and write the arrays. The call may use the
-/// communicating thread's transport between a step's gradient_buckets::wait() and the next step's
-/// first ready(), since that thread waits then. May throw std::bad_alloc, and the transport's
-/// exceptions.
+/// in groups of at most `group` bytes, and a larger array goes alone. After a fault with
+/// buffers_in_use, or an exception, the transport may still read and write the arrays. The call may
+/// use the communicating thread's transport between a step's gradient_buckets::wait() and the next
+/// step's first ready(), since that thread only waits then. May throw std::bad_alloc, and the
+/// transport's exceptions.
 template <class T, host_transport Net>
 requires std::is_trivially_copyable_v<T>
 [[nodiscard]] collective_fault all_gather_shards(Net& net, std::span<const std::type_identity_t<std::span<T>>> list,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Transports between processes that send fewer bytes: fp8 blocks, or only the largest elements of
 // each process. They are for the link of a group of two levels, of threads or of devices
-// (two_level.hpp), which combines exactly inside each process.
+// (two_level.hpp), which combines uncompressed elements inside each process.
 //
 //   gpushare::fp8_link coded(net);                            // a scale for each 128 elements
 //   gpushare::two_level_devices levels(node.gangs(), devices, std::span(streams),
@@ -14,8 +14,8 @@
 // The links compress all-reduces of floats by a sum or an average, and pass on all other calls. All
 // processes get the same bits, and two levels of devices get those of two levels of threads over
 // the same link. The processes compare how they compress when they make the link, and at each call
-// whether they add or average. If they differ, they get errc::mismatch. Two levels and the sets of
-// horovod.hpp also compare lengths. Direct callers of a link must pass equal lengths on all
+// whether they add or average. If they differ, all processes get errc::mismatch. Two levels and the
+// sets of horovod.hpp also compare lengths. Direct callers of a link must pass equal lengths on all
 // processes.
 #pragma once
 
@@ -127,7 +127,7 @@ protected:
     Net& net_;
 
 private:
-    collective_fault stuck_{};  // while its buffers may be in use, no call touches them
+    collective_fault stuck_{};  // a fault with buffers_in_use: no later call may touch the buffers
 };
 
 /// Memory that is never freed if a transport may still touch it.
@@ -159,8 +159,8 @@ private:
 
 /// Sends fp8 blocks, with a scale for each `Block` floats: in two shots, like quantised_all_reduce,
 /// and with its bits and its bound (quantised_error_bound) for the processes' sums. Blocks begin at
-/// the first element of each call; with two levels, of each chunk. The link sends quantised_bytes,
-/// and up to 15 bytes more for each process. `net` must outlive it.
+/// the first element of each call; with two levels, of each chunk. A call's elements travel as
+/// quantised_bytes, and up to 15 bytes more for each process. `net` must outlive the link.
 template <host_transport Net, std::uint32_t Block = 128>
 requires quantised_block<Block> && unequal_transport<Net>
 class fp8_link : public detail::link_over<Net, fp8_link<Net, Block>> {
@@ -268,9 +268,9 @@ private:
 /// Sends the largest elements of each process's sum, 8 bytes each, and keeps the rest for later
 /// steps (error feedback). It chooses and adds elements as all_reduce_top_k (wire.hpp) does. A step
 /// has the constructor's number of elements, in the same calls at each step. A call (with two
-/// levels, a chunk) of n elements sends the given part of n, at least one. `net` must outlive the
-/// link. Use fp8_link for horovod.hpp, which fuses arrays as they come: calls may differ from step
-/// to step.
+/// levels, a chunk) of n elements sends n * `part` of them, at least one. `net` must outlive the
+/// link. Use fp8_link for horovod.hpp, whose calls may differ from step to step, since it fuses
+/// arrays as they come.
 ///
 /// If a call's sum isn't finite, all processes owe for the call what they owed before. The same
 /// holds for a process whose call fails or throws. skip() takes the rest of the step back.
@@ -292,7 +292,7 @@ public:
     void skip() noexcept {
         for (call& c : calls_) c.take_back();
     }
-    /// This process's debt for each element, between steps.
+    /// This process's debt for each element, between steps. Empty before the first step.
     [[nodiscard]] std::vector<float> owed() const {
         std::vector<float> all;
         for (const call& c : calls_) all.insert(all.end(), c.owing.residual().begin(), c.owing.residual().end());
@@ -321,7 +321,7 @@ private:
     [[nodiscard]] static std::uint64_t word(std::size_t elements, double part) noexcept {
         return detail::mixed_word({0x70, elements, __builtin_bit_cast(std::uint64_t, part)});
     }
-    /// The step's next call; null if a call of `n` elements doesn't fit there.
+    /// The step's next call; null if a call of `n` elements can't come next.
     [[nodiscard]] call* next(std::size_t n) {
         if (next_ == calls_.size()) {
             if (n > elements_ - begun_) return nullptr;

@@ -4,7 +4,7 @@
 // gradients in the host's memory.)
 //
 //   gpushare::device_buckets<float> mine(ranks);
-//   for (auto& p : parameters) mine.add(p.name, p.of_ranks, p.size);  // where it is on each device
+//   for (auto& p : parameters) mine.add(p.name, p.of_ranks, p.size);  // a pointer for each rank
 //   for (unsigned r = 0; r < ranks; ++r)
 //       staging[r] = static_cast<float*>(memory[r]->allocate(mine.staging_bytes().count(), 256));
 //   const auto engine = [&](auto ins, auto outs, std::size_t n, auto op) {
@@ -67,9 +67,10 @@ concept placed_engine = requires(const E& engine, std::span<const T* const> ins,
                                  std::size_t count, Op op) {
     { engine(ins, outs, count, op, count) } -> std::same_as<errc>;
 };
-/// Combines the ranks' arrays on their streams: a function `errc(ins, outs, count, op)`. `ins` and
-/// `outs` have a pointer for each rank; device_buckets passes the same ones in both. The function
-/// only enqueues; two_level_devices also waits for the devices and for other processes.
+/// Combines the ranks' arrays on their streams: a function `errc(ins, outs, count, op)`, or a
+/// placed_engine. `ins` and `outs` have a pointer for each rank; device_buckets passes the same
+/// pointers in both. The function only enqueues; two_level_devices also waits for the devices and
+/// for other processes.
 template <class E, class T, class Op>
 concept device_engine = placed_engine<E, T, Op> ||
     requires(const E& engine, std::span<const T* const> ins, std::span<T* const> outs, std::size_t count, Op op) {
@@ -91,8 +92,8 @@ struct kernel_packing {
         run<false>(stream, pieces, flat);
     }
 
-    /// Packs with error feedback. A piece also points to the residuals of its elements. The
-    /// residuals for the next step go `next` elements further on.
+    /// Packs with error feedback. A piece also points to the residuals of its elements, and has
+    /// their number in `end`. The residuals for the next step go `next` elements further on.
     template <launcher Stream, class Wire>
     void pack_owing(Stream& stream, std::span<const typename detail::packing_owing<Wire>::piece> pieces, Wire* flat,
                     std::ptrdiff_t next) const {
@@ -127,7 +128,7 @@ private:
 template <reducible T, reducible Wire = T, class Packing = kernel_packing>
 requires std::same_as<T, Wire> ||(std::same_as<T, float>&& detail::is_half<Wire>)class device_buckets {
 public:
-    /// For this many ranks. `bucket` counts bytes on the wire.
+    /// For this many ranks. `bucket`: the most bytes of a bucket on the wire.
     explicit device_buckets(std::uint32_t ranks, bytes bucket = bucket_choice{}.bucket, Packing packing = {})
         : ranks_(ranks), bucket_(bucket), packing_(std::move(packing)), ins_(ranks), outs_(ranks) {}
 
@@ -171,7 +172,8 @@ public:
         prepare();
         return plan_;
     }
-    /// The bytes of each rank's staging array, which holds the largest bucket. Its alignment is 16.
+    /// The bytes of each rank's staging array, which holds the largest bucket. The array's
+    /// alignment is 16.
     [[nodiscard]] bytes staging_bytes() {
         const std::scoped_lock lock(mutex_);
         prepare();
@@ -191,8 +193,8 @@ public:
     }
 
     /// Reports that the work that computes gradient `g` of this step on rank `rank` is enqueued on
-    /// that rank's stream, or that the stream waits for it. Returns errc::mismatch if that was
-    /// reported already, or there is no such rank or gradient.
+    /// that rank's stream, or that the stream waits for the work. Returns errc::mismatch if the
+    /// gradient was ready already, or there is no such rank or gradient.
     errc ready(std::uint32_t rank, std::uint32_t g) {
         const std::scoped_lock lock(mutex_);
         prepare();
@@ -225,9 +227,9 @@ public:
     }
     /// From the next step on, packing adds to each element its earlier rounding error, and keeps
     /// the new one, with the bits of to_wire (gradient/wire.hpp). memory[r] is zeroed memory of
-    /// rank r's device. An empty span turns error feedback off, and so does add(). Call it between
-    /// steps only. Throws operation_error (errc::invalid_specification) unless there is memory for
-    /// each rank.
+    /// rank r's device. An empty span turns error feedback off, and so does add(). Call this
+    /// between steps only. Throws operation_error (errc::invalid_specification) unless there is
+    /// memory for each rank.
     void feed_back(std::span<float* const> memory) requires detail::is_half<Wire> {
         const std::scoped_lock lock(mutex_);
         if (!memory.empty() && memory.size() != ranks_)
@@ -386,7 +388,7 @@ private:
         }
         return true;
     }
-    /// Only the thread in advance() calls it. prepare() has allocated its memory.
+    /// Only the thread in advance() calls this. prepare() has allocated the list's memory.
     [[nodiscard]] std::span<const std::pair<T*, std::size_t>> pieces_of(std::uint32_t b, std::uint32_t r) {
         pieces_.clear();
         for (const std::uint32_t g : plan_.gradients(b))
@@ -412,7 +414,7 @@ private:
         arranged_ = true;
         reset();
     }
-    /// The end of a step has cleared is_ready_.
+    /// The end of a step, or prepare(), has cleared is_ready_.
     void reset() {
         for (std::uint32_t b = 0; b < plan_.size(); ++b)
             missing_[b] = ranks_ * static_cast<std::uint32_t>(plan_.gradients(b).size());
@@ -433,7 +435,7 @@ private:
     std::vector<std::pair<T*, std::size_t>> pieces_;
     std::vector<float*> owed_;           // of each rank, two halves
     std::vector<std::size_t> first_;     // of each gradient, in a half
-    bool later_half_ = false;            // holds what is owed
+    bool later_half_ = false;            // the later half holds what is owed
     bool may_skip_ = false;              // the last step can be taken back
     std::vector<std::uint32_t*> flags_;  // of each rank
     std::vector<owing_piece> owing_;
@@ -483,7 +485,8 @@ private:
 ///   };
 ///   buckets.advance(std::span(streams), staging, owing.engine(std::span(streams), coded));
 ///
-/// buckets.arrange() moves elements: clear the memory afterwards.
+/// buckets.arrange() moves elements: clear the memory afterwards. No bucket may become larger than
+/// the largest bucket was at the construction.
 template <std::uint32_t Block = 128>
 requires quantised_block<Block>
 class device_fp8_feedback {
@@ -493,7 +496,7 @@ public:
     explicit device_fp8_feedback(device_buckets<float, float, Packing>& of)
         : ranks_(of.ranks()), elements_(of.elements()), largest_(of.staging_bytes().count() / sizeof(float)) {}
 
-    /// The memory that it takes on each rank's device, with an alignment of 16.
+    /// The memory that error feedback takes on each rank's device, with an alignment of 16.
     [[nodiscard]] bytes memory_bytes() const noexcept { return bytes{(2 * elements_ + largest_) * sizeof(float)}; }
     /// Takes zeroed memory of each rank's device. To go on with a saved training, copy the saved
     /// residuals to owed() after this call. Throws operation_error (errc::invalid_specification)
@@ -514,7 +517,7 @@ public:
     [[nodiscard]] float* owed(std::uint32_t rank) const { return memory_[rank] + (halves_.later() ? elements_ : 0); }
 
     /// An engine on these streams: one for each rank, or one for all. Call use() first. `coded` is
-    /// the quantised engine, and must outlive this one. The engine returns
+    /// the quantised engine, and must outlive the new engine, which returns
     /// errc::invalid_specification for another number of ranks or more elements, and otherwise what
     /// `coded` returns.
     template <launcher Stream, class Coded>
@@ -563,15 +566,17 @@ private:
 ///   };
 ///   buckets.advance(std::span(streams), staging, top.engine(std::span(streams), gather));
 ///
-/// `gather` gets 32-bit integers and floats. buckets.arrange() moves elements: clear memory then.
+/// `gather` gets 32-bit integers and floats. buckets.arrange() moves elements: clear the memory
+/// afterwards.
 template <class Select>
 class device_top_k {
 public:
-    /// For `elements` elements of each rank. Sends `part` of each bucket, at least one element.
+    /// For `elements` elements of each rank. Sends `part` of each bucket, at least one element:
+    /// 0 < part <= 1.
     device_top_k(std::uint32_t ranks, std::size_t elements, double part, Select select)
         : ranks_(ranks), elements_(elements), part_(part), select_(std::move(select)) {}
 
-    /// The memory that it takes on each rank's device, with an alignment of 16.
+    /// The memory that the engine takes on each rank's device, with an alignment of 16.
     [[nodiscard]] bytes memory_bytes() const noexcept {
         return bytes{(2 * elements_ + 2 * chosen(elements_) * (ranks_ + std::size_t{1})) * sizeof(float)};
     }
@@ -597,7 +602,9 @@ public:
     /// parameters.
     [[nodiscard]] float* owed(std::uint32_t rank) const { return memory_[rank] + (halves_.later() ? elements_ : 0); }
 
-    /// An engine on these streams: one for each rank, or one for all. Call use() first.
+    /// An engine on these streams: one for each rank, or one for all. Call use() first. `gather`
+    /// must outlive the engine, which returns errc::invalid_specification for another number of
+    /// ranks or more elements, and otherwise what `gather` returns.
     template <launcher Stream, class Gather>
     requires copier<Stream>
     [[nodiscard]] auto engine(std::span<Stream> streams, const Gather& gather) {
@@ -668,8 +675,8 @@ private:
 
 /// Engine of buckets that averages each rank's parameters with its neighbours' only. Register the
 /// parameters in place of gradients. The bits are those of gossip_average (gradient/transport.hpp),
-/// whatever the buckets. Devices read their neighbours' memory, so they must reach it. One thread
-/// at a time uses it.
+/// whatever the buckets. A device reads its neighbours' memory, and must be able to reach that
+/// memory. One thread at a time uses the object.
 ///
 ///   gpushare::device_gossip ring(gpushare::neighbour_graph::ring(ranks));
 ///   ring.use(second);                  // of each rank, as large as its staging array
@@ -704,7 +711,7 @@ public:
     }
 
     /// An engine on these streams: one for each rank, or one for all. Call use() first. The engine
-    /// returns errc::invalid_specification for another number of ranks.
+    /// returns errc::invalid_specification for another number of ranks or streams.
     template <launcher Stream>
     requires copier<Stream>
     [[nodiscard]] auto engine(std::span<Stream> streams) {

@@ -7,10 +7,10 @@
 //   gpushare::sync_batch_norm_backward(net, shape, x, dy, weight, seen, {dx, dweight, dbias},
 //                                      deadline);
 //
-// Each rank sends its batch's number of elements, their mean, and the sum of their squared
-// distances from the mean (M2). All ranks merge these in the order of ranks. Batches may differ in
-// size, and be empty. Merging: Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm
-// for computing sample variances", 1979.
+// For each channel, each rank sends its batch's number of elements, their mean, and the sum of
+// their squared distances from the mean (M2). All ranks merge these moments in the order of ranks.
+// Batches may differ in size, and be empty. Merging: Chan, Golub and LeVeque, "Updating formulae
+// and a pairwise algorithm for computing sample variances", 1979.
 //
 //   gpushare::partial_softmax layer(net, 1'000'003, features, {.rate = 0.1});
 //   auto fault = layer.step(net, rows, labels, weights, loss, drows, deadline);
@@ -65,10 +65,11 @@ struct batch_shape {
 };
 
 /// The moments of a channel, or of some ranks' parts of it. The mean is a double: a mean rounded to
-/// float32 shifts elements by up to 2^-24 of the mean, which is much for elements close to it.
+/// float32 shifts elements by up to 2^-24 of the mean, which is much for elements close to the
+/// mean.
 struct channel_moments {
-    std::uint64_t count = 0;  ///< of elements
-    double mean = 0;          ///< of these
+    std::uint64_t count = 0;  ///< the number of elements
+    double mean = 0;          ///< of the elements
     double m2 = 0;            ///< the sum of (x - mean)^2
     friend constexpr bool operator==(const channel_moments&, const channel_moments&) = default;
 
@@ -87,7 +88,7 @@ struct channel_moments {
 /// channel, over all ranks.
 struct batch_statistics {
     std::vector<channel_moments> of_channel;  ///< count, mean, M2
-    std::vector<float> inverse_deviation;     ///< 1 / sqrt(M2 / count + epsilon); 0 if empty
+    std::vector<float> inverse_deviation;     ///< 1 / sqrt(M2 / count + epsilon); 0 if count is 0
 };
 
 namespace detail {
@@ -106,14 +107,14 @@ private:
 
 }  // namespace detail
 
-/// The trained parameters, one of each for each channel.
+/// The trained parameters: a weight and a bias for each channel.
 struct batch_norm_parameters {
-    std::span<const float> weight;  ///< factors
-    std::span<const float> bias;    ///< added
+    std::span<const float> weight;  ///< the factors
+    std::span<const float> bias;    ///< the summands
 };
 
 /// The results of the backward pass. The parameters' gradients cover only this rank's batch:
-/// combine them like any others.
+/// combine them like other gradients.
 struct batch_norm_gradients {
     std::span<float> x;       ///< as large as the batch; may be `dy`
     std::span<float> weight;  ///< a number for each channel
@@ -165,8 +166,8 @@ template <host_transport Net>
     return {};
 }
 
-/// The backward pass of sync_batch_norm: two sums for each channel go to all ranks. `x` and `seen`
-/// are those of the forward pass. Returns errc::mismatch as sync_batch_norm does.
+/// The backward pass of sync_batch_norm: the ranks all-reduce two sums for each channel. `x` and
+/// `seen` are those of the forward pass. Returns errc::mismatch as sync_batch_norm does.
 template <host_transport Net>
 [[nodiscard]] collective_fault sync_batch_norm_backward(Net& net, const batch_shape& shape, std::span<const float> x,
                                                         std::span<const float> dy, std::span<const float> weight,
@@ -212,13 +213,13 @@ struct device_batch {
     batch_shape shape{};            ///< samples may differ between ranks, and be 0
     const float* x = nullptr;       ///< the batch: shape.elements() elements
     float* y = nullptr;             ///< as large; may be `x` if no backward pass follows
-    const float* weight = nullptr;  ///< factors
-    const float* bias = nullptr;    ///< added
+    const float* weight = nullptr;  ///< the factors
+    const float* bias = nullptr;    ///< the summands
     /// The forward pass's result over all ranks, for the backward pass and for running averages.
     channel_moments* moments = nullptr;
     float* inverse_deviation = nullptr;   ///< as in batch_statistics
     channel_moments* of_ranks = nullptr;  ///< scratch: channels * (ranks + 1)
-    const float* dy = nullptr;            ///< as large as `x`; all from here: backward only
+    const float* dy = nullptr;            ///< as large as `x`; from here on, for the backward pass only
     float* dx = nullptr;                  ///< as large; may be `dy`
     float* dweight = nullptr;             ///< of this rank's batch alone
     float* dbias = nullptr;               ///< of this rank's batch alone
@@ -405,8 +406,8 @@ template <launcher Stream, class AllReduce>
 
 /// Which classes take part in a step.
 struct partial_softmax_options {
-    double rate = 1;         ///< the part of each rank's classes in a step; labels always take part
-    std::uint64_t seed = 0;  ///< of the sample, which also differs by rank and step
+    double rate = 1;         ///< the part of each rank's classes in a step; labels' classes always take part
+    std::uint64_t seed = 0;  ///< the sample's seed; samples also differ by rank and step
 };
 
 namespace detail {
@@ -479,10 +480,11 @@ public:
         return std::span(gradient_).subspan(k * features_, features_);
     }
 
-    /// Computes the mean loss of all ranks' samples, the same on every rank, and its gradient by
-    /// this rank's samples. `x` and `dx` have a row of features for each label, and `weights` has
-    /// one for each class of own(). A label that isn't a class counts as `ignored`. If a span has
-    /// the wrong size, this rank alone gets errc::mismatch, at once.
+    /// Computes the mean loss of all ranks' samples, the same on every rank, and the loss's
+    /// gradients by this rank's samples (`dx`) and by its classes' weights (row_gradient). `x` and
+    /// `dx` have a row of features for each label, and `weights` has a row for each class of own().
+    /// A label that isn't a class counts as `ignored`. If a span has the wrong size, this rank
+    /// alone gets errc::mismatch, at once.
     template <host_transport Net>
     [[nodiscard]] collective_fault step(Net& net, std::span<const float> x, std::span<const std::int64_t> labels,
                                         std::span<const float> weights, float& loss, std::span<float> dx,
@@ -603,8 +605,8 @@ struct device_softmax_rank {
 };
 
 /// partial_softmax of all ranks of this process, on devices. Labels are on the devices. If not all
-/// classes take part, the host needs the labels, too, since it draws the sample. The classes are
-/// those that partial_softmax draws. One thread at a time uses it.
+/// classes take part, the host needs the labels, too, since the host draws the sample. The classes
+/// are those that partial_softmax draws. One thread at a time uses the object.
 ///
 ///   gpushare::device_partial_softmax layer(ranks, classes, features, samples_of_a_rank,
 ///                                          {.rate = 0.1});

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lets ranks agree on which gradients to combine next, though each rank computes them in an order
-// of its own. On line, all ranks AND a bit vector now and then. Off line, they record the order of
-// the first steps, agree on one order, and send nothing afterwards.
+// of its own. On line, all ranks combine bit vectors by AND now and then. Off line, they record the
+// order of the first steps, agree on one order, and send nothing afterwards.
 //
 //   gpushare::ready_bits mine(gradients);                      // on line
 //   mine.mark(g);                                              // as gradient g becomes ready
@@ -16,7 +16,7 @@
 //
 //   gpushare::ready_board board(gradients, ranks);    // one for all ranks
 //   board.mark(r, g);                                 // by rank r, as its gradient g becomes ready
-//   board.take(r, next);                              // appends those ready everywhere
+//   board.take(r, next);                              // appends gradients ready on all ranks
 //   if (board.complete(r)) board.end_step(r);
 //
 // The parts that decide need no transport: a simulation of hundreds of ranks runs them as they are.
@@ -58,8 +58,8 @@ struct bitwise_and {
 
 /// A gradient that a rank holds up.
 struct stall {
-    std::uint32_t gradient = 0;  ///< the first that only some ranks have
-    std::uint32_t rank = 0;      ///< the first without it
+    std::uint32_t gradient = 0;  ///< the first gradient that only some ranks have
+    std::uint32_t rank = 0;      ///< the first rank without that gradient
     friend constexpr bool operator==(const stall&, const stall&) = default;
 };
 
@@ -83,7 +83,7 @@ public:
     [[nodiscard]] bool is_marked(std::uint32_t g) const noexcept { return bit(mine_, g); }
     /// Whether gradient g is known to be ready on all ranks.
     [[nodiscard]] bool is_agreed(std::uint32_t g) const noexcept { return bit(agreed_, g); }
-    /// Whether this rank has gradients that aren't agreed yet.
+    /// Whether this rank has ready gradients that aren't agreed yet.
     [[nodiscard]] bool is_waiting() const noexcept {
         for (std::uint32_t w = 0; w < mine_.size(); ++w)
             if ((mine_[w] & ~agreed_[w] & ~mask_of_alarm(w)) != 0) return true;
@@ -173,7 +173,7 @@ template <host_transport Net>
     return {};
 }
 
-/// A step that doesn't have each gradient once.
+/// Why a step doesn't have each gradient exactly once.
 struct divergence {
     /// The kind of error.
     enum class kind : std::uint8_t {
@@ -182,7 +182,7 @@ struct divergence {
         unknown,  ///< there is no such gradient
     };
     kind what = kind::twice;     ///< what happened
-    std::uint32_t gradient = 0;  ///< to which gradient
+    std::uint32_t gradient = 0;  ///< which gradient it happened to
     friend constexpr bool operator==(const divergence&, const divergence&) = default;
 };
 
@@ -252,7 +252,7 @@ private:
     std::vector<std::uint32_t> order_;
 };
 
-/// All ranks adopt rank 0's order: the only message of a recorded order.
+/// All ranks adopt rank 0's order. A recorded order needs no other message.
 template <host_transport Net>
 [[nodiscard]] collective_fault agree(Net& net, recorded_order& order, instant deadline = never) {
     std::vector<std::uint32_t> all = order.proposal();
@@ -281,7 +281,7 @@ public:
         if (g >= gradients_) return errc::mismatch;
         std::atomic<std::uint64_t>& word = mark_of(r, ranks_[r].step, g / 64);
         // relaxed: only this rank writes to the word. release: a thread that finds the mark sees
-        // what this rank wrote before it, the gradient.
+        // what this rank wrote before the mark, such as the gradient.
         const std::uint64_t had = word.load(std::memory_order_relaxed), bit = std::uint64_t{1} << (g % 64);
         if ((had & bit) != 0) return errc::mismatch;
         word.store(had | bit, std::memory_order_release);
@@ -350,15 +350,15 @@ private:
 
     /// Gradients of one word that became ready together.
     struct entry {
-        std::atomic<std::uint64_t> head{0};  // the step above the word's number
+        std::atomic<std::uint64_t> head{0};  // the step in the upper half, the word's number below
         std::atomic<std::uint64_t> bits{0};
     };
     struct alignas(apart) rank_state {
-        std::uint32_t step = 1;  // 0: entries that were never written
+        std::uint32_t step = 1;  // 0 is the step of entries that were never written
         std::uint32_t read = 0, taken = 0;
     };
 
-    /// Words for a rank's marks in a step, padded so that no two ranks share a cache line.
+    /// The words for a rank's marks in a step, padded so that no two ranks share a cache line.
     [[nodiscard]] std::size_t stride() const noexcept {
         constexpr std::size_t line = apart / sizeof(std::uint64_t);
         return (words_ + line - 1) / line * line + line;
@@ -393,9 +393,9 @@ private:
     std::uint32_t gradients_, words_;
     std::vector<rank_state> ranks_;
     std::vector<std::atomic<std::uint64_t>> marks_;  // of each rank, of two steps in turn
-    std::vector<std::atomic<std::uint64_t>> taken_;  // those with an entry, of two steps in turn
+    std::vector<std::atomic<std::uint64_t>> taken_;  // gradients with an entry, of two steps in turn
     std::vector<entry> entries_;                     // in the common order
-    std::atomic<std::uint32_t> ends_[2]{};           // entries of each of the two
+    std::atomic<std::uint32_t> ends_[2]{};           // how many entries each of the two steps has
 };
 
 }  // namespace GPUSHARE_ABI

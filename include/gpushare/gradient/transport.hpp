@@ -69,8 +69,8 @@ template <class T>
         {elements, std::uint64_t{sizeof(T)} << 32 | type_id<T>(), static_cast<std::uint64_t>(what) << 32 | op, root});
 }
 
-/// The first rank whose word differs from the most common one; of equally common words, the one of
-/// the lowest rank counts. All ranks compute the same answer.
+/// The first rank whose word differs from the most common word. If several words are equally
+/// common, the lowest rank's word counts. All ranks compute the same answer.
 [[nodiscard]] inline std::optional<std::uint32_t> odd_one(std::span<const std::uint64_t> words) noexcept {
     const auto party = [&](std::uint64_t word) { return std::count(words.begin(), words.end(), word); };
     std::uint64_t most = words.empty() ? 0 : words.front();
@@ -84,9 +84,11 @@ template <class T>
 }  // namespace detail
 
 /// One rank's end of a group. The collectives have the names and meanings of collective/: all ranks
-/// call them in the same order, and each returns by the deadline, with a fault or none. A fault
-/// names a rank. After a fault, every later call returns a fault. If calls differ between ranks (in
-/// the collective, length, type, operator or root), all ranks get errc::mismatch.
+/// call them in the same order, and each call returns at its deadline or a short grace later, with
+/// a fault or none. A fault names a rank. If calls differ between ranks (in the collective, length,
+/// type, operator or root), all ranks get errc::mismatch. After any of these faults, every later
+/// call returns a fault. If the arguments of one rank's call don't fit each other, this rank alone
+/// gets errc::mismatch, at once, and hasn't taken part.
 ///
 ///   all_reduce(in, out, op, deadline)      any length; `in` may be `out`
 ///   reduce_scatter(in, out, op, deadline)  `in` has size() * out.size() elements; `out` may be
@@ -95,9 +97,10 @@ template <class T>
 ///                                          this rank's part of `out`
 ///   broadcast(data, root, deadline)
 ///   barrier(deadline)
-///   abort(rank, why)  ends the collectives of all ranks, naming `rank`, which may be any number;
-///                     doesn't wait
-///   carried()         bytes that went into this rank's collectives: of `in`, or of broadcast data
+///   abort(rank, why)  ends the collectives of all ranks, naming `rank`, which may be any number
+///                     below 65536; doesn't wait
+///   carried()         the bytes that this rank has brought to collectives: `in`, or broadcast
+///                     data
 ///   rank_ordered      whether each element is combined in the order of ranks, in float or wider:
 ///                     the same bits for every length, chunk and run
 ///   in_host_memory    whether spans are of memory that the host reads: see host_transport
@@ -126,8 +129,8 @@ template <class T>
 concept host_transport = transport<T> && T::in_host_memory;
 
 /// A transport whose parts may differ in length, and be empty. `counts` has the number of elements
-/// of each rank's part, the same on every rank. Arrays may be longer than that. If the counts
-/// differ or don't fit, all ranks get errc::mismatch.
+/// of each rank's part, the same on every rank. Arrays may be longer than their parts. If the
+/// counts differ or don't fit, all ranks get errc::mismatch.
 ///
 ///   reduce_scatterv(in, out, counts, op, deadline)   `out` may be this rank's part of `in`
 ///   all_gatherv(in, out, counts, deadline)           `in` may be this rank's part of `out`
@@ -153,8 +156,9 @@ concept list_transport = transport<T> && requires(T& t, std::span<const std::spa
 ///
 ///   start_all_reduce(data, op)      a ticket; `data` is the input and the output: don't touch
 ///                                   `data` before the all-reduce is finished
-///   start_reduce_scatter(data, op)  the same, of size() parts; this rank's part is its output
-///   start_all_gather(data)          the same; this rank's part is its input
+///   start_reduce_scatter(data, op)  likewise; `data` has size() equal parts, and this rank's part
+///                                   is the output
+///   start_all_gather(data)          likewise; this rank's part is the input
 ///   advance()                       does what can be done without waiting
 ///   finish(ticket, deadline)        waits until the ticket's collective is finished
 template <class T>
@@ -169,8 +173,8 @@ concept pipelined_transport = transport<T> && requires(T& t, std::span<float> da
 ///
 ///   leave(rank, why)  this rank makes no more calls. The other ranks finish the calls in which
 ///                     it took part; their later calls return `why` and name `rank`, which may be
-///                     any number. Called by the thread that uses the transport, with nothing
-///                     under way. Doesn't wait for the others' later calls
+///                     any number below 65536. The thread that uses the transport calls it,
+///                     with nothing under way. Doesn't wait for the others' later calls
 template <class T>
 concept leaving_transport = transport<T> && requires(T& t) {
     t.leave(std::uint32_t{}, errc::stopped);
@@ -295,7 +299,8 @@ static_assert(list_transport<thread_transport> && host_transport<thread_transpor
               unequal_transport<thread_transport> && leaving_transport<thread_transport>);
 
 /// A transport that exchanges elements with some ranks only: `out` gets the elements of one
-/// neighbour after the other. If q is a neighbour of r, r must be a neighbour of q.
+/// neighbour after the other, in the list's order. If q is a neighbour of r, r must be a neighbour
+/// of q.
 template <class T>
 concept neighbour_transport = transport<T> && requires(T& t, std::span<const float> in, std::span<float> out,
                                                        std::span<const std::uint32_t> neighbours, instant deadline) {

@@ -27,7 +27,8 @@
 // The devices reduce-scatter on their streams. Each copies its part to pinned memory, `outer`
 // combines the parts with those of the other processes, and each device gets its part back for an
 // all-gather. So a device's link to the host carries only a part of the elements, there and back.
-// The link between processes carries the bytes of a two_level_group, with the same bits.
+// The link between processes carries as many bytes as that of a two_level_group, and the results
+// have the same bits.
 #pragma once
 
 #include <algorithm>
@@ -62,7 +63,7 @@ struct two_level_options {
     bytes chunk{1 << 20};     ///< bytes of a chunk: the smallest setting of all processes counts
     std::uint32_t depth = 4;  ///< chunks under way at once, over a pipelined transport
     /// How much longer than its deadline a rank waits for rank 0 of its process, which learns from
-    /// the other processes which rank to name. Rank 0 waits half of this time for the other
+    /// the other processes which rank to name. Rank 0 waits half of this time longer for the other
     /// processes, since they first look for the late rank among their own.
     ns grace = std::chrono::milliseconds(500);
 };
@@ -113,8 +114,9 @@ public:
                 return reduce_chunks<T, Op>(in, out, here, between, at_end, deadline);
             });
         }
-        /// See transport. Integers have no average. Rank 0 allocates at least as much memory as its
-        /// input takes, and more if processes have different numbers of ranks.
+        /// See transport. Integers have no average. Rank 0 allocates memory for its input, and more
+        /// if processes have different numbers of ranks. Every rank allocates memory for the parts
+        /// of its process's ranks.
         template <reducible T, class Op>
         requires(!detail::has_finish<Op> || !std::integral<T>) [[nodiscard]] collective_fault
             reduce_scatter(std::span<const std::type_identity_t<T>> in, std::span<T> out, const Op& op,
@@ -202,8 +204,8 @@ public:
         [[nodiscard]] instant outer_deadline(instant deadline) const noexcept {
             return saturating_add(deadline, s_->options.grace / 2);
         }
-        /// The deadline of a call for which rank 0 may be late: it may have waited for other
-        /// processes.
+        /// The deadline of a call for which rank 0 may be late, since rank 0 may have waited for
+        /// other processes.
         [[nodiscard]] instant behind_outer(instant deadline) const noexcept {
             return saturating_add(deadline, s_->options.grace);
         }
@@ -230,7 +232,8 @@ public:
             return {begin, n};
         }
 
-        /// The ranks combine each chunk in rank 0's output, which is what goes to other processes.
+        /// The ranks combine each chunk in rank 0's output. Rank 0 exchanges this chunk with the
+        /// other processes.
         template <class T, class Op, class Here, class Between, class End>
         [[nodiscard]] collective_fault reduce_chunks(std::span<const T> in, std::span<T> out, const Here& here,
                                                      const Between& between, const End& at_end, instant deadline) {
@@ -267,7 +270,7 @@ public:
             }
             return chunks != 0 ? collective_fault{} : nothing_to_do(outside, deadline);
         }
-        /// A call without elements: every rank still has to know that all others have made it.
+        /// A call without elements: every rank must still know that all others have made the call.
         template <class Call>
         [[nodiscard]] collective_fault nothing_to_do(Call& outside, instant deadline) {
             if (me_.rank() == 0)
@@ -379,12 +382,12 @@ public:
             }
         };
 
-        /// Numbers from outer.size() on are ranks of the whole group. So the other processes learn
-        /// which rank of this process is at fault.
+        /// For the transport, numbers from outer.size() on are ranks of the whole group. So the
+        /// other processes learn which rank of this process is at fault.
         void tell_others(std::uint32_t rank, errc why) const noexcept { s_->outer.abort(s_->outer.size() + rank, why); }
 
         /// Returns a fault of the ranks here with its rank's number among all ranks, and tells the
-        /// other processes. If the group was closed for another fault, returns that one.
+        /// other processes. If the group was closed for another fault, returns the other fault.
         [[nodiscard]] collective_fault inner_fault(collective_fault f) const {
             if (!f) return f;
             // acquire: the thread that closed the group stored the fault before.
@@ -393,7 +396,7 @@ public:
                 f = collective_fault::unpacked(word);
             else
                 f.rank += first();
-            // Each rank tells them, since rank 0 may be the late one.
+            // Each rank tells the other processes, since rank 0 may be the late rank.
             if (word == 0) tell_others(f.rank, f.code);
             if (me_.rank() == 0) {
                 // A transport without a thread of its own tells the others in its next call, and
@@ -434,29 +437,31 @@ public:
         s_->ranks = detail::meet_processes(outer, inner.size(), s_->options.chunk, deadline);
     }
 
-    /// Throws operation_error (errc::invalid_specification) if there is no such rank or channel.
+    /// All channels share `outer`: only one channel at a time may run collectives. Throws
+    /// operation_error (errc::invalid_specification) if there is no such rank or channel.
     [[nodiscard]] rank_type rank(std::uint32_t r, std::uint32_t channel = 0) const {
         return {*s_, s_->inner.rank(r, channel)};
     }
-    /// Ranks in all processes.
+    /// The number of ranks in all processes.
     [[nodiscard]] std::uint32_t size() const noexcept { return s_->ranks.size(); }
 
 private:
     std::unique_ptr<shared_state> s_;
 };
 
-/// Makes one group of both. All processes call it. Throws like two_level_group's constructor.
+/// Makes one group of `inner` and `outer`. All processes call split(). Throws like
+/// two_level_group's constructor.
 template <host_transport Outer>
 [[nodiscard]] two_level_group<Outer> split(communicator& inner, Outer& outer, two_level_options options = {},
                                            instant deadline = never) {
     return two_level_group<Outer>(inner, outer, options, deadline);
 }
 
-/// The ranks on this process's devices, in a group with those of other processes, each of which has
-/// a two_level_devices. One thread at a time calls it, except for abort. All that the constructor
-/// refers to must outlive it. No other code may use `outer` while a collective runs. `Pinned`
-/// allocates memory that the host, the streams' copies and the devices reach, such as
-/// gpushare::cuda::pinned_memory.
+/// The ranks on this process's devices, in a group with the ranks of other processes. Each process
+/// has a two_level_devices. One thread at a time calls it, except for abort. All that the
+/// constructor refers to must outlive the object. No other code may use `outer` while a collective
+/// runs. `Pinned` allocates memory that the host, the streams' copies and the devices reach, such
+/// as gpushare::cuda::pinned_memory.
 template <gang_order Gangs, launcher Stream, host_transport Outer, memory_resource Pinned>
 requires copier<Stream>
 class two_level_devices {
@@ -504,7 +509,7 @@ public:
     }
 
     [[nodiscard]] std::uint32_t size() const noexcept { return ranks_.size(); }                 ///< of all processes
-    [[nodiscard]] std::uint32_t first() const noexcept { return ranks_.first(outer_.rank()); }  ///< rank here
+    [[nodiscard]] std::uint32_t first() const noexcept { return ranks_.first(outer_.rank()); }  ///< first rank here
     [[nodiscard]] const collective_fault& fault() const noexcept { return fault_; }             ///< the first one
     /// The bytes that all devices here have copied so far, to the host and back.
     [[nodiscard]] bytes copied() const noexcept { return copied_; }
@@ -512,10 +517,12 @@ public:
     /// Combines `count` elements of ins[r] of all ranks of all processes into outs[r], which may be
     /// the same array. Integers have no average. Returns once all work is enqueued: work enqueued
     /// later on a rank's stream finds the result. Waits for the devices and for the other
-    /// processes, so these must not wait for the caller, and the call can't be captured
-    /// (errc::capturing). If a rank is late, here or in another process, returns a fault that names
-    /// it. After a fault outputs have any content, and later calls return the fault again. Work
+    /// processes, so these must not wait for the caller. If a rank is late, here or in another
+    /// process, returns a fault that names it or, if only the process is known, the process's first
+    /// rank. After a fault outputs have any content, and later calls return the fault again. Work
     /// enqueued before the fault still uses the arrays: wait for the streams before you free them.
+    /// Two faults end this call alone, before anything is enqueued: errc::capturing if a stream is
+    /// captured, and errc::invalid_specification for another number of arrays.
     template <movable_on_devices T, class Op>
     requires reducible<T> &&(!detail::has_finish<Op> || !std::integral<T>) [[nodiscard]] collective_fault
         all_reduce(std::span<const T* const> ins, std::span<T* const> outs, std::size_t count, const Op& op,
@@ -571,9 +578,9 @@ public:
             return of_->agree_on(number, saturating_add(std::chrono::steady_clock::now(), patience_));
         }
         /// Takes a fault of a rank here, which fault() returns from now on, and tells the other
-        /// processes without waiting for them. Does nothing if there was a fault before.
-        /// errc::stopped reaches them only over a leaving_transport. They then finish the steps in
-        /// which this process has taken part.
+        /// processes without waiting for them. Does nothing if there was a fault before. The other
+        /// processes learn of errc::stopped only over a leaving_transport, and then finish the
+        /// steps in which this process has taken part.
         void end(errc why, std::uint32_t rank) const {
             if (of_->fault_) return;
             if (why == errc::stopped)
@@ -586,7 +593,7 @@ public:
         /// of a rank here. Doesn't wait. Any thread may call it.
         void interrupt(errc why, std::uint32_t rank) const noexcept { of_->abort(first() + rank, why); }
         [[nodiscard]] collective_fault fault() const noexcept { return of_->fault_; }  ///< the first one
-        [[nodiscard]] std::uint32_t first() const noexcept { return of_->first(); }    ///< rank here
+        [[nodiscard]] std::uint32_t first() const noexcept { return of_->first(); }    ///< first rank here
 
     private:
         two_level_devices* of_;
@@ -608,7 +615,8 @@ private:
     using point = typename Stream::point;
     static constexpr std::size_t alignment = 256;
 
-    /// A chunk under way. Its memory has this process's sum, then the lengths of the ranks' parts.
+    /// A chunk under way. Its memory holds this process's sum and then the sum of all processes.
+    /// The lengths of the ranks' parts lie behind the sum.
     struct chunk {
         std::byte* memory = nullptr;
         std::vector<point> last{};  // of each stream, behind the chunk's work
@@ -641,7 +649,8 @@ private:
     }
     void give_up(errc why, std::uint32_t rank) {
         abort(rank, why);
-        // Some transports tell the others in their next call. A barrier leaves no buffers in use.
+        // Some transports tell the others in their next call. No work is under way, so the barrier
+        // leaves no buffers in use.
         (void)outer_.barrier(std::chrono::steady_clock::now());
     }
 
@@ -806,7 +815,7 @@ private:
         return outer_failed(f);
     }
     [[nodiscard]] collective_fault named(errc code) const noexcept { return {code, what, first(), 0}; }
-    /// Takes a fault that has its rank's number here, and tells the other processes.
+    /// Takes a fault that numbers ranks within this process, and tells the other processes.
     [[nodiscard]] collective_fault local_failed(collective_fault f) {
         const std::uint64_t asked = aborted_.load(std::memory_order_acquire);
         f.rank += first();

@@ -40,7 +40,7 @@ inline namespace GPUSHARE_ABI {
 /// The format of a gradient between ranks.
 enum class wire_format : std::uint8_t {
     as_is,  ///< unchanged
-    fp16,   ///< more digits than bf16; a value beyond 65504 becomes infinite: skip the step
+    fp16,   ///< more digits than bf16; a value of 65520 or more becomes infinite: skip the step
     bf16,   ///< the range of float32
 };
 
@@ -60,10 +60,11 @@ enum class wire_format : std::uint8_t {
 }
 
 /// 16 bits for large gradients. Gradients of fewer than `least` elements, such as most norms and
-/// biases, stay as they are: they are sensitive and cost little. A caller that knows the sensitive
-/// gradients doesn't ask for 16 bits for them (torch_gradients: those of one dimension).
+/// biases, stay as they are: they are sensitive and cost little. A caller that knows which
+/// gradients are sensitive should exclude them itself, as torch_gradients excludes gradients of one
+/// dimension.
 struct mixed_format {
-    wire_format large = wire_format::bf16;  ///< of gradients of at least `least` elements
+    wire_format large = wire_format::bf16;  ///< for gradients of at least `least` elements
     std::size_t least = 4096;               ///< smaller gradients stay as they are
     /// The format of a gradient.
     [[nodiscard]] constexpr wire_format of(std::size_t elements) const noexcept {
@@ -87,8 +88,8 @@ template <class From, class To>
     return convert_vectors<floats<16, 8>>(from, to, n);
 }
 #endif
-/// Gives the bits of a conversion one by one. Float16 uses the processor's own instructions where
-/// they exist; bfloat16 is as fast as memory even without them.
+/// The bits are those of converting one element at a time. Float16 uses the processor's own
+/// instructions where they exist; bfloat16 is as fast as memory even without them.
 template <class From, class To>
 void convert(const From* from, To* to, std::size_t n) noexcept {
     std::size_t i = 0;
@@ -104,7 +105,8 @@ void convert(const From* from, To* to, std::size_t n) noexcept {
 
 /// Rounds to nearest even. `to` is as long as `from`; `residual` is as long, or empty. Adds the
 /// residual, the earlier rounding error, to `from`, rounds the sum and keeps the new error. So
-/// small gradients add up instead of being lost. A sum that isn't finite leaves no residual.
+/// small gradients add up instead of being lost. A sum that isn't finite, or that rounding makes
+/// infinite, leaves no residual.
 template <class Wire>
 requires detail::is_half<Wire>
 void to_wire(std::span<const float> from, std::span<Wire> to, std::span<float> residual = {}) noexcept {
@@ -117,7 +119,7 @@ void to_wire(std::span<const float> from, std::span<Wire> to, std::span<float> r
     }
 }
 
-/// Exact. `to` is as long as `from`.
+/// Converts exactly. `to` is as long as `from`.
 template <class Wire>
 requires detail::is_half<Wire>
 void from_wire(std::span<const Wire> from, std::span<float> to) noexcept {
@@ -157,12 +159,13 @@ public:
             residual_[indices_[j]] = 0;
         }
     }
-    /// The step is skipped: the chosen elements aren't applied, and the earlier debt stands.
+    /// The step is skipped: the chosen elements aren't applied, and the earlier debt stands. Call
+    /// it at most once after each select().
     void skip() noexcept { residual_.swap(owed_before_); }
     [[nodiscard]] std::span<const std::uint32_t> indices() const noexcept { return indices_; }  ///< sorted
-    [[nodiscard]] std::span<const float> values() const noexcept { return values_; }            ///< of these
+    [[nodiscard]] std::span<const float> values() const noexcept { return values_; }            ///< at indices()
     [[nodiscard]] std::span<const float> residual() const noexcept { return residual_; }        ///< what is owed
-    /// The bytes of the two collectives of one step.
+    /// The bytes that this rank brings to the two collectives of one step.
     [[nodiscard]] bytes wire_bytes() const noexcept {
         return bytes{indices_.size() * (sizeof(std::uint32_t) + sizeof(float))};
     }
@@ -177,9 +180,10 @@ private:
 };
 
 /// `gradient` becomes the average of the elements that all ranks sent, added in the order of ranks.
-/// All ranks pass the same sizes. If the average isn't finite, `mine` has skipped the step: skip it
-/// too (all_finite has the same answer on all ranks). After a fault, or an exception of the
-/// transport, `mine` has skipped the step, `gradient` is unchanged, and nothing of it is owed.
+/// All ranks pass the same sizes. If the average isn't finite, `mine` has skipped the step: don't
+/// apply the average, and don't call skip() again (all_finite has the same answer on all ranks).
+/// After a fault, or an exception of the transport, `mine` has skipped the step, `gradient` is
+/// unchanged, and nothing of it is owed.
 template <host_transport Net>
 [[nodiscard]] collective_fault all_reduce_top_k(Net& net, top_k_feedback& mine, std::span<float> gradient,
                                                 instant deadline = never) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How one bucket goes over a transport: as a list of arrays if the transport takes lists, as one
 // array if the gradients are adjacent, or otherwise packed. Gradients that ask for 16 bits are
-// rounded into an array of their own. Each rank gets the whole sum, or its shards only.
+// rounded into one array for each format. Each rank gets the whole sums, or its shards only.
 #pragma once
 
 #include <algorithm>
@@ -63,8 +63,8 @@ struct registered_gradient {
     bool rounded;                              // in this step
 };
 
-/// How many buckets of a channel are under way at once. Between processes, one bucket goes over the
-/// link while another one's last answers arrive.
+/// How many buckets of a channel may be under way at once. Between processes, one bucket goes over
+/// the link while another bucket's last answers arrive.
 inline constexpr std::uint32_t most_buckets_at_once = 2;
 template <class Net>
 inline constexpr std::uint32_t buckets_at_once = pipelined_transport<Net> ? most_buckets_at_once : 1;
@@ -174,7 +174,7 @@ private:
             return fault;
         }
     }
-    /// Clears `finite` unless all elements of the list that this rank has got are finite.
+    /// Clears `finite` unless all elements of list_ that this rank has got are finite.
     void look(bool& finite) const noexcept {
         for (const std::span<const T> array : list_) {
             const element_range kept = shard_of(array.size(), kept_.begin, parts_);
@@ -217,7 +217,7 @@ private:
     }
 
     std::vector<std::span<T>> list_;  // gradients that travel unrounded
-    packed_list<T> packed_;           // these as one array, for a transport without lists
+    packed_list<T> packed_;           // the gradients of list_ as one array, for a transport without lists
     std::vector<float16> float16s_;
     std::vector<bfloat16> bfloat16s_;
     std::vector<std::uint64_t> tickets_;

@@ -87,7 +87,8 @@ struct logits_of_sample {
         if (ctx.thread_rank() == 0) p.most[s] = most;
     }
 };
-/// Exponentials relative to all ranks' largest logit, their sum, and the label's logit if here.
+/// Exponentials relative to all ranks' largest logit, their sum, and the label's logit if this rank
+/// has the label's class.
 struct exponentials_of_sample {
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class C>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Packs many arrays into one, for transports that take no list. The result has one part with the
-// arrays as they are, or for each rank one part with a shard of every array, all of equal length.
+// Packs many arrays into one, for transports that take no list. The result has a single part with
+// whole arrays, or a part for each rank with a shard of every array. All parts have equal lengths.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,7 @@ struct part_range {
     std::uint32_t begin = 0, end = 1;
 };
 
-/// The packed copy of some arrays, kept from step to step for its memory.
+/// The packed copy of some arrays, kept from step to step so that its memory is allocated once.
 template <class T>
 class packed_list {
 public:

@@ -26,10 +26,10 @@ namespace detail {
 /// The most arrays of a launch. Of the 4 KiB of a kernel's arguments, their list takes 2 KiB, or 3
 /// KiB with error feedback.
 inline constexpr std::uint32_t most_pieces = 128;
-inline constexpr std::size_t packing_grain = 64;  // blocks are cut here: vectors stay whole
+inline constexpr std::size_t packing_grain = 64;  // the unit of blocks' parts: vectors stay whole
 
-/// The array of a list that has element `at` of the flat array. Sets `begin` to where the array
-/// begins there.
+/// The number of the listed array that has element `at` of the flat array. Sets `begin` to where
+/// the listed array begins in the flat array.
 template <class Piece>
 [[nodiscard]] GPUSHARE_HD std::uint32_t first_piece(const Piece* pieces, std::uint32_t count, std::size_t at,
                                                     std::size_t& begin) noexcept {

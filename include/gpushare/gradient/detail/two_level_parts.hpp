@@ -87,8 +87,8 @@ public:
     }
     [[nodiscard]] std::uint32_t size() const noexcept { return first_.back(); }  ///< in all processes
     [[nodiscard]] std::uint32_t largest() const noexcept { return largest_; }    ///< most ranks of a process
-    [[nodiscard]] bool alike() const noexcept { return alike_; }                 ///< equally many in each
-    [[nodiscard]] std::uint32_t first(std::uint32_t p) const noexcept { return first_[p]; }  ///< rank of process p
+    [[nodiscard]] bool alike() const noexcept { return alike_; }                 ///< all processes have equally many
+    [[nodiscard]] std::uint32_t first(std::uint32_t p) const noexcept { return first_[p]; }  ///< first rank of p
     [[nodiscard]] std::uint32_t count(std::uint32_t p) const noexcept { return first_[p + 1] - first_[p]; }
     [[nodiscard]] std::uint32_t process_of(std::uint32_t rank) const noexcept {
         return static_cast<std::uint32_t>(std::upper_bound(first_.begin(), first_.end(), rank) - first_.begin() - 1);
@@ -155,8 +155,8 @@ template <class Outer>
         sizes[p] = static_cast<std::uint32_t>(all[std::size_t{2} * p]);
         chunk = std::min(chunk, bytes{all[std::size_t{2} * p + 1]});
     }
-    // No process goes on, or fails, before all processes know the sizes, because a fault names its
-    // rank by these. If the barrier fails, each rank's first call reports the fault.
+    // No process goes on, or fails, before all processes know the sizes, because the sizes tell
+    // which rank a fault names. If the barrier fails, each rank's first call reports the fault.
     (void)outer.barrier(deadline);
     return ranks_of_processes(sizes);
 }
