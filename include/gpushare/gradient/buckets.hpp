@@ -202,7 +202,8 @@ public:
         changed_.notify_all();
     }
     /// Waits until reduce() has combined the step's gradients on all channels. Returns the fault,
-    /// if any; after a fault it returns at once, since no later step succeeds.
+    /// if any; after a fault it returns at once, since no later step succeeds. At `deadline` it
+    /// returns errc::deadline_exceeded with this rank's number, and the step goes on.
     [[nodiscard]] collective_fault wait(instant deadline = never) {
         std::unique_lock lock(mutex_);
         prepare();

@@ -188,7 +188,7 @@ private:
             return {reinterpret_cast<fp8_e4m3*>(begin), reinterpret_cast<std::uint8_t*>(begin) + of(r).size() * Block};
         }
     };
-    /// The sum, or average, of what all ranks sent of one part, added in their order.
+    /// The sum, or average, of one part of all ranks' elements, added in the order of ranks.
     struct added {
         const parts& all;
         std::byte* from;
@@ -358,7 +358,7 @@ private:
         if (++next_; begun_ == elements_) next_ = begun_ = 0;
         return {};
     }
-    /// Gathers in place, since other processes may read the data after this object has ended.
+    /// Gathers in place, since the transport may still read the data after this object has ended.
     template <class Own, class T>
     [[nodiscard]] collective_fault gather(std::span<const Own> own, std::span<T> all, instant deadline) {
         const auto mine = all.subspan(own.size() * net_.rank(), own.size());

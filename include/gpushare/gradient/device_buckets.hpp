@@ -227,9 +227,9 @@ public:
     }
     /// From the next step on, packing adds to each element its earlier rounding error, and keeps
     /// the new one, with the bits of to_wire (gradient/wire.hpp). memory[r] is zeroed memory of
-    /// rank r's device. An empty span turns error feedback off, and so does add(). Call this
-    /// between steps only. Throws operation_error (errc::invalid_specification) unless there is
-    /// memory for each rank.
+    /// rank r's device, of feedback_bytes(). An empty span turns error feedback off, and so does
+    /// add(). Call this between steps only. Throws operation_error (errc::invalid_specification)
+    /// unless there is memory for each rank.
     void feed_back(std::span<float* const> memory) requires detail::is_half<Wire> {
         const std::scoped_lock lock(mutex_);
         if (!memory.empty() && memory.size() != ranks_)
@@ -243,7 +243,7 @@ public:
         }
         later_half_ = may_skip_ = false;
     }
-    /// Where the rank's device has what gradient g is owed, between steps. Save this with the
+    /// Where the rank's device has the residuals of gradient g, between steps. Save them with the
     /// parameters. Null without error feedback.
     [[nodiscard]] float* owed(std::uint32_t rank, std::uint32_t g) const {
         const std::scoped_lock lock(mutex_);
@@ -257,8 +257,9 @@ public:
         may_skip_ = false;
     }
     /// From the next step on, rank r's device sets flags[r] to 1 if a combined gradient is infinite
-    /// or NaN. All ranks get the same flag if the engine gives them the same bits. An empty span
-    /// turns the check off. Call it between steps only. Throws like feed_back.
+    /// or NaN. The caller sets the flags back to 0. All ranks get the same flag if the engine gives
+    /// them the same bits. An empty span turns the check off. Call it between steps only. Throws
+    /// like feed_back.
     void watch(std::span<std::uint32_t* const> flags) {
         const std::scoped_lock lock(mutex_);
         if (!flags.empty() && flags.size() != ranks_)

@@ -596,7 +596,7 @@ private:
 /// One rank's arrays of a device_partial_softmax, in memory of its device.
 struct device_softmax_rank {
     const float* x = nullptr;              ///< a row of features for each sample of this rank
-    const std::int64_t* labels = nullptr;  ///< of these
+    const std::int64_t* labels = nullptr;  ///< the labels of these samples
     const float* weights = nullptr;        ///< a row for each class of own(rank)
     float* dx = nullptr;                   ///< the gradient by x, as large as `x`
     float* gradient = nullptr;             ///< a row for each of rows(rank); as large as `weights`

@@ -521,8 +521,9 @@ public:
     /// process, returns a fault that names it or, if only the process is known, the process's first
     /// rank. After a fault outputs have any content, and later calls return the fault again. Work
     /// enqueued before the fault still uses the arrays: wait for the streams before you free them.
-    /// Two faults end this call alone, before anything is enqueued: errc::capturing if a stream is
-    /// captured, and errc::invalid_specification for another number of arrays.
+    /// An error that a stream throws, or std::bad_alloc, becomes a fault of this process's first
+    /// rank. Two faults end this call alone, before anything is enqueued: errc::capturing if a
+    /// stream is captured, and errc::invalid_specification for another number of arrays.
     template <movable_on_devices T, class Op>
     requires reducible<T> &&(!detail::has_finish<Op> || !std::integral<T>) [[nodiscard]] collective_fault
         all_reduce(std::span<const T* const> ins, std::span<T* const> outs, std::size_t count, const Op& op,
@@ -826,7 +827,8 @@ private:
         in_use_ = outer_.barrier(std::chrono::steady_clock::now()).buffers_in_use || in_use_;
         return fault_ = f;
     }
-    /// Of a stream that refuses a copy, say. What it took before still uses the chunks.
+    /// A stream, for example, has refused a copy. The work that streams took before still uses the
+    /// chunks.
     [[nodiscard]] collective_fault stream_failed(errc code) {
         try {
             enqueued(chunks_.front());  // behind what is enqueued for any chunk

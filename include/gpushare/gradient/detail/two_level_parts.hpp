@@ -56,7 +56,8 @@ template <class T, class Op>
 }
 
 /// One process's part of an average, which is added to the parts of the others. Processes may have
-/// different numbers of ranks. Neither a part nor a sum of parts is larger than the largest input.
+/// different numbers of ranks. Apart from rounding, neither a part nor a sum of parts is larger than
+/// the largest input.
 struct part_of_average {
     float of_ranks;  ///< in all processes
     static constexpr std::uint32_t id = 0x7001;
