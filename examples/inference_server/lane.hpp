@@ -122,7 +122,7 @@ public:
         std::function<void(gpushare::instant)> on_deadline = [](gpushare::instant) {};
         /// How often memory for caches came free, in all lanes. A lane that waits for memory looks at this count.
         std::shared_ptr<std::atomic<std::uint64_t>> freed = std::make_shared<std::atomic<std::uint64_t>>(0);
-        std::function<void()> on_freed = [] {};  ///< makes the other lanes look
+        std::function<void()> on_freed = [] {};              ///< makes the other lanes look
         gpushare::ns text_waits = std::chrono::seconds(30);  ///< for memory, at most
         std::shared_ptr<tenant_calls> calls{};  ///< of the tenant; null: who drives the device makes its calls
     };
