@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// How long the pieces of a model take on an engine, and the fastest engine for each piece among
-// those that compute the piece right.
+// How long the pieces of a model take on an engine, and which engine computes each piece fastest
+// among the engines that compute it right.
 //
-// Pieces are measured as submissions of a tenant, so its share pays: each node by itself, then the
-// pieces that a planner asks for. An operator table keeps the times for good:
+// Each measurement is a submission of a tenant, so the tenant's share pays: each node by itself,
+// then the pieces that a planner asks for. An operator table keeps the times for good:
 //
 //   gpushare::graph::piece_measurer times(chat, model, onnxruntime, table, {.engine = "onnxruntime"});
 //   times.run_nodes(inputs);                                               // one by one: their times, and all values
@@ -72,7 +72,7 @@ namespace graph {
 
 /// How to measure pieces.
 struct measure_options {
-    std::string engine = "engine";  ///< its name in the table, one word, for rows of its own
+    std::string engine = "engine";  ///< the engine's name in its rows of the table, one word
     int warm_up = 1;                ///< runs of each piece that don't count
     int repeats = 3;                ///< runs of each piece that count; the result is their median
     std::size_t part = 0;           ///< which of the tenant's devices
@@ -109,10 +109,10 @@ public:
     piece_measurer& operator=(const piece_measurer&) = delete;
     ~piece_measurer() = default;
 
-    /// Runs node by node in the model's order, which yields all values, each node's time and each
-    /// value's shape. If no buffer can hold a value between some nodes, these nodes run together
-    /// and share their time. `inputs` must stay in place for this call and for measure(). Throws as
-    /// measure(), and also for a node that the engine can't run.
+    /// Runs the model node by node, in its order. The run yields all values, each node's time and
+    /// each value's shape. If no buffer can hold a value between some nodes, these nodes run
+    /// together and share their time. `inputs` must stay in place for this call and for measure().
+    /// Throws as measure(), and also for a node that the engine can't run.
     void run_nodes(std::span<const tensor> inputs) {
         if (inputs.size() != graph_.inputs.size())
             throw operation_error(errc::invalid_specification, by_->name(),
@@ -144,7 +144,7 @@ public:
     /// The time of each node, by index.
     [[nodiscard]] std::span<const ns> nodes() const noexcept { return times_; }
 
-    /// Each value as the last run made it, by index.
+    /// Each value as the last run that made it left it, by index.
     [[nodiscard]] std::span<const tensor> values() const noexcept { return values_; }
 
     /// The median time of some nodes as one piece: from the table, or else measured and kept there.
@@ -276,9 +276,9 @@ public:
     }
     /// How many pieces there are.
     [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(pieces_.size()); }
-    /// Replaces all pieces by those of a plan, each on the engine that the plan names, or else on
-    /// the first. Throws model_error (engine) for an engine that isn't in the set, and what an
-    /// engine throws; then no piece is left.
+    /// Replaces all pieces by a plan's pieces, each on the engine that the plan names, or else on
+    /// the first. Throws model_error (engine) for an engine that isn't in the set, and what
+    /// extract() or an engine throws; then no piece is left.
     template <class Model>
     void load(const Model& model, const split_plan& plan) {
         clear();
@@ -322,24 +322,24 @@ private:
 
 /// How to choose engines.
 struct choice_options {
-    /// How far a float may differ from the first engine's. Other numbers must be equal.
+    /// How far a float may differ from the first engine's float. Other numbers must be equal.
     operator_tolerance within{.absolute = 0, .relative = 1e-3};
-    /// Or by this part of the largest magnitude in the same value.
+    /// A float may also differ by this part of the largest magnitude in the same value.
     double of_largest = 1e-4;
-    measure_options measure{.repeats = 5};  ///< without `engine`: the set has the names
+    measure_options measure{.repeats = 5};  ///< how to measure; `engine` is ignored
 };
 
 /// An engine that can't be chosen for a piece, because it failed or was wrong.
 struct left_out_engine {
     std::string engine{};                ///< its name
     std::vector<std::uint32_t> nodes{};  ///< the piece, by nodes of the graph
-    std::string why{};                   ///< a message: what was thrown, or which output is wrong
+    std::string why{};                   ///< a message: the exception's, or which output is wrong
 };
 
 /// Chooses engines for pieces of one model, for one shape of inputs. Keeps all values of a run in
 /// the tenant's memory. Neither copied nor moved; for one thread. Tenant, model, engines and table
-/// must outlive the object, and the engines have no other pieces meanwhile. `Model` has graph() and
-/// extract(nodes) like onnx_model.
+/// must outlive the object, and meanwhile nobody else adds pieces to the engines. `Model` has
+/// graph() and extract(nodes) like onnx_model.
 template <class Tenant, class Model, class Piece>
 requires copier<typename Tenant::stream> && scrubber<typename Tenant::stream>
 class piece_chooser {
@@ -364,10 +364,10 @@ public:
     piece_chooser& operator=(const piece_chooser&) = delete;
     ~piece_chooser() = default;
 
-    /// Runs the model on the first engine, node by node (see piece_measurer::run_nodes()) and as a
-    /// whole. Pieces have to compute the values of the first run. `inputs` must stay in place while
-    /// pieces are measured. Throws model_error (engine) if the two runs don't agree within the
-    /// tolerance, and the error of a submission that fails.
+    /// Runs the model on the first engine, node by node (see piece_measurer::run_nodes()) and then
+    /// as a whole. The run by nodes says which values a piece must compute. `inputs` must stay in
+    /// place while pieces are measured. Throws model_error (engine) if the two runs don't agree
+    /// within the tolerance, and the error of a submission that fails.
     void run_nodes(std::span<const tensor> inputs) {
         reference_.run_nodes(inputs);
         std::vector<std::uint32_t> all(graph().nodes.size());
@@ -389,9 +389,9 @@ public:
     [[nodiscard]] std::span<const ns> nodes() const noexcept { return reference_.nodes(); }
 
     /// The fastest engine that computes these nodes right, and its median time: from the table, or
-    /// else measured by select_operator and kept. Nothing if there is no such engine. Call
-    /// run_nodes() first. Throws errors that aren't an engine's fault: the tenant is closed or has
-    /// no memory left, or its device is lost.
+    /// else measured by select_operator and kept there. Nothing if there is no such engine. Call
+    /// run_nodes() first. Throws if no engine is at fault: the tenant is closed or has no memory
+    /// left, or its device is lost.
     [[nodiscard]] std::optional<operator_choice> choose(std::span<const std::uint32_t> nodes) {
         const std::string key = piece_key(fingerprint(graph()), nodes);
         if (const auto* known = table_->find(operation_, key); known != nullptr && engines_->find(known->candidate))
@@ -437,8 +437,8 @@ public:
         }
         return p;
     }
-    /// Engines that failed or were wrong, with their pieces, in the order in which they were found.
-    /// Choices that came from the table add none.
+    /// Engines that failed or were wrong, with their pieces, in the order in which choose() found
+    /// them. A choice that came from the table adds none.
     [[nodiscard]] std::span<const left_out_engine> left_out() const noexcept { return left_out_; }
 
     /// How outputs of the model for the inputs of run_nodes() differ from those of the uncut model

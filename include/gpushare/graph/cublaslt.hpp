@@ -6,16 +6,16 @@
 //   gpushare::graph::cublaslt_engine engine(tenant, library, read);         // read: graph::read_operations of onnx.hpp
 //   const std::uint32_t piece = engine.add(model.extract(nodes));           // a piece_engine on the tenant's streams
 //
-// The engine computes MatMul and Gemm of floats. A node that alone reads the product becomes part
-// of its kernel: an Add of one element per column, an Add of a tensor of the product's shape, and
-// then a Relu or a Gelu by tanh. The engine refuses a piece with any other node and names that
-// node, so a piece_chooser leaves the engine out for the piece. The header includes none of
-// NVIDIA's: it looks functions up by name.
+// The engine computes MatMul and Gemm of floats. The product's only reader becomes part of its
+// kernel: an Add of one element per column, an Add of a tensor of the product's shape, and then a
+// Relu or a Gelu by tanh. The engine refuses a piece with any other node and names that node, so a
+// piece_chooser leaves the engine out for the piece. The engine finds cuBLASLt's functions by name
+// and needs no header of NVIDIA's.
 //
 // Constants, values within a piece and the workspace lie in the tenant's memory. The first run of
-// each shape asks cuBLASLt for an algorithm and allocates. So does a run with addresses that are
-// less aligned than before. All other runs only enqueue, so they can be captured. The engine was
-// tested on the stand-in for CUDA, with a test's functions in place of cuBLASLt's, never on a
+// each shape asks cuBLASLt for an algorithm and allocates memory. So does a run with addresses that
+// are less aligned than before. All other runs only enqueue, so they can be captured. The engine
+// was tested on the stand-in for CUDA, with a test's functions in place of cuBLASLt's, never on a
 // device.
 #pragma once
 
@@ -77,9 +77,9 @@ struct cublaslt_options {
 
 /// Pieces that cuBLASLt computes: a piece_engine on streams of a CUDA device. One thread adds
 /// pieces before any runs. Different pieces may run at the same time, but each piece only once at a
-/// time. Neither copied nor moved. Tenant and library must outlive the engine, and none of its work
-/// may run when it is destroyed. A graph of a captured run is valid while its piece exists, and
-/// until `shapes` other shapes of the piece have run.
+/// time. Neither copied nor moved. Tenant and library must outlive the engine, and no work of the
+/// engine may run when it is destroyed. A graph of a captured run is valid while its piece exists,
+/// and until `shapes` other shapes of the piece have run.
 template <class Tenant>
 class cublaslt_engine {
     using stream = typename Tenant::stream;
@@ -134,7 +134,8 @@ public:
     }
 
     /// See piece_engine. Gives the outputs their memory in this call, on this thread. Throws
-    /// model_error (engine) from this call.
+    /// model_error (engine) from this call, and what the tenant's memory and the outputs' room
+    /// throw.
     void enqueue(stream& to, std::uint32_t number, std::span<const tensor* const> in, std::span<tensor* const> out) {
         piece& p = *pieces_[number];
         prepared& r = shaped(p, in, out);
@@ -303,7 +304,7 @@ private:
             steps.push_back(described(p, r, i, alignment));
             workspace = std::max(workspace, steps.back().workspace);
         }
-        r.steps.clear();  // if placing fails, the block that they use is gone
+        r.steps.clear();  // if placing fails, the block that the old steps use is gone
         place_inner(p, r, workspace);
         r.steps = std::move(steps);
         r.alignment = alignment;

@@ -7,15 +7,15 @@
 //
 // A piece is a chain or a small tree of operators of floats: Add, Sub, Mul, Div, Min, Max, Clip,
 // Abs, Neg, Sqrt, Reciprocal, Exp, Erf, Sigmoid, HardSigmoid, HardSwish, Tanh, Relu, LeakyRelu,
-// Gelu, Pow by 2 or 3; and at most one LayerNormalization, RMSNormalization or Softmax over the
-// last axis, or one that the model spells out (ReduceMean, Sub, Pow, ...). Inputs are broadcast as
-// ONNX says. The engine refuses a piece with any other node and names the node, so a piece_chooser
-// leaves the engine out for that piece.
+// Gelu, Pow by 2 or 3; and at most one norm: a LayerNormalization, RMSNormalization or Softmax over
+// the last axis, or a norm that the model spells out (ReduceMean, Sub, Pow, ...). Inputs are
+// broadcast as ONNX says. The engine refuses a piece with any other node and names the node, so a
+// piece_chooser leaves the engine out for that piece.
 //
 // One kernel interprets the steps of all pieces, so nothing is compiled when a piece is added. A
 // file that calls enqueue must be compiled by nvcc and include backend/cuda/launch.cuh. The kernel
-// gives the same bits on host and device. Compiled, it ran on the executor of PTX, and never on a
-// device.
+// gives the same bits on host and device. The compiled kernel ran on the executor of PTX, never on
+// a device.
 #pragma once
 
 #include <algorithm>
@@ -90,10 +90,11 @@ public:
     }
 
     /// See piece_engine. Gives the outputs their memory in this call, on this thread. Throws
-    /// model_error (engine) from this call: with the node whose inputs don't fit each other, with
-    /// the input, or with an output that shares bytes with an input or another output. A piece
-    /// never works in place: a norm reads long rows again after some of its results are written.
-    /// Enqueues one launch, or none if the outputs have no elements.
+    /// model_error (engine) from this call, which names a node whose inputs don't fit each other,
+    /// an input that is no tensor of floats, or an output that shares bytes with an input or
+    /// another output; and what the outputs' room throws. A piece never works in place: a norm
+    /// reads long rows again after the kernel has written some results. Enqueues one launch, or
+    /// none if the outputs have no elements.
     void enqueue(stream& to, std::uint32_t number, std::span<const tensor* const> in, std::span<tensor* const> out) {
         piece& p = *pieces_[number];
         require_inputs(p, in, out);
@@ -117,7 +118,7 @@ private:
         detail::chain_program steps{};
         blocks constants;
         std::vector<const float*> places{};         // of each constant array
-        bool bound = false;                         // whether the following is set
+        bool bound = false;                         // whether `shapes` and `kernel` are set
         std::vector<detail::chain_shape> shapes{};  // of each value
         detail::chain_kernel kernel{};
     };

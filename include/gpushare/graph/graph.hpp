@@ -22,7 +22,7 @@
 //
 // Without rules of your own, usual_fusions applies. A rule is a preference and never forbids a cut.
 //
-// Engines get tensors in memory. A tensor_room provides it for tensors whose size only a run tells.
+// Engines get tensors in memory. A tensor_room gives memory to tensors whose size only a run tells.
 //
 //   gpushare::graph::tensor picture{gpushare::graph::element::f32, {1, 3, 640, 640}, pixels, pixels_size};
 //   gpushare::graph::tensor_blocks blocks(chat.memory(), g.values.size());      // charged to the tenant
@@ -124,25 +124,25 @@ enum class element : std::uint8_t {
 /// One extent of a tensor.
 struct dimension {
     std::int64_t extent = -1;  ///< elements; negative: known only when the model runs
-    std::string symbol{};      ///< the model's name for it, such as "batch"; may be empty
+    std::string symbol{};      ///< the model's name for the extent, such as "batch"; may be empty
 
     friend bool operator==(const dimension&, const dimension&) = default;
 };
 
 /// Where a value comes from.
 enum class value_kind : std::uint8_t {
-    input,   ///< the caller gives it with every run
-    weight,  ///< the model's own constant
-    inner,   ///< a node makes it, for other nodes
-    output,  ///< a node makes it, for the caller, and perhaps for other nodes
+    input,   ///< the caller gives the value with every run
+    weight,  ///< the value is a constant of the model
+    inner,   ///< a node makes the value, for other nodes
+    output,  ///< a node makes the value, for the caller, and perhaps for other nodes
 };
 
 /// A value between nodes.
 struct value {
     std::string name{};                   ///< unique in the graph, not empty
-    element type = element::unknown;      ///< the type of its elements
+    element type = element::unknown;      ///< the type of the value's elements
     std::vector<dimension> shape{};       ///< outermost first; valid only if `ranked`
-    value_kind kind = value_kind::inner;  ///< where it comes from
+    value_kind kind = value_kind::inner;  ///< where the value comes from
     bool ranked = false;                  ///< whether the number of dimensions is known
     bool tensor = true;                   ///< false: a sequence, a map or an optional
 
@@ -249,9 +249,10 @@ namespace detail {
 }  // namespace detail
 
 /// What is wrong with a graph: a message with the name of the node or value, empty if the graph is
-/// sound. In a sound graph, all indices name values; names of values are unique; a node comes after
-/// the nodes whose values it reads; one node makes each value, and no node an input or a weight;
-/// and an output is made, or is an input or a weight that passes through.
+/// sound. In a sound graph, all indices name values; names of values are unique; each node comes
+/// after the nodes whose values it reads; exactly one node makes each value that is neither an
+/// input nor a weight, and no node makes an input or a weight. An output of the model may be an
+/// input or a weight that passes through.
 [[nodiscard]] inline std::string wrong(const model_graph& g) {
     if (auto text = detail::wrong_values(g); !text.empty()) return text;
     std::vector<bool> made(g.values.size());
@@ -299,14 +300,14 @@ struct lifetime {
 
 /// The values that a piece shares with the rest of the graph: indices, ascending.
 struct piece_edges {
-    std::vector<std::uint32_t> inputs{};   ///< read here, made by the caller or an earlier piece
+    std::vector<std::uint32_t> inputs{};   ///< read here, given by the caller or an earlier piece
     std::vector<std::uint32_t> weights{};  ///< read here, constants of the model
     std::vector<std::uint32_t> outputs{};  ///< made here, read by a later piece or by the caller
 
     friend bool operator==(const piece_edges&, const piece_edges&) = default;
 };
 
-/// The edges of these nodes, in any order. Each must be a node of the graph.
+/// The edges of these nodes, which may come in any order. Each must be a node of the graph.
 [[nodiscard]] inline piece_edges edges_of(const model_graph& g, std::span<const std::uint32_t> nodes) {
     std::vector<bool> inside(g.nodes.size()), read(g.values.size()), made(g.values.size()), wanted(g.values.size());
     for (const std::uint32_t n : nodes) inside[n] = true;
@@ -336,7 +337,7 @@ namespace graph {
 /// What is wrong with a model, or with a cut.
 enum class model_fault : std::uint8_t {
     no_file,           ///< the file can't be read
-    unreadable,        ///< the bytes aren't a model, or only a part of one
+    unreadable,        ///< the bytes aren't a model, or are only a part of one
     too_large,         ///< 2 GiB or more, which the format can't hold in one file or one piece
     bad_model,         ///< the model as a whole is malformed: no operator set, or a name used twice
     bad_node,          ///< a node has attributes, inputs or outputs that its operator doesn't allow
@@ -346,8 +347,8 @@ enum class model_fault : std::uint8_t {
     cyclic,            ///< nodes wait for each other
     bad_shapes,        ///< shapes contradict each other
     external_data,     ///< a weight's file is missing, too short, or outside of the model's folder
-    bad_cut,           ///< a value that crosses the cut isn't a tensor, or its type is unknown
-    engine,            ///< the engine refuses a piece
+    bad_cut,           ///< no buffer can hold a value at the cut, or the graph lacks the nodes
+    engine,            ///< the engine can't be loaded, refuses a piece or fails
 };
 
 /// The error code of a fault.
@@ -387,13 +388,13 @@ private:
 
 namespace graph {
 
-/// Two operators that an engine fuses if only the second one reads the first one's result. The
-/// types are ONNX's; `element-wise` stands for all of element_wise_types.
+/// Two operators that an engine fuses if the second one alone reads the first one's result. The
+/// names of operators are ONNX's; `element-wise` stands for all of element_wise_types.
 struct fusion_rule {
-    std::string_view before{};  ///< makes the value
-    std::string_view after{};   ///< reads the value
-    /// The cost of a cut between them: additional passes over memory, in sizes of that value. Above
-    /// 0.
+    std::string_view before{};  ///< the operator that makes the value
+    std::string_view after{};   ///< the operator that reads the value
+    /// The cost of a cut between the two: how many more times the value's bytes pass through
+    /// memory. Above 0.
     double passes = 2;
 
     friend constexpr bool operator==(const fusion_rule&, const fusion_rule&) = default;
@@ -440,7 +441,7 @@ inline constexpr std::array<fusion_rule, 24> usual_fusions{{
     {"element-wise", "QuantizeLinear", 4},
 }};
 
-/// The passes of the first rule that fits; 0 if none does: the engine doesn't fuse the two.
+/// The passes of the first rule that fits. 0 if no rule fits: the engine doesn't fuse the two.
 [[nodiscard]] constexpr double fusion_passes(std::span<const fusion_rule> rules, std::string_view before,
                                              std::string_view after) noexcept {
     const auto fits = [](std::string_view rule, std::string_view type) {
@@ -459,8 +460,8 @@ namespace graph {
 class tensor_room {
 public:
     /// At least `size` bytes for tensor `number`, at a multiple of 256, valid until the next call
-    /// for that number. Engines call it on the thread that computes, for one tensor at a time.
-    /// Throws std::bad_alloc or a class derived from it.
+    /// for that number. Engines call room_for on the thread that computes, for one tensor at a
+    /// time. Throws std::bad_alloc or a class derived from it.
     [[nodiscard]] virtual void* room_for(std::uint32_t number, std::size_t size) = 0;
 
 protected:
@@ -469,11 +470,11 @@ protected:
 
 /// A tensor in memory that an engine can use. A plain value that owns nothing.
 struct tensor {
-    element type = element::unknown;    ///< the type of its elements
-    std::vector<std::int64_t> shape{};  ///< outermost first; the engine finds out negative extents
+    element type = element::unknown;    ///< the type of the tensor's elements
+    std::vector<std::int64_t> shape{};  ///< outermost first; the engine replaces negative extents
     void* data = nullptr;               ///< row-major without gaps; null: no memory yet
     std::size_t capacity = 0;           ///< bytes at `data`
-    tensor_room* room = nullptr;        ///< gives an output memory if it has none, or too little
+    tensor_room* room = nullptr;        ///< gives memory to an output that has none, or too little
     std::uint32_t number = 0;           ///< the tensor's number in `room`
 
     /// Bytes that the shape needs; 0 if an extent or the type is unknown. Saturates.
@@ -505,9 +506,9 @@ struct tensor {
     }
 };
 
-/// Blocks of a memory, one for each tensor that needs one. Blocks grow and are kept. Neither copied
-/// nor moved; for one thread at a time. `Memory` must outlive the object, and no work may use the
-/// blocks when it is destroyed.
+/// Blocks of a memory, one for each tensor that needs one. A block that is too small is replaced by
+/// a larger one, and otherwise kept. Neither copied nor moved; for one thread at a time. `Memory`
+/// must outlive the object, and no work may use the blocks when it is destroyed.
 template <memory_resource Memory>
 class tensor_blocks final : public tensor_room {
 public:
@@ -555,10 +556,10 @@ private:
 
 /// Runs pieces of models. `enqueue(stream, piece, inputs, outputs)` enqueues piece number `piece`,
 /// with inputs and outputs in the order of edges_of(). The work reads the inputs' shapes and bytes
-/// when it runs. It gives each output its type and shape by place(), unless the output already has
-/// a shape and memory: then it writes there. The spans and tensors live until the work has ended,
-/// and nothing else uses them meanwhile. An input without memory comes from a piece that failed, so
-/// the work must fail, too. Both enqueue and the work report failures by exceptions.
+/// when it runs. The work gives each output its type and shape by place(), unless the output has a
+/// shape and memory already: then the work writes there. The spans and tensors live until the work
+/// has ended, and nothing else uses them meanwhile. An input without memory comes from a piece that
+/// failed, so the work must fail, too. Both enqueue and the work report failures by exceptions.
 template <class E, class Stream>
 concept piece_engine = timeline<Stream> &&
     requires(E& e, Stream& to, std::uint32_t piece, std::span<const tensor* const> inputs,

@@ -43,17 +43,18 @@ struct import_options {
     /// Whole shapes of inputs, by their names; negative extents stay as they are.
     std::map<std::string, std::vector<std::int64_t>> inputs{};
     /// Domains with operators that the engine knows and ONNX doesn't, such as "com.microsoft"
-    /// (ONNX's own is ""). These are neither checked nor understood, so later shapes may be
-    /// unknown.
+    /// (ONNX's own domain is ""). The reader neither checks nor understands such operators, so the
+    /// shapes behind them may be unknown.
     std::vector<std::string> other_domains{};
-    /// A graph from which values take their types by name if nothing else states them: that of the
-    /// model before an engine fused it. Null: none. Used while the model is read.
+    /// The graph of the model before an engine fused nodes. A value whose type nothing else states
+    /// takes the type of this graph's value of that name. Null: no such graph. Used while the model
+    /// is read.
     const model_graph* like = nullptr;
-    /// Whether nodes, and values other than the model's inputs and outputs, get an order and names
-    /// by their use, in place of the file's. Files that differ only in these give the same graph.
-    /// For models that an engine writes, with names and an order by chance: then a kept plan and a
-    /// kept operator table fit what another process writes. Errors of the reader have the file's
-    /// names.
+    /// Whether the reader orders nodes by their use, and names nodes, and values other than the
+    /// model's inputs and outputs, by that order. Files that differ only in order and names then
+    /// give the same graph. An engine writes models with an order and names by chance: with this
+    /// option, a kept plan and a kept operator table fit the model that another process writes.
+    /// Errors of the reader have the file's names.
     bool own_names = false;
     /// Where the files of the model's weights are; empty: `load` takes the model's own folder.
     std::filesystem::path folder{};
@@ -66,7 +67,7 @@ struct import_options {
 /// What an engine of your own needs of a piece that extract() made: operators, attributes, and
 /// constants with their numbers. A Constant, and an Identity or a Transpose of a constant matrix,
 /// becomes a constant. Throws model_error: unreadable; missing_value; bad_model if a value is made
-/// twice; bad_weight; engine for a sparse weight; and std::bad_alloc. Safe from any thread.
+/// twice; bad_weight; engine for a sparse weight; and std::bad_alloc. Thread-safe.
 [[nodiscard]] inline detail::piece_program read_operations(std::string_view piece) {
     return detail::piece_reader().read(piece);
 }
@@ -74,9 +75,9 @@ struct import_options {
 /// A model that was read and checked. Movable; any thread may read it. Holds the model's bytes
 /// once, without weights in files of their own: these are read when a piece is extracted.
 ///
-/// A node that depends on weights only (constants, reshaped weights) counts as a weight, not as a
-/// node of graph(). Each piece that needs its value computes the value anew. Engines do so once,
-/// when they load the piece. Such values never cross a cut.
+/// The result of a node that depends on weights only (a constant, a reshaped weight) counts as a
+/// weight, and graph() lacks the node. Each piece that needs the result computes it anew, and most
+/// engines do so once, when they load the piece. Such a result never crosses a cut.
 class onnx_model {
 public:
     /// Reads a file. Throws model_error, and std::bad_alloc.
@@ -109,8 +110,8 @@ public:
 
     /// Some nodes of graph() as a model of their own, in ONNX's format: its inputs and outputs are
     /// edges_of(graph(), nodes), in that order, and its weights are inside. Throws model_error:
-    /// bad_cut if a value that crosses isn't a tensor or is of unknown type, if a node isn't the
-    /// graph's, or if there is none; too_large; external_data; and std::bad_alloc.
+    /// bad_cut if a value that crosses isn't a tensor or is of unknown type, if the graph has no
+    /// such node, or if `nodes` is empty; too_large; external_data; and std::bad_alloc.
     [[nodiscard]] std::string extract(std::span<const std::uint32_t> nodes) const { return extracted(nodes, {}); }
     /// The whole model, with its nodes in graph()'s order, inputs and outputs in the model's order,
     /// and all weights inside. Throws as above.
@@ -283,7 +284,8 @@ private:
         for (const auto& w : g.sparse_initializer())
             if (read.contains(w.values().name())) *to.add_sparse_initializer() = w;
     }
-    /// Runs before weights are read from files: those of too large a piece might fill the memory.
+    /// Runs before weights are read from files: the weights of too large a piece might fill the
+    /// memory.
     void require_small(std::uint32_t first, const std::unordered_set<std::string>& read) const {
         bytes all{};
         for (const auto& w : proto_.graph().initializer()) {
@@ -297,7 +299,8 @@ private:
         throw model_error(model_fault::too_large, graph_.nodes[first].name,
                           "the piece that begins here has 2 GiB or more of weights");
     }
-    /// Describes a value at a piece's edge. The model's inputs and outputs keep its description.
+    /// Describes a value at a piece's edge. An input or output of the model keeps the model's
+    /// description.
     void describe(onnx::ValueInfoProto& to, std::uint32_t index) const {
         const value& v = graph_.values[index];
         const bool crosses = v.kind == value_kind::inner;
@@ -329,7 +332,7 @@ private:
     model_graph graph_;
     std::vector<std::string> names_;                        // of each value, in the file
     std::vector<int> order_;                                // of the model's nodes
-    std::vector<int> nodes_;                                // of each node, its number in the model
+    std::vector<int> nodes_;                                // of each node, the model's number
     std::unordered_map<std::string, std::uint32_t> index_;  // of values
     std::unordered_map<std::string, int> weights_, sparse_;
     std::unordered_map<std::string, int> constants_;  // values, and the nodes that make them

@@ -73,7 +73,7 @@ public:
     [[nodiscard]] void* environment() const noexcept { return env_; }
     /// The CPU's memory, an OrtMemoryInfo.
     [[nodiscard]] void* cpu() const noexcept { return info_; }
-    /// Unless `status` is null, releases it, and throws model_error (engine) with its text.
+    /// Unless `status` is null, releases the status and throws model_error (engine) with its text.
     void check(void* status) const {
         if (status == nullptr) return;
         const std::string why = api_.GetErrorMessage(status);
@@ -146,10 +146,10 @@ namespace detail {
 }
 
 /// A model as ONNX Runtime optimises it for this machine: fused, with constants computed, in its
-/// own layouts; in ONNX's format, with its own operators. `optimisation` is as in
-/// onnxruntime_options; 1 uses only ONNX's operators. Goes through a file in the system's temporary
-/// folder. ONNX Runtime orders and names some nodes by chance: read the result with
-/// import_options::own_names if plans and table rows should fit the next one, too. Throws
+/// own layouts; in ONNX's format, with operators of ONNX Runtime's own. `optimisation` is as in
+/// onnxruntime_options; with 1 the model has only ONNX's operators. The model goes through a file
+/// in the system's temporary folder. ONNX Runtime orders and names some nodes by chance: read the
+/// result with import_options::own_names if plans and table rows should fit the next result. Throws
 /// model_error: engine, no_file.
 [[nodiscard]] inline std::string optimised(const onnxruntime_library& library, std::string_view model,
                                            int optimisation = 99) {
@@ -170,9 +170,9 @@ namespace detail {
 
 /// How sessions are made.
 struct onnxruntime_options {
-    int threads = 1;  ///< of a session; more than 1 are ONNX Runtime's own, beside the SM
+    int threads = 1;  ///< of a session; those beyond the SM's own thread are ONNX Runtime's
     /// What a session may change: 0 nothing, 1 redundant nodes, 2 also fusions, 99 also the layout
-    /// of tensors. Each cut changes the layout back, but convolutions are slower without it.
+    /// of tensors. Each cut changes the layout back, but convolutions are faster in that layout.
     int optimisation = 99;
 };
 

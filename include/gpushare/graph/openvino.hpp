@@ -66,9 +66,10 @@ private:
     void* core_ = nullptr;
 };
 
-/// How pieces are compiled. Floats stay floats, even if the processor is faster with smaller types.
+/// How pieces are compiled. Floats stay 32 bits, even if the processor is faster with smaller
+/// types.
 struct openvino_options {
-    int threads = 1;  ///< of a piece; more than 1 are OpenVINO's own, beside the SM
+    int threads = 1;  ///< of a piece; those beyond the SM's own thread are OpenVINO's
 };
 
 /// Pieces that OpenVINO compiled: a piece_engine. One thread adds pieces before any runs. Different
@@ -137,7 +138,7 @@ private:
     using handle = std::unique_ptr<void, void (*)(void*)>;
     struct port_state {
         int type = 0;                // OpenVINO's number
-        bool bound = false;          // whether the request has the following
+        bool bound = false;          // whether the request has `data` and `shape`
         const void* data = nullptr;  // the tensor's
         std::vector<std::int64_t> shape{};
     };

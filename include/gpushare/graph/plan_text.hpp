@@ -53,13 +53,13 @@ public:
     /// The kind of error.
     enum class kind : std::uint8_t {
         bad_version,    ///< the first line isn't a plan's, or is of a later version
-        bad_line,       ///< a line of no known kind, with too few or too many words, or twice
+        bad_line,       ///< a line of no known kind, missing, misplaced, twice, or of too few words
         bad_value,      ///< a value of the wrong form, or a number that doesn't fit
         graph_changed,  ///< the plan is for another graph
         unknown_node,   ///< a number that no node has
         other_node,     ///< the node of that number has another name
         node_twice,     ///< a node in two places
-        node_missing,   ///< a node in no piece
+        node_missing,   ///< a node in no piece, or a gap between two pieces
         wrong_order,    ///< a node before one whose value it reads
         empty_piece,    ///< a piece without a node
         no_cut,         ///< a cut at which a value is alive that no buffer holds
@@ -268,8 +268,8 @@ private:
     bool versioned_ = false, hashed_ = false, limited_ = false;
 };
 
-/// Throws if the nodes can't run in the plan's order or pieces. The functions find lines for
-/// errors.
+/// Throws if the nodes can't run in the plan's order, or the pieces don't cover that order. The
+/// functions find the line of a node and of a piece, for errors.
 template <class LineOfNode, class LineOfPiece>
 void check_order(const split_plan& p, const model_graph& g, LineOfNode line_of_node, LineOfPiece line_of_piece) {
     using kind = plan_error::kind;
@@ -333,7 +333,8 @@ void check_cuts(split_plan& p, const model_graph& g, std::span<const bytes> size
     return text;
 }
 
-/// Throws plan_error if a plan, such as somebody else's, doesn't fit a sound graph. O(edges).
+/// Throws plan_error if a plan, such as one that a person made, doesn't fit the graph, which must
+/// be sound. O(edges).
 inline void check(const split_plan& p, const model_graph& g) {
     if (p.of_graph != fingerprint(g))
         throw plan_error(plan_error::kind::graph_changed, 0, "the plan is for another graph, or the graph changed");

@@ -6,7 +6,7 @@
 //   for (const auto& p : plan.pieces) engine.add(model.extract(plan.nodes(p.places)));     // piece 0, 1, ...
 //   gpushare::graph::cut_model pages(batch, model.graph(), plan, engine);
 //   std::array in{picture};    std::array out{gpushare::graph::tensor{}};
-//   pages.run(in, out, {.deadline = now + 100ms});                                         // the same as the whole model's
+//   pages.run(in, out, {.deadline = now + 100ms});                                         // the whole model's results
 //
 // On a device, captured_model makes one graph of all pieces, with a gate between any two.
 //
@@ -55,8 +55,8 @@ namespace graph {
 /// Bytes that are needed from one step to another, both included.
 struct buffer_need {
     bytes size{};             ///< 0 needs no place
-    std::uint32_t first = 0;  ///< the step that writes them
-    std::uint32_t last = 0;   ///< the last step that reads them; not before `first`
+    std::uint32_t first = 0;  ///< the step that writes the bytes
+    std::uint32_t last = 0;   ///< the last step that reads the bytes; not before `first`
 
     friend constexpr bool operator==(const buffer_need&, const buffer_need&) = default;
 };
@@ -73,13 +73,13 @@ struct buffer_layout {
 struct crossing_value {
     std::uint32_t value = 0;  ///< index in the graph
     std::uint32_t first = 0;  ///< the piece that makes the value
-    std::uint32_t last = 0;   ///< the last piece that reads it
+    std::uint32_t last = 0;   ///< the last piece that reads the value
 
     friend constexpr bool operator==(const crossing_value&, const crossing_value&) = default;
 };
 
-/// The values to keep across a plan's cuts, by index. The model's outputs aren't among them: the
-/// caller has buffers for those. `p` must fit the graph (check() in plan_text.hpp).
+/// The values to keep across a plan's cuts, by index. The model's outputs aren't among these
+/// values: the caller has buffers for outputs. `p` must fit the graph (check() in plan_text.hpp).
 [[nodiscard]] inline std::vector<crossing_value> crossing_values(const model_graph& g, const split_plan& p) {
     std::vector<std::optional<crossing_value>> all(g.values.size());
     for (std::uint32_t i = 0; i < p.pieces.size(); ++i)
@@ -97,7 +97,7 @@ struct crossing_value {
 
 /// The memory that these values need. `sizes` has the size of each value of the graph, if the
 /// caller knows better (dynamic shapes); empty: the graph's sizes. Throws operation_error
-/// (invalid_specification) if a size is unknown.
+/// (invalid_specification) if a size is unknown, or `sizes` has another number of sizes.
 [[nodiscard]] inline std::vector<buffer_need> needs_of(const model_graph& g, std::span<const crossing_value> values,
                                                        std::span<const bytes> sizes = {}) {
     if (!sizes.empty() && sizes.size() != g.values.size())
@@ -135,8 +135,8 @@ namespace detail {
     return sizes;
 }
 
-/// Places the needs in `order`: each in the smallest gap between needs that are alive at the same
-/// time, or else behind all of them.
+/// Places the needs in `order`: each in the smallest gap that fits between needs alive at the same
+/// time, or else behind all of these.
 [[nodiscard]] inline buffer_layout place_in_order(std::span<const buffer_need> needs,
                                                   std::span<const std::uint64_t> sizes,
                                                   std::span<const std::uint32_t> order) {
@@ -178,8 +178,8 @@ namespace detail {
 }
 
 /// A place for each need: needs of the same step don't overlap, and the block is never larger than
-/// the sum of the sizes. Tries the largest first, the largest product of size and lifetime first,
-/// the longest-lived first, and the order of the steps, and takes the smallest block. Throws
+/// the sum of the rounded sizes. Tries the largest first, the largest product of size and lifetime
+/// first, the longest-lived first, and the order of the steps, and takes the smallest block. Throws
 /// memory_error: bad_alignment unless the alignment is a power of two, size_overflow. O(needs^2).
 [[nodiscard]] inline buffer_layout place_buffers(std::span<const buffer_need> needs, std::size_t alignment) {
     const auto sizes = detail::rounded_sizes(needs, alignment);
@@ -218,24 +218,24 @@ namespace detail {
 
 /// How a cut model runs.
 struct cut_options {
-    /// For each piece's submission. Piece i has the key `key` + i, by which a limiter learns how
-    /// long the piece takes. The deadline is the run's.
+    /// The options of each piece's submission. Piece i has the key `key` + i, by which a limiter
+    /// learns how long the piece takes. The deadline is the run's.
     submit_options submit{.key = 1};
     /// Whether to declare the planned time of each piece to the limiter; otherwise the limiter
     /// learns all times by itself.
     bool declare_lengths = false;
-    /// The most pieces that are submitted and haven't ended; at least 1. With 1, the thread that
-    /// runs the model wakes up between pieces. With more it also does if the limiter admits nothing
-    /// behind pieces of that length.
+    /// The most pieces that are submitted and haven't ended; at least 1. With 1, the device waits
+    /// between two pieces until the thread that runs the model wakes up. With more, the device
+    /// waits there only if the limiter admits nothing behind a piece of that length.
     std::uint32_t ahead = 2;
     std::size_t part = 0;  ///< which of the tenant's devices
 };
 
 /// The values of a cut model while it runs, and room for them in `Memory`. Values between pieces
-/// share one block by liveness. A value whose size only a run tells has a block of its own, and so
-/// has an output without a buffer. The object has no engine and submits nothing: cut_model does.
-/// Neither copied nor moved; one run at a time. `Memory` must outlive the object, and no work may
-/// use the values when it is destroyed.
+/// that are never alive together share bytes of one block. A value whose size only a run tells has
+/// a block of its own, and so has an output without a buffer. The object has no engine and submits
+/// nothing: cut_model does. Neither copied nor moved; one run at a time. The memory must outlive
+/// the object, and no work may use the values when the object is destroyed.
 template <memory_resource Memory>
 class piece_tensors {
 public:
@@ -375,7 +375,7 @@ class cut_model {
     using memory = typename Tenant::memory_type;
 
 public:
-    /// `g` has the extents that are known, so that values between pieces get their places. Throws
+    /// Values between pieces whose extents `g` has get their places in one block. Throws
     /// operation_error (invalid_specification) if the plan doesn't fit the graph; model_error
     /// (bad_cut) for a value that a buffer can't hold and for an output that is a weight;
     /// memory_error if the tenant has no room for the buffers; and as tenant::memory.
@@ -393,11 +393,11 @@ public:
     [[nodiscard]] bytes held() const noexcept { return values_.held(); }
 
     /// Runs the model and waits until all is done. `inputs` and `outputs` are in the model's order,
-    /// in memory that the engine can use. An output without a buffer (data is null) gets one from
-    /// the tenant's memory, valid until the next run. `o` is for the run as a whole. Throws
-    /// operation_error: invalid_specification for a wrong number of tensors; the error of a piece,
-    /// with the engine's own exception nested; and as tenant::submit. By then all pieces have
-    /// ended.
+    /// in memory that the engine can use. An output without a buffer (data is null) gets a buffer
+    /// in the tenant's memory, valid until the next run; an output that is an input gets the
+    /// input's buffer. `o` is for the run as a whole. Throws operation_error: invalid_specification
+    /// for a wrong number of tensors; the error of a piece, with the engine's own exception nested;
+    /// and as tenant::submit. By then all pieces have ended.
     void run(std::span<const tensor> inputs, std::span<tensor> outputs, const request_options& o = {}) {
         values_.begin(inputs, outputs);
         submit_all(o);
@@ -477,9 +477,9 @@ private:
     std::vector<ns> takes_{};  // of each piece, as planned
 };
 
-/// A model in pieces as one graph of a device: one submission, which urgent work can stop between
-/// two pieces. `Executable` is the device's type, such as cuda::graph_executable;
-/// argument-dependent lookup finds capture(stream, body).
+/// A model in pieces as one graph of a device, which is one submission. With a gate between two
+/// pieces, urgent work can run there. `Executable` is the device's type, such as
+/// cuda::graph_executable; argument-dependent lookup finds capture(stream, body).
 ///
 ///   auto between = [&](cuda::stream& to) { gate.wait_in_capture(pages, to.native_handle()); };
 ///   graph::captured_model<tenant, my_engine, cuda::graph_executable> model(batch, g, plan, engine, between);
@@ -536,7 +536,7 @@ public:
 private:
     /// Identifies the runs that a graph is for.
     struct run_key {
-        std::vector<std::int64_t> shapes{};  // with types and ranks: unambiguous
+        std::vector<std::int64_t> shapes{};  // with types and ranks, so that no two runs look alike
         std::vector<const void*> places{};
     };
     static run_key key_of(std::span<const tensor> inputs, std::span<tensor> outputs) {

@@ -40,7 +40,7 @@ namespace graph {
 /// In which order the nodes run. Fewer values are alive at a cut if branches run one after the
 /// other instead of alternately.
 enum class split_order : std::uint8_t {
-    best,         ///< the other order whose plan costs least
+    best,         ///< of the other orders the one whose plan costs least
     given,        ///< the graph's
     depth_first,  ///< each node right before the node that needs it
     narrow,       ///< next is the node that leaves the fewest bytes alive
@@ -51,7 +51,7 @@ struct split_options {
     ns limit = std::chrono::milliseconds(5);  ///< the longest that a piece may take; above 0
     /// The overhead of each piece: the engine's call and the submission.
     ns per_piece = std::chrono::microseconds(20);
-    /// Bytes per second at which values are written and read at a cut; above 0.
+    /// How many bytes of values a cut writes or reads per second; above 0.
     bytes bandwidth{10'000'000'000};
     /// The engine's fusions; only the constructor reads them.
     std::span<const fusion_rule> fusions = usual_fusions;
@@ -65,9 +65,9 @@ struct split_options {
 struct planned_piece {
     node_range places{};   ///< in the plan's order
     ns takes{};            ///< measured, or predicted
-    bytes crossing{};      ///< of the values alive at the cut after the piece; 0 for the last piece
+    bytes crossing{};      ///< size of the values alive at the cut after the piece; 0 for the last
     bool over = false;     ///< whether the piece takes longer than the limit
-    std::string engine{};  ///< runs the piece (choice.hpp), one word; empty: the first engine
+    std::string engine{};  ///< which engine runs the piece, one word; empty: the first (choice.hpp)
 
     friend bool operator==(const planned_piece&, const planned_piece&) = default;
 };
@@ -126,8 +126,9 @@ struct split_plan {
     return h;
 }
 
-/// The same nodes in another order, so that a plan's places are this graph's nodes. Throws
-/// operation_error (invalid_specification) if the nodes can't run in `order`.
+/// The graph with its nodes in `order`. With a plan's order, the plan's places are the indices of
+/// the result's nodes. Throws operation_error (invalid_specification) if the nodes can't run in
+/// `order`.
 [[nodiscard]] inline model_graph reordered(const model_graph& g, std::span<const std::uint32_t> order) {
     model_graph out{.values = g.values, .inputs = g.inputs, .outputs = g.outputs};
     std::vector<bool> named(g.nodes.size());
@@ -150,15 +151,15 @@ struct split_plan {
 
 /// Finds a plan, and corrects it by measurements: a state machine without a clock or an engine.
 ///
-/// A plan is the cheapest one whose pieces keep the limit. The cost is `per_piece` for each piece,
-/// the bytes that pieces read and write at cuts, and the fusions that cuts undo. A node above the
-/// limit is a piece by itself, marked `over`. If no buffer can hold a value between some nodes (a
-/// sequence, strings), these nodes stay together like one.
+/// The planner's plan is the cheapest one whose pieces keep the limit. The cost is `per_piece` for
+/// each piece, the time to read and write values at cuts, and the fusions that cuts undo. A node
+/// above the limit is a piece by itself, marked `over`. If no buffer can hold a value between some
+/// nodes (a sequence, strings), these nodes stay together like one node.
 ///
 /// An unmeasured piece counts as `per_piece` and the sum of its nodes. A measurement replaces that
-/// sum and scales the times of the piece's nodes, from which other pieces are predicted. So the
-/// planner splits a piece that measures too long, and joins neighbours that measure short, until
-/// every piece is measured and no cheaper plan is in prospect.
+/// sum and scales the times of the piece's nodes, from which the planner predicts other pieces. So
+/// the planner splits a piece that takes too long, and joins neighbours that take less than
+/// predicted, until every piece is measured and no cheaper plan is in prospect.
 class split_planner {
 public:
     /// `times` has the time of each node, measured or predicted, in the graph's order. `sizes` has
@@ -182,7 +183,7 @@ public:
 
     /// The best plan by what is known.
     [[nodiscard]] const split_plan& plan() const noexcept { return plan_; }
-    /// The cost of the cuts by the options, without the time of the nodes.
+    /// The plan's cost without the time of its nodes: the pieces' overhead and the cuts.
     [[nodiscard]] ns overhead() const noexcept { return overhead_; }
     /// Places in plan().order to measure next, as one piece; nothing if the plan is settled.
     [[nodiscard]] std::optional<node_range> next_to_measure() const noexcept { return ask_; }
@@ -191,9 +192,10 @@ public:
     /// How many pieces were measured.
     [[nodiscard]] std::uint32_t measurements() const noexcept { return measured_; }
 
-    /// Tells how long the nodes at `piece` take as one piece, whether asked for or not; nothing if
-    /// the engine can't run them by themselves. Throws operation_error (invalid_specification) if
-    /// no piece can have these places.
+    /// Takes a measurement, even one that next_to_measure() didn't ask for. `took` is how long the
+    /// nodes at `piece` take as one piece; nothing if the engine can't run these nodes by
+    /// themselves. Throws operation_error (invalid_specification) if no piece can have these
+    /// places.
     void measured(node_range piece, std::optional<ns> took) {
         const auto u = units_of(piece);
         require(u.has_value(), "a measurement of nodes that are no piece");
@@ -226,8 +228,8 @@ private:
         std::optional<ns> took{};  // nothing: impossible
         ns cost{};
     };
-    // The members are in the order of importance. All but `longest` are additive, and no piece
-    // makes a worse beginning better.
+    // The members are in the order of importance. All but `longest` are sums over pieces, and no
+    // further piece makes a worse beginning the better one.
     struct price {
         ns over{};  // above the limit, of all pieces together
         ns overhead{};
@@ -365,7 +367,7 @@ private:
         std::ranges::reverse(f.pieces);
         return f;
     }
-    // A node that can't run alone needs its neighbours, even if the piece then exceeds the limit.
+    // A node that can't run alone needs its neighbours, even if their piece exceeds the limit.
     [[nodiscard]] std::optional<found_plan> search(pieces_of which) const {
         auto f = search(which, lengths::within_limit);
         return f ? f : search(which, lengths::any);
@@ -378,7 +380,7 @@ private:
             if (!known_.contains(u) && (!longest || predicted(u) > predicted(*longest))) longest = u;
         return longest;
     }
-    // Measured neighbours that may fit into one piece, which wasn't measured yet.
+    // Measured neighbours that may fit into one piece. That piece wasn't measured yet.
     [[nodiscard]] std::optional<unit_range> joinable(const found_plan& f) const {
         for (std::size_t i = 1; i < f.pieces.size(); ++i) {
             const unit_range &a = f.pieces[i - 1], &b = f.pieces[i], both{a.first, b.second};

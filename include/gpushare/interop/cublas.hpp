@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A cuBLAS handle's workspace from a tenant's memory, so that it is charged to the tenant's quota.
-// cuBLAS's own workspace would be charged to no tenant.
+// A cuBLAS handle's workspace from a tenant's memory, charged to the tenant's quota. No tenant
+// would be charged for cuBLAS's own workspace.
 //
 //   gpushare::stream_resource ordered{tenant.memory(), stream};
 //   const auto size = gpushare::cublas_workspace_size(9);     // for devices of compute capability 9
@@ -34,8 +34,9 @@ inline namespace GPUSHARE_ABI {
 }
 
 /// Refers to the handle and the resource, which must outlive the object. Not thread-safe, like the
-/// handle. From now on the handle works on one stream, and the resource must free in that stream's
-/// order (stream_resource). Two streams at once need two handles: they would share the workspace.
+/// handle. While the object exists, the handle works on one stream, and the resource must free in
+/// that stream's order (stream_resource). Two streams at once need two handles: on one handle, both
+/// streams would use one workspace.
 template <memory_resource Resource>
 class cublas_workspace {
 public:

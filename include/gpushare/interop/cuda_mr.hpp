@@ -60,17 +60,18 @@ public:
         deallocate(p, size, alignment);
     }
 
-    /// For any stream, at once. A null handle is the default stream of the current device. Throws
-    /// memory_error, and operation_error if no free can be ordered on `stream` later: it is a
-    /// per-thread default stream, or belongs to a device that the node doesn't have.
+    /// Work on any stream may use the block at once. A null handle is the default stream of the
+    /// current device. Throws memory_error, and operation_error if no free can be ordered on
+    /// `stream` later: `stream` is a per-thread default stream, or of a device that the node
+    /// doesn't have.
     template <borrowable_stream<Node> Stream>
     [[nodiscard]] void* allocate(Stream stream, std::size_t size, std::size_t alignment = default_alignment) {
         (void)node_->device_of(stream.get());  // throws here, since a free can't
         return memory_->allocate(size, alignment);
     }
     /// Frees the block once `stream` has done the work enqueued so far; if the stream is captured,
-    /// once the graph is gone. If the host has no memory for a point on the stream, the block stays
-    /// charged, and is reported when its tenant closes.
+    /// once the graph is gone. If the stream can have no point, such as when the host has no
+    /// memory, the block stays charged until its tenant closes, and the close report counts it.
     template <borrowable_stream<Node> Stream>
     void deallocate(Stream stream, void* p, std::size_t size, std::size_t alignment = default_alignment) noexcept {
         if (p == nullptr) return;
@@ -111,8 +112,9 @@ private:
 
 /// The other direction: a resource of libcu++, for example one of RMM's, as memory below this
 /// library's. Allocates and frees on one stream, a ::cuda::stream_ref. If the resource orders
-/// anything by streams, uses on other streams must be in that stream's order. Copies its argument:
-/// a resource_ref refers, an any_resource owns. Thread-safe if the resource is.
+/// anything by streams, uses on other streams must be in that stream's order. The object has a copy
+/// of `of`: a copied resource_ref refers, a copied any_resource owns. Thread-safe if the resource
+/// is.
 ///
 ///   gpushare::cuda_mr_upstream below{rmm_resource, stream};     gpushare::quota_resource mine{limit, below, "chat"};
 template <class Resource, class Stream>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Horovod's names over any transport of gradient/. Each rank hands over named arrays in any order.
-// A thread combines arrays as soon as all ranks have them, small arrays together.
+// A thread combines an array as soon as all ranks have handed it over, and small arrays together.
 //
 //   using namespace gpushare::horovod;
 //   init(net);                                                 // a rank's end, for the whole process
@@ -11,7 +11,7 @@
 //   shutdown();
 //
 // Pass your own process_set as the last argument if only some of the ranks take part, or if ranks
-// are threads of one process. A process_set uses a transport of its ranks.
+// are threads of one process. A process_set uses a transport between its ranks.
 //
 // An array is combined no sooner than the lowest rank that hasn't joined hands it over. Elements
 // are floats of 16 to 64 bits, or integers of 64 bits, which have no average. The transport decides
@@ -56,8 +56,8 @@ namespace horovod {
 enum class reduce_op : std::uint8_t {
     average,  ///< their mean; not for integers
     sum,      ///< their sum
-    minimum,  ///< the smallest; NaN if a rank has one
-    maximum,  ///< the largest; NaN if a rank has one
+    minimum,  ///< the smallest; NaN if a rank has NaN
+    maximum,  ///< the largest; NaN if a rank has NaN
     product,  ///< their product
 };
 inline constexpr reduce_op Average = reduce_op::average;  ///< by Horovod's name
@@ -81,7 +81,7 @@ struct process_set_options {
 
 namespace detail {
 
-/// An array that was handed over on a device.
+/// What a carrier or ranks on devices remember of an array on a device.
 struct device_request {
     virtual ~device_request() = default;
 };
@@ -91,7 +91,7 @@ struct request {
     std::byte* data = nullptr;
     std::uint64_t count = 0;  // elements; bytes of a broadcast; 0 if ranks bring different lengths
     std::uint64_t what = 0;   // kind, type, operator, root: equal on all ranks
-    std::uint64_t shape = 0;  // what else is equal on all ranks
+    std::uint64_t shape = 0;  // a hash of all else that is equal on all ranks
     std::shared_ptr<device_request> on_device{};
     collective_fault fault{};
     bool done = false;
@@ -177,8 +177,8 @@ template <class T>
 
 /// A rank's call for an array on its device.
 struct device_call {
-    /// Returns memory for a result of unknown size. It is called once the rows of each rank are
-    /// known, or in a reduce-scatter the rows that this rank gets.
+    /// Returns memory for a result of unknown size. `rows` are the rows of each rank, or in a
+    /// reduce-scatter the rows that this rank gets.
     using placing = std::function<void*(std::span<const std::uint64_t> rows)>;
 
     std::string name;
@@ -190,10 +190,10 @@ struct device_call {
     void* data = nullptr;                 // the input, and the output of all-reduces and broadcasts
     std::size_t count = 0;                // of elements
     std::size_t row = 1;                  // elements of a row
-    std::uint64_t shape = 0;              // what else is equal on all ranks
+    std::uint64_t shape = 0;              // a hash of all else that is equal on all ranks
     std::vector<std::uint64_t> splits{};  // all_to_all: rows for each rank
     placing place{};
-    std::shared_ptr<const void> keeps{};  // until the call is over
+    std::shared_ptr<const void> keeps{};  // kept until the call is over
     void* stream = nullptr;               // the caller's, native
     std::function<void*()> current{};     // the stream that waits in synchronize; empty: `stream`
 };
@@ -207,12 +207,12 @@ struct request_batch {
     std::uint32_t ranks = 1;
 
     [[nodiscard]] bool is_nobody() const { return of_rank[0] == nullptr; }
-    /// The transport's operator. While ranks have joined, an average is made of the sum.
+    /// The transport's operator. While ranks have joined, finish() makes an average from the sum.
     [[nodiscard]] reduce_op op() const {
         const reduce_op asked = operator_of(what);
         return asked == Average && joined != 0 ? Sum : asked;
     }
-    /// Makes the average.
+    /// Makes the average from the sum while ranks have joined; otherwise does nothing.
     template <class T>
     void finish(std::span<T> data) const {
         if (operator_of(what) != Average || joined == 0) return;
@@ -241,7 +241,7 @@ public:
     [[nodiscard]] virtual collective_fault move(const request_batch& all, instant deadline) = 0;
     virtual void abort(errc why) = 0;
 
-    // For arrays on this rank's device. From any thread.
+    // For arrays on this rank's device. Any thread may call these functions.
     [[nodiscard]] virtual bool on_device() const noexcept { return false; }
     [[nodiscard]] virtual std::shared_ptr<request> made_of(device_call) {
         raise({.code = errc::not_supported}, {}, "handing an array on a device over to a transport");
@@ -266,7 +266,7 @@ public:
                                              instant deadline) override {
         return net_.broadcast(words, root, deadline);
     }
-    /// Packs arrays, unless there is only one and this rank has it.
+    /// Combines or sends the arrays packed, unless there is only one and this rank has it.
     [[nodiscard]] collective_fault move(const request_batch& all, instant deadline) override {
         const std::size_t size_of_one = size_of(all.what);
         const bool packs = all.of_rank.size() != 1 || all.is_nobody();
@@ -348,8 +348,8 @@ private:
     process_set* set_ = nullptr;
 };
 
-/// One rank's end of a group. Over a transport, the set's thread uses the transport until the end,
-/// and nothing else may use it. Safe from any thread.
+/// One rank's end of a group. A set over a transport has a thread, which uses the transport until
+/// the set is gone; no other code may use the transport meanwhile. Safe from any thread.
 class process_set {
 public:
     /// `net` must outlive the set.
@@ -369,9 +369,10 @@ public:
     process_set(const process_set&) = delete;
     process_set& operator=(const process_set&) = delete;
     /// Returns once all ranks destroy their sets; open requests fail with errc::stopped. If the
-    /// other ranks don't do so within options.patience, the group is aborted. With ranks on devices
-    /// the destructor waits for no other rank, only until the devices have finished with this
-    /// rank's arrays. Open and later requests of other ranks fail with errc::stopped and this rank.
+    /// other ranks don't destroy theirs within options.patience, aborts the group. With ranks on
+    /// devices the destructor waits for no other rank, only until the devices have finished with
+    /// this rank's arrays. Open and later requests of other ranks fail with errc::stopped and this
+    /// rank.
     ~process_set() {
         if (devices_ != nullptr) {
             devices_->leave(rank_);
@@ -390,7 +391,7 @@ public:
         net_->settle();
     }
 
-    /// Counted from 0.
+    /// This rank, counted from 0.
     [[nodiscard]] std::uint32_t rank() const { return devices_ != nullptr ? rank_ : net_->rank(); }
     /// The number of ranks.
     [[nodiscard]] std::uint32_t size() const { return devices_ != nullptr ? devices_->size() : net_->size(); }
@@ -446,7 +447,8 @@ public:
         }
         return net_->is_over(*h.of_);
     }
-    /// Waits for the array. For arrays on devices, a null `stream` means that of synchronize.
+    /// Waits for the array. For an array on a device, see synchronize: `stream` waits for the end;
+    /// a null `stream` means the stream that synchronize chooses.
     [[nodiscard]] collective_fault wait(const handle& h, void* stream = nullptr) {
         if (h.on_device_ != nullptr) return devices_->wait(*h.on_device_, stream);
         std::unique_lock lock(mutex_);
@@ -504,8 +506,8 @@ private:
         changed_.notify_all();
     }
 
-    // The members below belong to the thread. It reads others' requests under the lock, and
-    // combines without the lock.
+    // Only the set's thread calls the functions below. It reads other threads' requests under the
+    // lock, and combines without the lock.
     using requests = std::vector<std::shared_ptr<detail::request>>;
     static constexpr std::size_t words_of_a_request = 4;
     // Answers to a request. The least answer of all ranks counts.
@@ -611,7 +613,7 @@ private:
         ++joins_done_;
         changed_.notify_all();
     }
-    /// Whether anything was done.
+    /// Combines what all ranks have, and refuses what must be refused. True if a request is done.
     [[nodiscard]] bool combine(std::span<const std::uint64_t> asked, std::span<const std::uint64_t> answers,
                                const requests& mine) {
         bool moved = false;
@@ -638,7 +640,7 @@ private:
         }
         return moved;
     }
-    /// Why a request is refused; the same on all ranks.
+    /// Why the ranks refuse a request; the same on all ranks.
     [[nodiscard]] collective_fault why_refused(std::uint64_t answer, std::uint64_t what) const {
         if (answer == differs) return {errc::mismatch, detail::kind_of(what), leader_for_names(), 0};
         if (answer == has && detail::rows_of(what) != detail::by_rows::none)
@@ -700,7 +702,8 @@ namespace detail {
         raise({.code = errc::invalid_specification}, {}, "using the process's set before init");
     return *detail::of_process();
 }
-/// Makes this process's set, which all functions below use by default. Call it from one thread.
+/// Makes this process's set, which all functions below use by default. One thread calls init(), and
+/// calls it again only after shutdown().
 template <host_transport Net>
 void init(Net& net, const process_set_options& options = {}) {
     detail::of_process() = std::make_unique<process_set>(net, options);
@@ -713,7 +716,7 @@ inline void init(detail::named_ranks& devices, std::uint32_t rank) {
 inline void init(detail::carrier& on_device, const process_set_options& options = {}) {
     detail::of_process() = std::make_unique<process_set>(on_device, options);
 }
-/// Destroys the set; see process_set's destructor. Call it from one thread.
+/// Destroys the set; see process_set's destructor. One thread calls shutdown().
 inline void shutdown() { detail::of_process().reset(); }
 /// Whether the process has a set.
 [[nodiscard]] inline bool is_initialized() { return detail::of_process() != nullptr; }
@@ -721,9 +724,10 @@ inline void shutdown() { detail::of_process().reset(); }
 [[nodiscard]] inline std::uint32_t size() { return global_process_set().size(); }  ///< ranks
 
 /// Hands over an array, to be combined in place. The array must stay until the handle is done, and
-/// no other code may touch it. Name, length, type and operator must be the same on all ranks;
-/// otherwise all get errc::mismatch. Throws operation_error: errc::duplicate_name while an array of
-/// this name is under way, errc::invalid_specification for an average of integers.
+/// no other code may touch it meanwhile. Name, length, type and operator must be the same on all
+/// ranks; otherwise all ranks get errc::mismatch. Throws operation_error: errc::duplicate_name
+/// while an array of this name is under way, errc::invalid_specification for an average of
+/// integers.
 template <number T>
 [[nodiscard]] handle allreduce_async(std::span<T> data, std::string_view name, reduce_op op = Average,
                                      process_set& of = global_process_set()) {
@@ -735,7 +739,8 @@ template <class T>
                                      process_set& of = global_process_set()) {
     return of.start_broadcast(data, root, name);
 }
-/// Several arrays, by the names `name.0`, `name.1` and so on.
+/// Hands over several arrays, by the names `name.0`, `name.1` and so on. If one can't be handed
+/// over, throws as allreduce_async; those before stay under way.
 template <number T>
 [[nodiscard]] std::vector<handle> grouped_allreduce_async(std::span<const std::span<T>> list, std::string_view name,
                                                           reduce_op op = Average,
@@ -748,32 +753,33 @@ template <number T>
 /// Whether the array is done, with success or not.
 [[nodiscard]] inline bool poll(const handle& h) { return h.of() == nullptr || h.of()->is_done(h); }
 /// Waits for the array. Throws operation_error: the fault, which names the rank. For an array on a
-/// device, waits until the collective is enqueued, and makes a stream wait for its end: torch's
-/// current stream for libtorch's tensors, else the stream that the array was handed over with. If
-/// the device meets a fault later, the next calls throw it.
+/// device, waits until the collective is enqueued, and makes a stream wait for the collective's
+/// end: torch's current stream for libtorch's tensors, else the stream with which the array was
+/// handed over. If the device meets a fault later, the next calls throw it.
 inline void synchronize(const handle& h) {
     if (h.of() != nullptr) raise_fault(h.of()->wait(h));
 }
-/// Waits for all of them. Throws as for one.
+/// Waits for one array after the other. Throws as for one array; the arrays behind may then still
+/// be under way.
 inline void synchronize(std::span<const handle> all) {
     for (const handle& h : all) synchronize(h);
 }
-/// Hands over, and waits.
+/// Hands an array over, and waits for it.
 template <number T>
 void allreduce(std::span<T> data, std::string_view name, reduce_op op = Average,
                process_set& of = global_process_set()) {
     synchronize(allreduce_async(data, name, op, of));
 }
-/// Hands over, and waits.
+/// Hands arrays over, and waits for them.
 template <number T>
 void grouped_allreduce(std::span<const std::span<T>> list, std::string_view name, reduce_op op = Average,
                        process_set& of = global_process_set()) {
     synchronize(std::span<const handle>(grouped_allreduce_async(list, name, op, of)));
 }
 /// This rank has no more batches. Until all ranks have joined, arrays are combined over the ranks
-/// that haven't. (In Horovod, joined ranks bring zeros, whatever the operator.) A broadcast from a
-/// rank that has joined fails with errc::not_supported, and the fault names the rank. Returns the
-/// rank that joined last. Call it with nothing under way. Throws as synchronize.
+/// that haven't joined. (In Horovod, joined ranks bring zeros, whatever the operator.) A broadcast
+/// from a rank that has joined fails with errc::not_supported, and the fault names the rank.
+/// Returns the rank that joined last. Call join() with nothing under way. Throws as synchronize.
 inline std::uint32_t join(process_set& of = global_process_set()) { return of.wait_for_all(); }
 
 }  // namespace horovod

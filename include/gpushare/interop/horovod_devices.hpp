@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Horovod's names (horovod.hpp) for arrays on devices. The ranks are threads of this process, each
-// with a device, or all with one. No thread polls: the thread that brings the last rank's array
-// enqueues the collective for all ranks.
+// with a device, or all with one device. No thread polls: the thread that brings the last rank's
+// array enqueues the collective for all ranks.
 //
 //   gpushare::horovod::device_ranks all(node, devices, std::span(streams), members, pinned, staging,
 //                                       staging_bytes);
@@ -15,13 +15,14 @@
 // that the caller's stream got before the call. A default stream is refused. Tensors of libtorch
 // need no handles: see torch_gradients.hpp.
 //
-// Arrays of one type and operator that become ready together, such as those of a group, are packed
-// into `staging` and combined at once, as far as they fit. Ranks that have joined bring neutral
-// elements, from `staging` as well. Until synchronize, only the collective may use the elements of
-// an array that is combined or sent in place (allreduce, broadcast).
+// Arrays of one type and operator that become ready together, such as the arrays of a group, are
+// packed into `staging` and combined at once, as far as they fit. Ranks that have joined bring
+// neutral elements, from `staging` as well. Until synchronize, only the collective may use the
+// elements of an array that is combined or sent in place (allreduce, broadcast).
 //
 // Besides allreduce and broadcast there are allgather, alltoall and reducescatter. The ranks learn
-// the length of these results from each other. `place(rows)` returns the memory for a result.
+// from each other how long the results of these three are. `place(rows)` returns the memory for a
+// result.
 #pragma once
 
 #include <algorithm>
@@ -76,7 +77,7 @@ struct fill_elements {
         for (std::size_t i = mine.begin + ctx.thread_rank(); i < mine.end; i += ctx.num_threads()) data[i] = value;
     }
 };
-/// Makes the average of the ranks that haven't joined from their sum.
+/// Makes an average of the ranks that haven't joined: divides their sum by their number.
 template <class T>
 struct divide_elements {
     using wide = std::conditional_t<std::same_as<T, double>, double, float>;
@@ -134,8 +135,8 @@ struct combined_types {};
 /// How ranks on devices work.
 struct device_options {
     launch_options launches{};  ///< blocks of collectives, and the ranks' patience in a kernel
-    /// How long synchronize waits for ranks that haven't handed over an array of that name. After
-    /// that all calls fail with errc::deadline_exceeded.
+    /// How long synchronize waits for ranks that haven't handed over an array of that name. Then
+    /// all calls fail with errc::deadline_exceeded.
     ns patience = ns::max();
 };
 
@@ -157,8 +158,8 @@ device_array(T*, std::size_t, void*) -> device_array<T>;
 /// host::node. `Visible` is memory that the host and all devices reach, such as
 /// cuda::pinned_memory. Safe from any thread.
 ///
-/// The calls of a rank may come in another order than those of the others. What is
-/// enqueued, and when, depends only on the host, which waits for no device.
+/// The calls of a rank may come in another order than the calls of the other ranks. The host alone
+/// decides what is enqueued, and when, and waits for no device.
 template <node Node, memory_resource Visible, number... T>
 requires joining_timeline<typename Node::stream> && launcher<typename Node::stream>
 class device_ranks final : public detail::named_ranks {
@@ -168,9 +169,9 @@ class device_ranks final : public detail::named_ranks {
 
 public:
     /// Rank r of `members`, a whole group, is on devices[r] with streams[r]. If all ranks share a
-    /// device, there is one of each. `staging` has for each rank `staging_size` of its device, at
-    /// multiples of 16 bytes, and at least 64 bytes. Throws operation_error
-    /// (errc::invalid_specification) for spans of other lengths.
+    /// device, `devices` and `streams` have one element each. staging[r] is memory of rank r's
+    /// device, at a multiple of 16 bytes, of `staging_size`, which is at least 64 bytes. Throws
+    /// operation_error (errc::invalid_specification) for spans of other lengths.
     device_ranks(Node& on, std::span<const device_id> devices, std::span<stream> streams,
                  std::span<const member> members, Visible& visible, std::span<void* const> staging, bytes staging_size,
                  const device_options& options = {}, combined_types<T...> = {})
@@ -199,7 +200,7 @@ public:
     }
 
     [[nodiscard]] std::uint32_t size() const noexcept override { return calls_.size(); }  ///< ranks
-    /// Ends all calls, now and later, also on the devices. The fault names `rank`. Doesn't wait.
+    /// Ends all calls, now and later, even on the devices. The fault names `rank`. Doesn't wait.
     void abort(std::uint32_t rank, errc why) {
         members_[0].close({why, members_[0].progress().what, rank, members_[0].progress().epoch});
         std::vector<request_ptr> dropped;
@@ -302,7 +303,7 @@ private:
         point computed, end{};
         collective_fault fault{};
         bool enqueued = false;  // or refused
-        bool well = false;      // known to be over, without a fault
+        bool well = false;      // whether the request is known to be over, without a fault
     };
     using request_ptr = std::shared_ptr<request>;
     using common = typename detail::named_calls<request_ptr>::common;
@@ -312,7 +313,7 @@ private:
         std::vector<request_ptr> requests{};
         void* lengths = nullptr;
     };
-    /// These may be a framework's tensors, which must not be destroyed under the lock.
+    /// Objects to destroy after the lock: they may own a framework's tensors.
     struct garbage {
         std::vector<request_ptr> requests{};
         std::vector<std::shared_ptr<const void>> kept{};
@@ -433,7 +434,8 @@ private:
             if (r) return **r;
         std::terminate();  // each call has a rank
     }
-    /// Reserved before: while a kernel waits for others, making an event may wait for the kernel.
+    /// Points are reserved before the launches: while a kernel waits for others, making an event
+    /// may wait for the kernel.
     using reserved = gpushare::detail::point_reserve<stream>;
 
     void enqueue(std::span<common> calls) {
@@ -508,7 +510,7 @@ private:
         return f;
     }
     /// Ranks that have joined bring the neutral element from half of their staging, and get the
-    /// result in the other half, which limits how much goes at once.
+    /// result in the other half. So half of the staging limits how much goes at once.
     template <class E>
     [[nodiscard]] collective_fault all_reduce_joined(const common& call, reduce_op op, std::uint32_t gone) {
         const std::size_t count = first_of(call).call.count, each = half_ / sizeof(E);
@@ -583,8 +585,8 @@ private:
 
     // --- results whose length the ranks learn from each other; no rank has joined
 
-    /// A rank's output for these rows: memory of the caller's stream, so earlier work there comes
-    /// first.
+    /// A rank's output for these rows. The memory belongs to the caller's stream, so the rank's
+    /// stream waits for earlier work there.
     [[nodiscard]] void* place(request& r, std::span<const std::uint64_t> rows) {
         void* const to = r.call.place(rows);
         stream_of(r.rank).wait(lent(r.rank, r.call.stream).record());
@@ -770,7 +772,7 @@ template <class T>
 }  // namespace detail
 
 /// Hands over an array on a device, to be combined in place. Name, length, type and operator must
-/// be the same on all ranks; otherwise all get errc::mismatch, with the odd rank. Throws
+/// be the same on all ranks; otherwise all ranks get errc::mismatch, with the odd rank. Throws
 /// operation_error: errc::duplicate_name while an array of this name is under way;
 /// errc::not_supported for a type that isn't combined, and for a set over a transport;
 /// errc::invalid_specification for an average of integers and for a default stream; errc::capturing
@@ -782,7 +784,8 @@ template <number T>
     c.op = op;
     return of.start_on_device(std::move(c));
 }
-/// Several arrays, by the names `name.0`, `name.1` and so on, handed over at once.
+/// Hands over several arrays at once, by the names `name.0`, `name.1` and so on. Throws as
+/// allreduce_async, and then hands none over.
 template <number T>
 [[nodiscard]] std::vector<handle> grouped_allreduce_async(std::span<const device_array<T>> list, std::string_view name,
                                                           reduce_op op = Average,
@@ -806,9 +809,10 @@ requires std::is_trivially_copyable_v<T>
 }
 /// All ranks get the rows of each rank, in the order of ranks. Each rank may bring another number
 /// of rows. `place`, a function `void*(std::span<const std::uint64_t> rows)`, gets the rows of each
-/// rank and returns memory for all of them. It is called on any thread, usually another rank's.
-/// While a rank has joined, allgather, alltoall and reducescatter fail (errc::not_supported, with
-/// that rank). If `place` throws, all ranks get a fault with its rank. Throws as allreduce_async.
+/// rank and returns memory for all these rows, null only without rows. The set calls `place` on any
+/// thread, usually another rank's, and under a lock: `place` must not use the set. While a rank has
+/// joined, allgather, alltoall and reducescatter fail (errc::not_supported, with that rank). If
+/// `place` throws, all ranks get a fault with the rank of that `place`. Throws as allreduce_async.
 template <class T>
 requires std::is_trivially_copyable_v<T>
 [[nodiscard]] handle allgather_async(const device_array<T>& x, detail::device_call::placing place,
@@ -830,8 +834,8 @@ requires std::is_trivially_copyable_v<T>
     return of.start_on_device(std::move(c));
 }
 /// Combines the ranks' arrays, which have one length. Each rank gets a part of the rows (shard_of);
-/// if they don't divide, the first ranks get one more. `place` gets the number of this rank's rows.
-/// All else is as in allgather_async.
+/// if the number of ranks doesn't divide the rows, the first ranks get one row more. `place` gets
+/// the number of this rank's rows. All else is as in allgather_async.
 template <number T>
 [[nodiscard]] handle reducescatter_async(const device_array<T>& x, detail::device_call::placing place,
                                          std::string_view name, reduce_op op = Average,
@@ -841,17 +845,17 @@ template <number T>
     c.place = std::move(place);
     return of.start_on_device(std::move(c));
 }
-/// Waits as synchronize(h), but makes another stream wait for the end.
+/// Waits as synchronize(h), but makes `stream` wait for the collective's end.
 inline void synchronize(const handle& h, void* stream) {
     if (h.of() != nullptr) raise_fault(h.of()->wait(h, stream));
 }
-/// Hands over, and waits.
+/// Hands an array over, and waits for it.
 template <number T>
 void allreduce(const device_array<T>& x, std::string_view name, reduce_op op = Average,
                process_set& of = global_process_set()) {
     synchronize(allreduce_async(x, name, op, of));
 }
-/// Hands over, and waits.
+/// Hands arrays over, and waits for them.
 template <number T>
 void grouped_allreduce(std::span<const device_array<T>> list, std::string_view name, reduce_op op = Average,
                        process_set& of = global_process_set()) {

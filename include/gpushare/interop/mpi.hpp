@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Collectives between processes by an MPI (OpenMPI, MPICH), as a transport of gradient/. The MPI
-// moves bytes; elements are combined here, in the order of ranks and in float or wider. So an
-// all-reduce gives the same bits as between threads, 16-bit numbers aren't rounded at each step,
+// moves bytes, and the transport combines elements, in the order of ranks and in float or wider. So
+// an all-reduce gives the same bits as between threads, 16-bit numbers aren't rounded at each step,
 // and every operator and type of collective/ works.
 //
 //   MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &level);
@@ -9,19 +9,21 @@
 //   if (auto fault = net.all_reduce<float>(gradient, gradient, gpushare::average{}, deadline)) ...  // names the rank
 //
 // Several transports in several threads, such as those of gradient_buckets on several channels,
-// need MPI_THREAD_MULTIPLE: say so in mpi_options::threads, which is checked.
+// need MPI_THREAD_MULTIPLE: ask for this level in mpi_options::threads, which the constructor
+// compares with the MPI's level.
 //
 //   gpushare::mpi_transport several(MPI_COMM_WORLD, {.threads = MPI_THREAD_MULTIPLE});
 //
 // Large arrays go in chunks, with a message for each process and several chunks under way at once.
-// Each process combines its part of a chunk and sends it to all, which is the least traffic on a
-// link. There is no thread, so nothing happens between calls: advance() makes progress.
+// Each process combines its part of each chunk and sends the result to all, which is the least
+// traffic on a link. A transport has no thread, so nothing happens between calls: advance() makes
+// progress.
 //
 // If a process dies or hangs, each process that waits for it gives up at the deadline and tells the
-// others. All processes that answer name one that doesn't. Without a deadline the wait has no end,
-// unless the MPI itself reports the death. MPI_Finalize may hang then: leave by MPI_Abort or
-// std::_Exit. shrink() makes a transport of the remaining processes. (OpenMPI's launcher ends all
-// processes when one dies, unless told not to.) The header is empty without an MPI.
+// others. All processes that answer name one that doesn't answer. Without a deadline the wait has
+// no end, unless the MPI itself reports the death. MPI_Finalize may hang then: leave by MPI_Abort
+// or std::_Exit. shrink() makes a transport of the remaining processes. (OpenMPI's launcher ends
+// all processes when one dies, unless told not to.) The header is empty without an MPI.
 #pragma once
 
 #if __has_include(<mpi.h>)
@@ -60,15 +62,17 @@ inline namespace GPUSHARE_ABI {
 
 /// How messages are cut.
 struct mpi_options {
-    /// The bytes of one message, if an array goes to a process in several. MPIs send this much
-    /// without a rendezvous, which would wait behind other arrays' bytes while the link idles.
+    /// The bytes of one message, if an array goes to a process in several messages. MPIs send a
+    /// message of this size without a rendezvous. A rendezvous would wait behind other arrays'
+    /// bytes while the link idles.
     bytes message{56 << 10};
     std::uint32_t depth = 16;                   ///< messages of one array under way to each process
-    bytes one_shot{4096};                       ///< up to here all send to all: one wait, not two
+    bytes one_shot{4096};                       ///< arrays up to this size go to all ranks at once
     ns grace = std::chrono::milliseconds(200);  ///< how long a rank that gives up waits for answers
     /// The thread level for which the MPI must have been initialised. MPI_THREAD_SERIALIZED: the
-    /// embedder lets one thread at a time call the MPI. MPI_THREAD_MULTIPLE: several at once.
-    /// MPI_THREAD_FUNNELED: the main thread only, which also makes the transport.
+    /// embedder lets one thread at a time call the MPI. MPI_THREAD_MULTIPLE: several threads call
+    /// the MPI at once. MPI_THREAD_FUNNELED: only the main thread calls the MPI, and makes the
+    /// transport.
     int threads = MPI_THREAD_SERIALIZED;
 };
 
@@ -80,9 +84,9 @@ public:
     static constexpr bool rank_ordered = true;    ///< see transport
     static constexpr bool in_host_memory = true;  ///< see transport
 
-    /// Duplicates `all`, so that no other message meets ours. Collective. Throws operation_error:
-    /// errc::not_supported, before any message is sent, if the MPI isn't initialised, or not for
-    /// options.threads; errc::backend_failed.
+    /// Duplicates `all`, so that the transport's messages meet no others. Collective. Throws
+    /// operation_error: errc::not_supported, before it sends any message, if the MPI isn't
+    /// initialised, or not for options.threads; errc::backend_failed.
     explicit mpi_transport(MPI_Comm all, const mpi_options& options = {}) : options_(options) {
         detail::need_mpi_threads(options.threads);
         if (MPI_Comm_dup(all, &comm_) != MPI_SUCCESS)
@@ -91,11 +95,11 @@ public:
     }
     mpi_transport(const mpi_transport&) = delete;
     mpi_transport& operator=(const mpi_transport&) = delete;
-    /// Not collective. Communicators that have failed aren't freed, because other processes may
-    /// never do so. If the destructor runs during a collective or because of an exception, it tells
-    /// the other processes (errc::aborted, naming this one).
+    /// Not collective. Doesn't free a communicator that has failed, because other processes may
+    /// never free theirs. If the destructor runs during a collective or because of an exception, it
+    /// tells the other processes (errc::aborted, with this rank).
     ~mpi_transport() {
-        int over = 0, left = 0;  // left: unread messages, since others gave up
+        int over = 0, left = 0;  // left: whether a message of ranks that gave up is unread
         if (MPI_Finalized(&over); over != 0) return;
         // Notices of other ranks may lie here unread.
         const bool others_gave_up = hear() || !farewells_.none();
@@ -197,8 +201,8 @@ public:
                                            }),
                       deadline);
     }
-    /// See unequal_transport. The processes first tell each other all lengths, so that all know of
-    /// a pair that disagrees.
+    /// See unequal_transport. The processes first tell each other all lengths, so that all learn
+    /// which pair disagrees.
     template <class T>
     requires std::is_trivially_copyable_v<T>
     [[nodiscard]] collective_fault all_to_allv(std::span<const std::type_identity_t<T>> in,
@@ -269,7 +273,7 @@ public:
     }
     /// See pipelined_transport.
     [[nodiscard]] collective_fault finish(std::uint64_t ticket, instant deadline) {
-        if (ticket < first_job_) return fault_;  // it was done while this thread waited for others
+        if (ticket < first_job_) return fault_;  // done while this thread waited for other calls
         const auto at = static_cast<std::size_t>(ticket - first_job_);
         pace_.begin(std::chrono::steady_clock::now());
         advance();
@@ -292,7 +296,7 @@ public:
     /// See transport.
     void abort(std::uint32_t rank, errc why) noexcept {
         std::uint64_t none = 0;
-        // acq_rel: of several, the first stands.
+        // acq_rel: of several faults, the first one stands.
         asked_.compare_exchange_strong(none, collective_fault{why, collective_kind::none, rank, 0}.packed(),
                                        std::memory_order_acq_rel);
     }
@@ -306,8 +310,8 @@ public:
         let_go(out);
     }
 
-    /// A new transport of the ranks that aren't in `dead`, to go on after a fault. All of these
-    /// ranks call it, and no others. Throws operation_error (errc::backend_failed).
+    /// A new transport of the ranks that aren't in `dead`, to go on after a fault. All these ranks
+    /// call shrink(), and no others do. Throws operation_error (errc::backend_failed).
     [[nodiscard]] std::unique_ptr<mpi_transport> shrink(std::span<const std::uint32_t> dead) {
         const MPI_Comm made = detail::mpi_without(comm_, dead);
         return std::unique_ptr<mpi_transport>(new mpi_transport(owned{made}, options_));
@@ -318,7 +322,7 @@ private:
         MPI_Comm comm;
     };
     using job = detail::mpi_job;
-    static constexpr std::uint32_t exchanging = 1;        // in place of an operator: no all-gather
+    static constexpr std::uint32_t exchanging = 1;        // in place of an operator: an exchange
     static constexpr std::uint32_t of_unequal_parts = 1;  // in place of a root
 
     mpi_transport(owned comm, const mpi_options& options) : options_(options), comm_(comm.comm) { begin(); }
@@ -420,7 +424,7 @@ private:
         return in_slices(j, size, sizeof(T), sign,
                          [&](auto at, auto n) { return mpi_transfer::gather(all + at, n, size); });
     }
-    /// Cuts blocks, which may be larger than an MPI can count.
+    /// Cuts blocks into slices of at most a message. A block may be larger than an MPI can count.
     template <class Make>
     [[nodiscard]] std::uint64_t in_slices(job& j, std::size_t all, std::size_t unit, std::uint64_t sign,
                                           const Make& make) {
@@ -434,7 +438,7 @@ private:
                                  std::size_t all) const noexcept {
         return counts.size() == size_ && counts[rank_] <= mine && detail::unequal_parts{counts.data(), size_}.fit(all);
     }
-    /// Tells the others that this rank can't take part, so that none waits for it.
+    /// Tells the others that this rank can't take part, so that no rank waits for this one.
     [[nodiscard]] collective_fault refuse(collective_kind what) noexcept {
         ++epoch_;
         fail({errc::mismatch, what, rank_, epoch_});
@@ -493,10 +497,10 @@ private:
         if (code != errc::none) fail({code, j.what, rank, epoch_});
     }
 
-    /// Checks whether another rank has given up, or this rank's embedder.
+    /// Checks whether another rank or this rank's embedder has given up.
     void take_notices() noexcept {
         if (fault_) return;
-        // acquire: pairs with abort(). The word says everything.
+        // acquire: pairs with abort(). The word has the whole fault.
         if (const std::uint64_t word = asked_.load(std::memory_order_acquire); word != 0)
             return fail(collective_fault::unpacked(word));
         const bool others_gave_up = hear();
@@ -511,8 +515,8 @@ private:
             for (std::uint32_t i = 0; i < j.begun && !fault_; ++i)
                 if (const auto rank = j.transfers[i].differs_from(comm_)) fail({errc::mismatch, j.what, *rank, epoch_});
     }
-    /// Gives up calls in which a rank that has left in order doesn't take part. Doesn't tell other
-    /// ranks: they may still be in that rank's last call, and learn of it themselves.
+    /// Gives up calls in which a rank that has left in order doesn't take part. Doesn't tell the
+    /// other ranks: they may still be in that rank's last call, and hear from that rank themselves.
     void look_for_farewells() noexcept {
         for (std::size_t i = 0; i < jobs_.size() && !fault_; ++i)
             if (const auto f = farewells_.of(static_cast<std::uint32_t>(first_job_ + i)); f && !jobs_[i].done)
@@ -528,7 +532,8 @@ private:
         listen();
         return !farewell;
     }
-    /// Another rank gave up, so this rank does, too. It names the rank that it waits for, if any.
+    /// Another rank gave up, so this rank gives up, too. Names the rank that this rank waits for,
+    /// if any.
     void answer() noexcept {
         collective_fault own{};
         for (const job& j : jobs_)
@@ -536,7 +541,7 @@ private:
         fail(own);
     }
     /// Tells the other ranks, hears their answers, and names a rank that others wait for and that
-    /// doesn't answer.
+    /// doesn't answer. Waits for options_.grace at most.
     void fail(const collective_fault& own) noexcept {
         if (fault_) return;
         fault_ = own;  // nothing below comes here again
@@ -581,7 +586,7 @@ private:
     std::uint32_t next_number_ = 0;
     detail::mpi_transfer::numbering tags_;
     bytes carried_, sent_;
-    std::deque<job> jobs_;  // a deque: a job stays where it is while others come
+    std::deque<job> jobs_;  // a deque: a job keeps its address while others come
     detail::mpi_requests under_way_;
     std::uint64_t first_job_ = 0;
     std::uint64_t told_ = 0, heard_ = 0;  // notices: packed faults; 0 from a rank that only answers
@@ -591,7 +596,7 @@ private:
     detail::mpi_pace pace_;
     collective_fault fault_;
     std::atomic<std::uint64_t> asked_{0};
-    int exceptions_ = std::uncaught_exceptions();  // under way when this was made
+    int exceptions_ = std::uncaught_exceptions();  // under way when the transport was made
 };
 static_assert(pipelined_transport<mpi_transport> && host_transport<mpi_transport> && unequal_transport<mpi_transport> &&
               leaving_transport<mpi_transport>);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives over a node's devices by NCCL, called as those of collective/submit.hpp, for links
-// that NCCL uses better. Link with -lnccl.
+// Collectives over a node's devices by NCCL, called as the functions of collective/submit.hpp are,
+// for links that NCCL uses better. Link with -lnccl.
 //
 //   gpushare::nccl_communicator group{node, devices};
 //   auto code = gpushare::submit_all_reduce<float>(node.gangs(), devices, std::span(streams), group, ins, outs, n);
@@ -96,12 +96,12 @@ template <class Op>
 concept nccl_operator = detail::nccl_op<Op>()
 != ncclNumOps;
 
-/// Ranks of one process, rank r on devices[r]. Movable. One thread at a time, but any thread may
-/// call abort() and fault() while another one submits, or waits for a stream.
+/// Ranks of one process, rank r on devices[r]. Movable. One thread at a time uses the object, but
+/// any thread may call abort() and fault() while another one submits, or waits for a stream.
 class nccl_communicator {
 public:
-    /// Throws operation_error: the error of NCCL or of CUDA below it; errc::duplicate_device, since
-    /// NCCL can't use a device twice.
+    /// Throws operation_error: the error of NCCL, or of CUDA below NCCL; errc::duplicate_device,
+    /// since NCCL can't use a device twice; errc::invalid_specification without devices.
     template <node Node>
     requires requires(const Node& n, device_id d) {
         { n.properties(d).ordinal } -> std::convertible_to<int>;
@@ -128,7 +128,7 @@ public:
             ranks_.clear();
             fail(code, "ncclCommInitAll");
         }
-        if (const ncclResult_t made = settle(code); made != ncclSuccess) {  // not made
+        if (const ncclResult_t made = settle(code); made != ncclSuccess) {  // it failed later
             abort();
             ranks_.clear();
             fail(made, "ncclCommInitAll");
@@ -155,9 +155,9 @@ public:
     /// any of NCCL's collectives. The collective runs alone on the devices: work submitted there
     /// before comes first. Returns errc::aborted after an abort; invalid_specification if the spans
     /// differ in size; capturing if some of the streams are captured and others aren't; otherwise
-    /// NCCL's error. If all streams are captured, by any thread, the graph gets the collective. If
-    /// a communicator doesn't block (NCCL's user guide, "Communicators and asynchronous errors":
-    /// ncclInProgress), the call waits until everything is enqueued.
+    /// NCCL's error. If all streams are captured, by any thread, the graph gets the collective.
+    /// With a communicator that doesn't block (NCCL's user guide, "Communicators and asynchronous
+    /// errors": ncclInProgress), the call waits until everything is enqueued.
     template <gang_order Gangs, timeline Stream, class Each>
     requires std::is_invocable_r_v<ncclResult_t, const Each&, std::uint32_t, ncclComm_t, cudaStream_t>
     [[nodiscard]] errc submit(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
@@ -173,7 +173,7 @@ public:
         if (code != ncclSuccess) return to_errc(code);
         for (std::uint32_t r = 0; r < size() && goes_on(code); ++r)
             code = each(r, ranks_[r], streams[r].native_handle());
-        const ncclResult_t end = ncclGroupEnd();  // also after an error: it ends the group
+        const ncclResult_t end = ncclGroupEnd();  // also after an error: only this ends the group
         if (goes_on(code)) code = settle(goes_on(end) && code == ncclInProgress ? code : end);
         for (std::uint32_t r = 0; r < size(); ++r) gang.launched(devices[r], all, r, streams[r]);
         return is_aborted() ? errc::aborted : to_errc(code);
@@ -192,7 +192,8 @@ public:
     }
 
     /// Ends every collective, now and later, on all ranks. Waits until a thread that submits has
-    /// enqueued, since NCCL frees its communicators. So `each` of submit() must not call this.
+    /// enqueued, since NCCL then frees the communicators. So `each` of submit() must not call
+    /// abort().
     void abort() noexcept {
         if (ranks_.empty()) return;
         std::unique_lock lock(shared_->mutex);
@@ -211,7 +212,7 @@ private:
         std::uint32_t calls = 0;
         collective_kind last = collective_kind::none;
     };
-    // A submission that uses the communicators. They aren't freed meanwhile.
+    // A submission that uses the communicators. abort() doesn't free them meanwhile.
     struct enqueuing {
         enqueuing(shared_state& s, collective_kind what) : of(s) {
             const std::lock_guard lock(of.mutex);
@@ -264,7 +265,7 @@ private:
     [[noreturn]] static void fail(ncclResult_t code, const char* call) {
         detail::message text;
         text.add(call, ": ", std::string_view{ncclGetErrorString(code)}, " (", static_cast<std::uint64_t>(code), ")");
-        // CUDA's error is still recorded; the embedder mustn't find it.
+        // CUDA still has the error, which the embedder mustn't find.
         const cudaError_t below = code == ncclUnhandledCudaError ? cudaGetLastError() : cudaSuccess;
         throw operation_error({.code = below != cudaSuccess ? detail::errc_of_native(below) : to_errc(code)}, {}, text);
     }
@@ -288,7 +289,8 @@ template <nccl_number T, gang_order Gangs, timeline Stream, nccl_operator Op = s
                         });
 }
 
-/// Whether ranks compare their calls. If calls differ, NCCL hangs, or adds floats to integers.
+/// Whether ranks compare their calls. If calls that weren't compared differ, NCCL hangs, or adds
+/// floats to integers.
 enum class nccl_calls : std::uint8_t {
     compared,  ///< by an all-gather of 8 bytes before each call, as slow as a small collective
     trusted,   ///< not at all
@@ -303,11 +305,10 @@ enum class nccl_calls : std::uint8_t {
 /// negotiation) needs another transport: a host_transport.
 class nccl_transport {
 public:
-    static constexpr bool rank_ordered = false;    ///< see the header
-    static constexpr bool in_host_memory = false;  ///< also for managed memory: types can't tell
+    static constexpr bool rank_ordered = false;    ///< see the top of this header
+    static constexpr bool in_host_memory = false;  ///< even of managed memory: types can't tell
 
-    /// All ranks compare their calls, or none. Throws operation_error: the error of NCCL or of
-    /// CUDA.
+    /// `calls` must be the same on all ranks. Throws operation_error: the error of NCCL or of CUDA.
     nccl_transport(ncclComm_t comm, cudaStream_t stream, nccl_calls calls = nccl_calls::compared)
         : comm_(comm), stream_(stream), queue_(stream), compares_(calls == nccl_calls::compared) {
         int rank = 0, size = 0;
@@ -319,7 +320,7 @@ public:
         const std::size_t words = (std::size_t{size_} + 1) * sizeof(std::uint64_t);
         cudaError_t why = cudaSuccess;
         device_words_ = static_cast<std::uint64_t*>(queue_.allocate(words, why));
-        // Pinned: a copy to pageable memory would wait for the stream, whatever the deadline.
+        // Pinned: a copy to pageable memory would wait for the stream, even beyond the deadline.
         if (device_words_ != nullptr) words_ = static_cast<std::uint64_t*>(queue_.allocate_host(words, why));
         if (words_ != nullptr) return;
         queue_.free(device_words_);
@@ -390,13 +391,13 @@ public:
     /// See transport. Aborts this rank; NCCL tells the others once it has aborted here.
     void abort(std::uint32_t rank, errc why) noexcept {
         std::uint64_t none = 0;
-        // acq_rel: of several, the first stands.
+        // acq_rel: of several faults, the first one stands.
         asked_.compare_exchange_strong(none, collective_fault{why, collective_kind::none, rank, 0}.packed(),
                                        std::memory_order_acq_rel);
     }
 
 private:
-    /// `word` is a hash of what ranks must agree on.
+    /// Makes a call, and waits for its end. `word` is a hash of what ranks must agree on.
     template <class Call>
     [[nodiscard]] collective_fault run(collective_kind what, std::uint64_t word, std::size_t size, instant deadline,
                                        const Call& call) {
@@ -418,7 +419,7 @@ private:
             return why == errc::none ? collective_fault{} : fail({why, what, rank_, calls_});
         };
         if (const auto f = copied(device_words_, words_, sizeof word)) return f;
-        // Only then is later work ordered behind it.
+        // Once the all-gather is enqueued, later work is ordered behind it.
         if (const auto f = enqueued(gather_words(), what, deadline)) return f;
         if (const auto f = copied(words_ + 1, device_words_ + 1, sizeof word * size_)) return f;
         if (const auto f = await(ncclSuccess, what, deadline)) return f;
@@ -427,16 +428,16 @@ private:
     }
     // The fault if this rank was aborted, or if its deadline is over.
     [[nodiscard]] collective_fault given_up(collective_kind what, instant deadline) const {
-        // acquire: pairs with abort(). The word says everything.
+        // acquire: pairs with abort(). The word has the whole fault.
         if (const std::uint64_t asked = asked_.load(std::memory_order_acquire); asked != 0)
             return collective_fault::unpacked(asked);
         if (std::chrono::steady_clock::now() < deadline) return {};
         return {errc::deadline_exceeded, what, rank_, calls_};
     }
-    // Waits until the communicator has enqueued the work submitted with this code. While a
-    // communicator that doesn't block is in progress, the stream has none of that work yet, and
-    // reports that it is done. (NCCL, pull request 715; ncclCommGetAsyncError: no work may be
-    // ordered behind a call that is still in progress.)
+    // Waits until the communicator has enqueued the work whose submission returned this code. While
+    // a communicator that doesn't block is in progress, the stream has none of that work yet, and
+    // reports that all its work is done. (NCCL, pull request 715; ncclCommGetAsyncError: no work
+    // may be ordered behind a call that is still in progress.)
     [[nodiscard]] collective_fault enqueued(ncclResult_t code, collective_kind what, instant deadline) {
         while (code == ncclInProgress) {
             if (const auto f = given_up(what, deadline)) return fail(f);

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tenant's memory as an allocator of OpenVINO, for tensors that lie in it: inputs, outputs, KV
-// caches.
+// A tenant's memory as an allocator of OpenVINO, for tensors in the tenant's memory: inputs,
+// outputs, KV caches.
 //
 //   gpushare::openvino_allocator mine{chat.memory()};                       // converts to ov::Allocator
 //   ov::Tensor cache{ov::element::f32, shape, mine};
 //
-// OpenVINO takes any object with three members of this shape, so this header includes none of
-// OpenVINO's. Memory that OpenVINO allocates by itself (weights, its own buffers) doesn't pass
-// through here: see tenant/foreign_memory.hpp.
+// OpenVINO takes any object with three members of this shape, so this header needs no header of
+// OpenVINO. The allocator doesn't see memory that OpenVINO allocates by itself (weights, its own
+// buffers): see tenant/foreign_memory.hpp.
 #pragma once
 
 #include <algorithm>
@@ -35,14 +35,14 @@ public:
         return resource_->allocate(std::max<std::size_t>(size, 1), aligned(alignment));
     }
     /// Frees a block as it was allocated. With another size, the block goes back by its address if
-    /// the resource can look it up. Any other wrong free changes nothing if the resource checks
-    /// frees, and is reported if it reports.
+    /// the resource can look the block up. Any other wrong free changes nothing if the resource
+    /// checks frees, and the resource may report the free.
     void deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         (void)detail::free_by_address(
             *resource_, p, std::max<std::size_t>(size, 1), aligned(alignment),
             [&](std::size_t n, std::size_t a) { return as_upstream(*resource_).deallocate(p, n, a); });
     }
-    /// Whether one can free what the other gave.
+    /// Whether each of the two can free the other's blocks.
     [[nodiscard]] bool is_equal(const openvino_allocator& other) const noexcept { return resource_ == other.resource_; }
 
 private:

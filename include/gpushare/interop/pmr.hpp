@@ -27,10 +27,10 @@ static_assert(memory_resource<std::pmr::memory_resource>);
 
 /// Refers to `Resource`, which must outlive the adaptor. Sizes and alignments in bytes. Throws what
 /// the resource throws, a std::bad_alloc. Thread-safe if the resource is. std::pmr can't report a
-/// wrong free. With another size, a block goes back by its address if the resource can look it up.
-/// Any other wrong free changes nothing if the resource checks frees, and is reported if it reports
-/// (a tenant's event sink). Two adaptors are equal if they refer to one resource, or to two that
-/// compare equal: only then can one free the other's blocks.
+/// wrong free. With another size, a block goes back by its address if the resource can look the
+/// block up. Any other wrong free changes nothing if the resource checks frees, and the resource
+/// may report the free (a tenant's event sink). Two adaptors are equal if they refer to one
+/// resource, or to two that compare equal: only then can one free the other's blocks.
 template <memory_resource Resource>
 class pmr_adaptor final : public std::pmr::memory_resource {
 public:

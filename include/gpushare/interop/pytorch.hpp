@@ -42,8 +42,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
 /// One tenant's memory on the devices that PyTorch sees. Refers to the node and the memories, which
-/// must outlive the object. Thread-safe if the memories are, once all devices are added. `Stream`
-/// is a pointer to PyTorch's streams: the target of cudaStream_t.
+/// must outlive the object. Thread-safe if the memories are, once all devices are added. `Stream*`
+/// is the type of PyTorch's streams, such as cudaStream_t.
 template <class Memory, node Node>
 requires stream_ordered_memory<Memory, typename Node::stream::point> && copier<typename Node::stream>
 class pytorch_allocator {
@@ -55,7 +55,7 @@ public:
     pytorch_allocator& operator=(const pytorch_allocator&) = delete;
 
     /// Maps PyTorch's device `ordinal` to the node's `d`, with the tenant's memory `m` there. Call
-    /// it before PyTorch allocates. Throws operation_error (duplicate_device, no_device),
+    /// add() before PyTorch allocates. Throws operation_error (duplicate_device, no_device),
     /// std::bad_alloc.
     void add(int ordinal, device_id d, Memory& m) {
         if (find(ordinal) != nullptr)
@@ -91,18 +91,18 @@ public:
     }
 
     /// Credits the block once `stream`, and all streams recorded for the block, have done the work
-    /// enqueued so far. Never throws, since PyTorch calls it from destructors. A pointer that isn't
-    /// out changes nothing: the memory's answer is returned, and a tenant_memory reports an event.
-    /// It also reports a size other than the allocation's, but the block is freed by its address
-    /// all the same. Null is ignored. On a captured stream the block may be part of the graph: it
-    /// is credited once the graph, and everything made of it, is gone.
+    /// enqueued so far. Never throws, since PyTorch frees in destructors. A pointer that isn't out
+    /// changes nothing: the call returns the memory's answer, and a tenant_memory reports an event.
+    /// A tenant_memory also reports a size other than the allocation's, but the block goes back by
+    /// its address all the same. Null is ignored. On a captured stream the block may be part of the
+    /// graph: it is credited once the graph, and everything made of it, is gone.
     template <class Stream>
     errc deallocate(void* p, std::ptrdiff_t size, int ordinal, Stream* stream) noexcept {
         if (p == nullptr) return errc::none;
         errc why = errc::out_of_memory;  // of the host
         try {
             const std::vector<void*> others =
-                take_recorded(p);  // also if the free fails: the next block there is another one
+                take_recorded(p);  // also if the free fails: the next block there isn't this one
             part* const on = find(ordinal);
             if (on != nullptr) return free_after(last_use(*on, others, stream), *on, p, unsigned_size(size));
             why = errc::no_device;
@@ -114,8 +114,9 @@ public:
         return why;
     }
 
-    /// Collects blocks that were freed on streams under capture and whose graphs are gone, as the
-    /// next allocation would. Returns their number. No other block is touched.
+    /// Collects freed blocks whose streams are done, as the next allocation would: among them
+    /// blocks that were freed on streams under capture, if their graphs are gone. Returns how many
+    /// of the blocks that captured() counts have no graph any more.
     std::size_t free_captured() noexcept {
         std::size_t gone = 0;
         {
@@ -126,7 +127,7 @@ public:
             if constexpr (requires { p.memory->collect(); }) p.memory->collect();
         return gone;
     }
-    /// Bytes freed on captured streams that wait for their graph to go.
+    /// Bytes of blocks that were freed on captured streams and wait until their graphs are gone.
     [[nodiscard]] bytes captured() const noexcept {
         const std::lock_guard lock(mutex_);
         bytes sum;
@@ -147,9 +148,9 @@ public:
             recorded_.emplace(p, stream);
     }
 
-    /// Frees that could not be ordered, because of the device, or because the stream has no point:
-    /// it is on no device of the node, or a per-thread default stream. The blocks stay charged
-    /// until the tenant closes.
+    /// How many frees could not be ordered, because the device wasn't added, or because the stream
+    /// can have no point: it is on no device of the node, or a per-thread default stream. The
+    /// blocks stay charged until the tenant closes.
     [[nodiscard]] std::uint64_t unfreed() const noexcept { return unfreed_.load(std::memory_order_relaxed); }
 
 private:

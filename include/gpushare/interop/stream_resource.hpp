@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory that frees in the order of one stream, for containers and libraries that free without
-// naming a stream. Work enqueued on the stream may still use a freed block, which is free for
+// naming a stream. Work enqueued on the stream may still use a freed block. The block is free for
 // others once that work is done.
 //
 //   gpushare::stream_resource ordered{chat.memory(), stream};
 //   void* p = ordered.allocate(1_MiB);     stream.launch(shape, kernel);     ordered.deallocate(p, 1_MiB);    // at once
 //
 // Vendors' libraries that need scratch memory from their caller (cuBLAS, cuBLASLt, cuDNN, cuFFT,
-// CUB) get it from scratch_memory, which keeps it as long as work may use it:
+// CUB) get a block from scratch_memory, which frees the block in its resource's order:
 //
 //   gpushare::scratch_memory scratch{ordered, 4 << 20};
 //   transform(scratch.data(), scratch.size());      // e.g. cuDNN's, on that stream
@@ -19,8 +19,9 @@
 //   gpushare::sizeless_memory blocks{chat.memory()};
 //   void* q = blocks.try_allocate(1000, 256);     blocks.deallocate(q);      // errc::unknown_block the second time
 //
-// A device-wide algorithm of CUB is called twice: to ask how many bytes it needs, and to run.
-// with_temporary_storage makes both calls, and frees the bytes in the order of the stream.
+// A program calls a device-wide algorithm of CUB twice: to ask how many bytes the algorithm needs,
+// and to run it. with_temporary_storage makes both calls, and frees the bytes in the order of the
+// stream.
 //
 //   gpushare::with_temporary_storage(chat.memory(), stream, [&](void* temporary, std::size_t& size) {
 //       return cub::DeviceReduce::Sum(temporary, size, in, out, n, native);      // native: stream.native_handle()
@@ -69,7 +70,8 @@ public:
     /// Frees are in the order of `order`.
     stream_resource(Memory& memory_of, Stream& order) noexcept : memory_(&memory_of), stream_(&order) {}
 
-    /// For any stream, at once. Throws what the memory throws, a std::bad_alloc.
+    /// Work on any stream may use the block at once. Throws what the memory throws, a
+    /// std::bad_alloc.
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = default_alignment) {
         return memory_->allocate(size, alignment);
     }
@@ -144,8 +146,8 @@ public:
     /// Credits the block once the stream has done the work enqueued so far; on a captured stream,
     /// once the graph is gone. Returns the memory's answer to wrong frees, which change nothing.
     /// Null is ignored. If the stream can have no point, because its capture was spoilt or the host
-    /// has no memory, the answer says so. The block then stays charged until its tenant closes,
-    /// because freeing it now could be too early.
+    /// has no memory, the answer says so. The block then stays charged until its tenant closes: a
+    /// free now could be too early.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = default_alignment) noexcept {
         if (p == nullptr) return errc::none;
         try {
@@ -175,9 +177,9 @@ private:
     Stream* stream_;
 };
 
-/// A block of `Resource`, which must outlive the object. The destructor frees the block. Movable,
-/// one owner; not safe from several threads. Use the block on one stream only; if the resource
-/// frees in stream order, on that stream.
+/// A block of `Resource`, which must outlive the object. The destructor frees the block. Movable;
+/// not safe from several threads. Use the block on one stream only: if the resource frees in the
+/// order of a stream, on that stream.
 template <memory_resource Resource>
 class scratch_memory {
 public:
@@ -196,7 +198,7 @@ public:
           data_(std::exchange(other.data_, nullptr)),
           size_(std::exchange(other.size_, 0)),
           alignment_(other.alignment_) {}
-    /// Gives its own block back.
+    /// Takes over the block of `other`, and frees the object's own.
     scratch_memory& operator=(scratch_memory other) noexcept {
         swap(other);
         return *this;
@@ -230,9 +232,9 @@ private:
     std::size_t size_, alignment_;
 };
 
-/// Memory that frees by address only. Refers to `Memory`, which must outlive it. Thread-safe if the
-/// memory is: one mutex, held for a look into a hash table. Blocks that are out when the object is
-/// destroyed stay with the memory, whose tenant reports them.
+/// Memory that frees by address only. Refers to `Memory`, which must outlive the object.
+/// Thread-safe if the memory is: one mutex, held for a look into a hash table. Blocks that are out
+/// when the object is destroyed stay charged to the memory, whose tenant reports them.
 template <memory_resource Memory>
 class sizeless_memory {
 public:
@@ -326,7 +328,7 @@ auto with_temporary_storage(Resource& from, Algorithm&& algorithm) {
     std::size_t size = 0;
     const auto asked = algorithm(static_cast<void*>(nullptr), size);
     if (asked != decltype(algorithm(nullptr, size)){}) return asked;
-    size = std::max<std::size_t>(size, 1);  // a null pointer would make it ask again
+    size = std::max<std::size_t>(size, 1);  // null would make the algorithm tell its size again
     const scratch_memory<Resource> temporary(from, size);
     return algorithm(temporary.data(), size);
 }

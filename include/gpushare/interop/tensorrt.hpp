@@ -33,9 +33,9 @@ struct stream_named_by<bool (C::*)(void*, Stream) noexcept> {
 }  // namespace detail
 
 /// Refers to the memory and its node, which must outlive the allocator. TensorRT demands that the
-/// allocator outlives everything that was made with it. Thread-safe if the memory is. Throws no
-/// exceptions: without memory it returns a null pointer, which TensorRT reports. The tenant's
-/// memory counts refusals and their reasons.
+/// allocator outlives everything that TensorRT made with it. Thread-safe if the memory is. Throws
+/// no exceptions: a refusal is a null pointer, which TensorRT reports. The tenant's memory counts
+/// refusals and their reasons.
 ///
 /// A block is credited once the stream that its free names has done its work. The calls without a
 /// stream, which TensorRT 10 deprecated, mean the default stream of the device, as in TensorRT's
@@ -52,7 +52,8 @@ public:
     tensorrt_allocator(const tensorrt_allocator&) = delete;
     tensorrt_allocator& operator=(const tensorrt_allocator&) = delete;
 
-    // These override the interface's, but can't say so, because not every version has all of them.
+    // These functions override the interface's. `override` isn't written, because not every version
+    // of the interface has all of them.
 
     /// Allocates bytes; an alignment of 0 means any. Null for 0 bytes, and if there is no memory.
     void* allocateAsync(std::uint64_t size, std::uint64_t alignment, std::uint32_t /*flags*/,
@@ -71,9 +72,10 @@ public:
         return size != 0 && blocks_.holds(p, size, alignment) ? p : nullptr;
     }
 
-    /// On a captured stream the block is the graph's until the graph is gone. Does nothing and
-    /// returns false for a block that isn't out, or if the stream can have no point: it isn't on a
-    /// device of the node. True for null.
+    /// Frees the block once `stream` has done the work enqueued so far. On a captured stream the
+    /// block is the graph's until the graph is gone. Does nothing and returns false for a block
+    /// that isn't out, or if the stream can have no point, because it isn't on a device of the node
+    /// or the host has no memory. True for null.
     bool deallocateAsync(void* p, stream_handle stream) noexcept {
         if (p == nullptr) return true;
         try {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tenant's memory for Thrust: for thrust::device_vector, and algorithms' temporary storage.
+// A tenant's memory for Thrust: for thrust::device_vector, and for algorithms' temporary storage.
 //
 //   gpushare::stream_resource ordered{tenant.memory(), stream};              // frees in the stream's order
 //   gpushare::thrust_allocator<float, decltype(ordered)> mine{ordered};
@@ -34,8 +34,8 @@ inline namespace GPUSHARE_ABI {
 /// is copied into keeps its own. Thread-safe if the resource is.
 ///
 /// Thrust frees without naming a stream. With a resource that frees at once, no work may use a
-/// vector, or temporary storage of par_nosync, when it is destroyed. stream_resource has no such
-/// rule for work on its stream.
+/// vector, or temporary storage of par_nosync, when Thrust frees its memory. With stream_resource,
+/// work on the resource's stream may.
 template <class T, memory_resource Resource>
 class thrust_allocator {
 public:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Data-parallel training of a libtorch module: combines gradients with the other ranks' during the
-// backward pass, over any transport of gradient/. It does the work of torch's
+// Data-parallel training of a libtorch module: torch_gradients combines gradients with the other
+// ranks' during the backward pass, over any transport of gradient/. It does the work of torch's
 // DistributedDataParallel, in five lines of a training loop:
 //
 //   gpushare::torch_gradients shared(model->named_parameters());             // hooks on the parameters' gradients
@@ -13,8 +13,8 @@
 //   }
 //   shared.stop();
 //
-// The size of buckets is tuned online between step() and the next backward pass, when no other
-// thread uses the transport: agree(net, took), tuner.step_took(took),
+// A program can tune the size of buckets online between step() and the next backward pass, when no
+// other thread uses the transport: agree(net, took), tuner.step_took(took),
 // shared.buckets().arrange(tuner.choice()), with a bucket_tuner. Parameters must be float32 in the
 // host's memory. Needs libtorch 1.13, which Debian has, or later. The header is empty without
 // libtorch.
@@ -30,8 +30,9 @@
 //   (void)mine.join(optimiser);        // the others may have more batches
 //
 // The engine is one of device_buckets (gradient/device_buckets.hpp). The ranks of several processes
-// combine by the combiner() of a two_level_devices (gradient/two_level.hpp), with as many batches
-// in each process. The processes compare what they registered. Made for libtorch 2.11.
+// combine by the combiner() of a two_level_devices (gradient/two_level.hpp); then each process must
+// have as many batches as the others. The processes compare what they registered. Made for libtorch
+// 2.11.
 //
 // Horovod's names (interop/horovod.hpp) take tensors on the host, or on CUDA with a process_set of
 // ranks on devices (interop/horovod_devices.hpp). Names that end in _ work in place:
@@ -93,30 +94,34 @@ struct gradient_types {};
 /// How gradients on devices are combined.
 struct torch_device_options {
     bytes bucket = bucket_choice{}.bucket;  ///< see gradient_buckets
-    /// How long step() waits for the other ranks here; join() waits without end. A wait for other
-    /// processes comes on top, up to the combiner's patience.
+    /// How long step() waits for the other ranks of this process; join() waits without end. A wait
+    /// for other processes comes on top, up to the combiner's patience.
     ns patience = ns::max();
 };
 
-/// The ranks of this process that train on CUDA devices, for torch_gradients of each. Its functions
-/// are safe from any thread. It must outlive the torch_gradients, and the streams must outlive it.
+/// The ranks of this process that train on CUDA devices, for a torch_gradients of each rank. Its
+/// functions are safe from any thread. The object must outlive the torch_gradients, and the streams
+/// must outlive the object.
 ///
 /// `Node` is cuda::node. `combine` gets device_buckets of each type, calls their advance() on the
-/// same streams, with an average, and returns its result. The thread that brings a bucket's last
-/// gradient calls `combine`, or a thread that is in it already: mostly an autograd thread. If
-/// `combine` fails, every rank's step() says so, and the ranks' training is over.
+/// same streams, with an average, and returns the result of advance(). The thread that brings a
+/// bucket's last gradient calls `combine`, unless another thread is in `combine` already and goes
+/// on. Mostly these are autograd's threads. If `combine` fails, every rank's step() says so, and
+/// the ranks' training is over.
 template <class Node, class Combine, class... T>
 class torch_device_ranks : public detail::device_steps<Node, Combine, T...> {
     using base = detail::device_steps<Node, Combine, T...>;
 
 public:
-    /// A stream of each rank, which may be the one that it trains on, or one for all ranks. Throws
-    /// operation_error (errc::invalid_specification) for another number of streams.
+    /// `streams` has a stream of each rank, which may be the one on which the rank trains, or one
+    /// stream for all ranks. Throws operation_error (errc::invalid_specification) for another
+    /// number of streams.
     torch_device_ranks(Node& on, std::span<typename Node::stream> streams, std::uint32_t ranks, Combine combine,
                        const torch_device_options& options = {}, gradient_types<T...> = {})
         : base(on, streams, ranks, std::move(combine), options.bucket, options.patience) {}
 
-    /// The gradient that a step waits for, by its name, and the rank that lacks it.
+    /// The gradient that a step waits for, by its name, and the rank that lacks it; nothing if no
+    /// step waits.
     using base::stalled;
 };
 /// Parameters of float.
@@ -150,9 +155,9 @@ template <class Guard>
 class torch_gradients {
 public:
     /// `parameters`: the result of a module's named_parameters(), the same on all ranks. Parameters
-    /// that need no gradient are left out. Each of the others gets a gradient that stays where it
-    /// is. Throws operation_error (errc::not_supported), with its name, for a parameter that isn't
-    /// of float32, dense and in the host's memory.
+    /// that need no gradient are left out. Each of the others gets a gradient that keeps its place
+    /// in memory. Throws operation_error (errc::not_supported), with the parameter's name, for a
+    /// parameter that isn't of float32, dense and in the host's memory.
     template <class Named>
     explicit torch_gradients(const Named& parameters, const torch_gradient_options& options = {})
         : all_(std::make_shared<state>(options.fusion)) {
@@ -169,15 +174,16 @@ public:
         hook_all();
     }
 
-    /// Rank `rank` of `ranks`, whose parameters are on one CUDA device. Call it on the stream on
-    /// which the rank trains, which must not be a default stream. The other ranks may do so before
-    /// or later, also in the same thread. The ranks must begin with the same parameters: copy them.
-    /// Throws operation_error, with the parameter's name: errc::not_supported for one that isn't
-    /// dense, on the first one's device and of a type that `ranks` combine; errc::mismatch if
-    /// another rank has other parameters; and errc::invalid_specification for a rank that doesn't
-    /// exist or was added before, and for a default stream. With other processes the last rank here
-    /// waits for them, and throws their fault: errc::mismatch, with the rank, if one has other
-    /// parameters, and errc::deadline_exceeded if one is late.
+    /// Rank `rank` of `ranks`, whose parameters are on one CUDA device. Call this constructor on
+    /// the stream on which the rank trains, which must not be a default stream. The other ranks may
+    /// make theirs before or later, even in the same thread. The ranks must begin with the same
+    /// parameters: copy them. Throws operation_error, with the parameter's name:
+    /// errc::not_supported for a parameter that isn't dense, on the first one's device and of a
+    /// type that `ranks` combine; errc::mismatch if another rank has other parameters; and
+    /// errc::invalid_specification for a rank that doesn't exist or was added before, and for a
+    /// default stream. With other processes the last rank here waits for these processes, and
+    /// throws their fault: errc::mismatch, with the rank, if a process has other parameters, and
+    /// errc::deadline_exceeded if a process is late.
     template <class Named>
     torch_gradients(const Named& parameters, detail::device_ranks& ranks, std::uint32_t rank)
         : all_(std::make_shared<state>(bucket_choice{})) {
@@ -223,12 +229,12 @@ public:
             if (const auto f = all_->buckets.reduce(net, average{}, patience, channel)) return f;
     }
 
-    /// While on, backward passes accumulate, and nothing is combined before step().
+    /// While `on`, backward passes add up gradients, and nothing is combined before step().
     void hold(bool on) noexcept { all_->held = on; }
 
     /// Waits until the gradients are the average over all ranks, and calls `optimiser.step()` if
-    /// the averages are finite; all ranks decide alike. A parameter that the backward pass didn't
-    /// reach counts with a gradient of 0.
+    /// the averages are finite; all ranks decide alike. A parameter without a gradient counts with
+    /// a gradient of 0.
     ///
     /// On devices the current stream waits for the averages, and the host waits until all ranks
     /// have enqueued their gradients; `optimiser.step()` is called whether the averages are finite
@@ -261,9 +267,10 @@ public:
     }
 
     /// Ends the training: communicate() returns. On devices every rank's step() returns
-    /// errc::stopped from now on, even one that waits for other processes. The other processes
+    /// errc::stopped from now on, even a step() that waits for other processes. The other processes
     /// finish the steps in which this process has taken part. Their later steps return
-    /// errc::stopped as well, with this rank. Doesn't wait for them. From any thread, on devices.
+    /// errc::stopped as well, with this rank. Doesn't wait for the other processes. On devices any
+    /// thread may call stop().
     void stop() {
         if (all_->devices) return all_->devices->end(errc::stopped, all_->rank);
         all_->buckets.stop();
@@ -307,7 +314,8 @@ private:
             else
                 (void)buckets.ready(g);
         }
-        /// The calling thread's current stream: the backward pass's in a hook, else the loop's.
+        /// The calling thread's current stream: in a hook the backward pass's stream, else the
+        /// training loop's.
         [[nodiscard]] void* stream() const {
             return detail::current_torch_stream(on.value_or(c10::Device(c10::DeviceType::CUDA, 0)));
         }
@@ -316,7 +324,8 @@ private:
             raise({.code = errc::not_supported}, {}, why);
         }
     };
-    /// Runs after torch's node that adds up a parameter's gradient. May outlive torch_gradients.
+    /// Runs after torch's node that adds up a parameter's gradient. A hook may outlive
+    /// torch_gradients.
     struct hook final : torch::autograd::FunctionPostHook {
         hook(const std::shared_ptr<state>& of, std::uint32_t which) : all(of), g(which) {}
         torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
@@ -365,7 +374,7 @@ private:
         for (std::uint32_t g = 0; g < all_->parameters.size(); ++g) {
             auto accumulator = torch::autograd::impl::grad_accumulator(all_->parameters[g].value);
             accumulator->add_post_hook(std::make_unique<hook>(all_, g));
-            // Kept here, because the parameter itself doesn't keep it.
+            // Kept here, because the parameter itself doesn't keep its accumulator.
             all_->parameters[g].accumulator = std::move(accumulator);
         }
     }
@@ -394,7 +403,8 @@ decltype(auto) with_elements(const at::Tensor& x, std::string_view name, const F
     raise({.code = errc::not_supported}, {},
           std::string(name) + ": a tensor that isn't of floats or of int64, dense, in the host's memory");
 }
-/// A tensor's type as a number, equal on all ranks: that of spans if it can be combined.
+/// A tensor's type as a number, equal on all ranks: the number that spans have, if the type can be
+/// combined.
 [[nodiscard]] inline std::uint32_t device_type_of(at::ScalarType type) {
     switch (type) {
         case at::kFloat: return gpushare::detail::type_id<float>();
@@ -402,7 +412,7 @@ decltype(auto) with_elements(const at::Tensor& x, std::string_view name, const F
         case at::kHalf: return gpushare::detail::type_id<float16>();
         case at::kBFloat16: return gpushare::detail::type_id<bfloat16>();
         case at::kLong: return gpushare::detail::type_id<std::int64_t>();
-        default: return 1000U + static_cast<std::uint32_t>(type);  // moved, and not combined
+        default: return 1000U + static_cast<std::uint32_t>(type);  // can be moved, not combined
     }
 }
 /// A call for a tensor on a CUDA device, from the caller's current stream. `by_rows`: the number of
@@ -464,9 +474,9 @@ namespace detail {
 }
 }  // namespace detail
 
-/// Hands over a tensor, to be combined in place; it must stay until the handle is done. Throws as
-/// for spans and for arrays on devices; errc::not_supported unless the tensor is of floats or
-/// int64, dense, and in the host's memory, or on CUDA if `of` is a set of ranks on devices.
+/// Hands over a tensor, to be combined in place. The tensor must stay until the handle is done.
+/// Throws as for spans and for arrays on devices; errc::not_supported unless the tensor is of
+/// floats or int64, dense, and in the host's memory, or on CUDA if `of` is a set on devices.
 [[nodiscard]] inline handle allreduce_async_(const at::Tensor& x, std::string_view name, reduce_op op = Average,
                                              process_set& of = global_process_set()) {
     if (!x.is_cuda())
@@ -475,14 +485,14 @@ namespace detail {
     c.op = op;
     return of.start_on_device(std::move(c));
 }
-/// The same, with a new tensor for the result.
+/// The same, with a new tensor for the result. Keep the handle until the tensor is done.
 [[nodiscard]] inline tensor_handle allreduce_async(const at::Tensor& x, std::string_view name, reduce_op op = Average,
                                                    process_set& of = global_process_set()) {
     auto result = std::make_shared<at::Tensor>(x.detach().clone(at::MemoryFormat::Contiguous));
     return {allreduce_async_(*result, name, op, of), result, nullptr};
 }
-/// All ranks get the tensor of rank `root`, in place; on CUDA of any type. Throws as
-/// allreduce_async_.
+/// All ranks get the tensor of rank `root`, in place. A tensor on CUDA may be of any type. Throws
+/// as allreduce_async_.
 [[nodiscard]] inline handle broadcast_async_(const at::Tensor& x, std::uint32_t root, std::string_view name,
                                              process_set& of = global_process_set()) {
     if (!x.is_cuda())
@@ -491,14 +501,14 @@ namespace detail {
     c.root = root;
     return of.start_on_device(std::move(c));
 }
-/// The same, with a new tensor for the result.
+/// The same, with a new tensor for the result. Keep the handle until the tensor is done.
 [[nodiscard]] inline tensor_handle broadcast_async(const at::Tensor& x, std::uint32_t root, std::string_view name,
                                                    process_set& of = global_process_set()) {
     auto result = std::make_shared<at::Tensor>(x.detach().clone(at::MemoryFormat::Contiguous));
     return {broadcast_async_(*result, root, name, of), result, nullptr};
 }
-/// Several tensors, by the names `name.0`, `name.1` and so on. On CUDA they are handed over at
-/// once, and so combined together. Throws as allreduce_async_.
+/// Hands over several tensors, by the names `name.0`, `name.1` and so on. Tensors on CUDA are
+/// handed over at once, and so combined together. Throws as allreduce_async_.
 [[nodiscard]] inline std::vector<handle> grouped_allreduce_async_(std::span<const at::Tensor> list,
                                                                   std::string_view name, reduce_op op = Average,
                                                                   process_set& of = global_process_set()) {
@@ -515,13 +525,15 @@ namespace detail {
     }
     return of.on_devices() ? of.start_on_device(std::move(calls)) : all;
 }
-/// All ranks get the rows of each rank, whose number may differ. For tensors of any type on CUDA;
-/// otherwise, and while a rank has joined, errc::not_supported. All else is as in allreduce_async_.
+/// All ranks get the rows of each rank. Each rank may bring another number of rows. For tensors of
+/// any type on CUDA; for others, and while a rank has joined, errc::not_supported. All else is as
+/// in allreduce_async_.
 [[nodiscard]] inline tensor_handle allgather_async(const at::Tensor& x, std::string_view name,
                                                    process_set& of = global_process_set()) {
     return detail::start_by_rows(of, detail::call_of(x, name, collective_kind::all_gather, true), x);
 }
-/// splits[q] rows go to rank q; without splits, all get as many. All else is as in allgather_async.
+/// splits[q] rows go to rank q; without splits, all ranks get equally many rows. All else is as in
+/// allgather_async.
 [[nodiscard]] inline tensor_handle alltoall_async(const at::Tensor& x, at::IntArrayRef splits, std::string_view name,
                                                   process_set& of = global_process_set()) {
     auto c = detail::call_of(x, name, collective_kind::all_to_all, true);
@@ -533,31 +545,31 @@ namespace detail {
     return detail::start_by_rows(of, std::move(c), x);
 }
 /// Combines the ranks' tensors, which have one shape and a type that can be combined. Each rank
-/// gets a part of the rows, the first ranks one more if they don't divide. Otherwise as
-/// allgather_async.
+/// gets a part of the rows; if the number of ranks doesn't divide the rows, the first ranks get one
+/// row more. All else is as in allgather_async.
 [[nodiscard]] inline tensor_handle reducescatter_async(const at::Tensor& x, std::string_view name,
                                                        reduce_op op = Average, process_set& of = global_process_set()) {
     auto c = detail::call_of(x, name, collective_kind::reduce_scatter, true);
     c.op = op;
     return detail::start_by_rows(of, std::move(c), x);
 }
-/// Hands over, and waits.
+/// Hands a tensor over, waits, and returns the result.
 [[nodiscard]] inline at::Tensor allreduce(const at::Tensor& x, std::string_view name, reduce_op op = Average,
                                           process_set& of = global_process_set()) {
     return synchronize(allreduce_async(x, name, op, of));
 }
-/// Hands over, and waits.
+/// Hands a tensor over, waits, and returns the result.
 [[nodiscard]] inline at::Tensor allgather(const at::Tensor& x, std::string_view name,
                                           process_set& of = global_process_set()) {
     return synchronize(allgather_async(x, name, of));
 }
-/// Hands over, and waits.
+/// Hands a tensor over, waits, and returns the result.
 [[nodiscard]] inline at::Tensor reducescatter(const at::Tensor& x, std::string_view name, reduce_op op = Average,
                                               process_set& of = global_process_set()) {
     return synchronize(reducescatter_async(x, name, op, of));
 }
-/// All ranks get rank `root`'s parameters, the result of a module's named_parameters(), and wait
-/// for them. Throws as allreduce_async_, and what synchronize throws.
+/// All ranks get rank `root`'s parameters, the result of a module's named_parameters(). Waits for
+/// the parameters. Throws as allreduce_async_, and what synchronize throws.
 template <class Named>
 void broadcast_parameters(const Named& parameters, std::uint32_t root, process_set& of = global_process_set()) {
     std::vector<handle> all;

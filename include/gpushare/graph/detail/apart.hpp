@@ -28,8 +28,8 @@ namespace graph::detail {
 struct apart_result {
     /// How the work ended.
     enum class kind {
-        done,      ///< `text` is what it returned
-        threw,     ///< `text` is the exception's message
+        done,      ///< `text` is what the work returned
+        threw,     ///< `text` is the exception's message; empty unless a std::exception
         crashed,   ///< the work crashed or was killed
         too_slow,  ///< the work was stopped at the deadline
         no_fork,   ///< pipe() or fork() failed: nothing ran
@@ -38,7 +38,7 @@ struct apart_result {
     std::string text{};
 };
 
-/// Writes all, or ends the process.
+/// Writes all bytes, or ends the process.
 inline void write_all(int to, const char* data, std::size_t size) noexcept {
     while (size > 0) {
         const ssize_t n = ::write(to, data, size);
@@ -70,7 +70,7 @@ template <std::invocable F>
     ::_exit(0);
 }
 
-/// Reads until the other end closes. False at the deadline.
+/// Reads until every process has closed the other end. False at the deadline.
 [[nodiscard]] inline bool read_until_end(int from, std::string& all, std::chrono::steady_clock::time_point deadline) {
     char buffer[1 << 16];
     for (;;) {

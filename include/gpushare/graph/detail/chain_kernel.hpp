@@ -38,10 +38,10 @@ enum class chain_op : std::uint8_t {
     multiply,       ///< x y
     divide,         ///< x / y
     divide_into,    ///< y / x
-    smaller,        ///< the smaller one; x if both are equal; NaN if either is
+    smaller,        ///< the smaller one; x if both are equal; NaN if either is NaN
     smaller_of,     ///< likewise, but y if both are equal: zeros have signs
-    larger,         ///< likewise
-    larger_of,
+    larger,         ///< the larger one; x if both are equal; NaN if either is NaN
+    larger_of,      ///< likewise, but y if both are equal
     negate,
     magnitude,
     square_root,
@@ -83,7 +83,8 @@ struct tanh_lanes {
     template <class R>
     GPUSHARE_FLAT GPUSHARE_HD R operator()(const R& x) const noexcept {
         using gpushare::detail::product_of;
-        // Taylor's polynomial where the quotient would cancel. Its relative error is below 6e-8.
+        // Taylor's polynomial where the difference below would cancel. The polynomial's relative
+        // error is below 6e-8.
         const R square = product_of(x, x);
         R y = product_of(square, R(62.0F / 2835)) + -17.0F / 315;
         y = product_of(y, square) + 2.0F / 15;
@@ -111,7 +112,7 @@ struct erf_lanes {
     }
 
 private:
-    /// Taylor's polynomial of degree 21. Its error is below 1.3e-9 for magnitudes up to 1.
+    /// Taylor's polynomial of degree 21, whose error is below 1.3e-9 for magnitudes up to 1.
     template <class R>
     GPUSHARE_FLAT GPUSHARE_HD static R series(const R& x, const R& square) noexcept {
         using gpushare::detail::product_of;
@@ -169,12 +170,12 @@ template <class V>
     return x;
 }
 
-/// What a norm knows of a row. Each pass over the row adds to it.
+/// What a norm knows of a row. Each pass over the row finds out more.
 struct chain_row {
     chain_norm norm;
     float epsilon;
     float width;                  ///< elements
-    float shift = 0, factor = 1;  ///< to subtract from elements, and their factor or divisor
+    float shift = 0, factor = 1;  ///< subtracted from elements; their factor, or Softmax's divisor
 
     /// The number of passes before elements can be normalised.
     [[nodiscard]] GPUSHARE_HD std::uint32_t passes() const noexcept {
@@ -212,7 +213,8 @@ struct chain_row {
 };
 
 /// The kernel. Its number of threads is a multiple of 32 on a device. No output may share a byte
-/// with an input, since a later pass reads the inputs again; device_chains.hpp makes sure of that.
+/// with an input, since a later pass reads the inputs again; device_chains.hpp refuses such
+/// outputs.
 struct chain_kernel {
     chain_step steps[most_chain_steps] = {};
     chain_operand inputs[most_chain_inputs] = {};
@@ -298,8 +300,8 @@ private:
             run_row(static_cast<std::uint32_t>(row));
     }
 
-    /// Normalises a row by a team: each thread has every 32nd vector. On a host one thread is the
-    /// team.
+    /// Normalises a row by a team: each thread has every 32nd vector. On a host, one thread does
+    /// the work of the whole team.
     GPUSHARE_HD void run_row(std::uint32_t row) const noexcept {
         chain_row known{norm, epsilon, static_cast<float>(width)};
         const std::uint32_t passes = known.passes();

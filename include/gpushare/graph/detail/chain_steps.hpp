@@ -3,8 +3,8 @@
 // norm, and makes the steps that compute such a piece; then finds where its arrays lie, once shapes
 // are known. Plain functions over plain values, without a device.
 //
-//   const chain_program c = chain_steps(piece);             // throws, with a node
-//   chain_shapes(piece, shapes);                            // from those of inputs and constants
+//   const chain_program c = chain_steps(piece);             // or throws, naming a node
+//   chain_shapes(piece, shapes);                            // from inputs' and constants' shapes
 //   const chain_kernel k = bound_chain(c, piece, shapes);   // all but addresses
 #pragma once
 
@@ -53,7 +53,7 @@ struct chain_program {
 [[nodiscard]] inline std::optional<std::int64_t> axis_of(const program_node& n) {
     const auto* const a = n.find("axis");
     if (a != nullptr) return a->integer;
-    // Without an axis, Softmax begins at axis 1 before operator set 13, and at the last one since.
+    // A Softmax without an axis begins at axis 1 before operator set 13, and at the last one since.
     if (n.type == "Softmax") return std::nullopt;
     return -1;
 }
@@ -70,7 +70,8 @@ class chain_matcher {
 public:
     explicit chain_matcher(const piece_program& p) : p_(&p), made_(p.values.size()) {}
 
-    /// Throws model_error (engine) with the name of a node that can't be part of a chain.
+    /// The piece as steps. Throws model_error (engine) with the name of a node that can't be part
+    /// of a chain.
     [[nodiscard]] chain_program program() {
         if (p_->nodes.empty()) throw model_error(model_fault::engine, {}, "a piece without nodes");
         next_ = static_cast<std::uint32_t>(p_->values.size());
@@ -187,7 +188,7 @@ private:
             a = made(next);
         }
     }
-    /// max(0, min(1, alpha x + beta)), and for HardSwish the product of that and x.
+    /// max(0, min(1, alpha x + beta)), which HardSwish multiplies by x.
     void take_hard(std::size_t at) {
         const program_node& n = p_->nodes[at];
         const bool product = n.type == "HardSwish";
@@ -225,7 +226,7 @@ private:
         std::erase_if(parts, [](const part& each) { return each.other.is == operand::kind::nothing; });
         take_parts(at, parts, n.outputs[0]);
     }
-    /// A bound of Clip: an input since operator set 11, an attribute before.
+    /// A bound of Clip: an input since operator set 11, an attribute before that set.
     [[nodiscard]] operand bound(const program_node& n, std::size_t input, std::string_view attribute) {
         const auto* const a = n.find(attribute);
         if (a != nullptr) return a_number(a->number);
@@ -416,8 +417,8 @@ private:
     return out;
 }
 
-/// Fills in the shapes of the nodes' outputs. Throws model_error (engine) if a node's inputs don't
-/// fit.
+/// Fills in the shapes of the nodes' outputs. Throws model_error (engine) if the inputs of a node
+/// don't fit each other.
 inline void chain_shapes(const piece_program& p, std::vector<chain_shape>& shapes) {
     for (const program_node& n : p.nodes) {
         chain_shape made = shapes[n.inputs[0]];

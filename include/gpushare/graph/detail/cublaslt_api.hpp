@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of cuBLASLt's C interface that the engine needs, with the names and numbers of
-// cublasLt.h, so that the header isn't needed. Tests pass functions of their own.
+// The part of cuBLASLt's C interface that the engine needs, with the numbers of cublasLt.h, so that
+// nothing includes that header. Tests pass functions of their own.
 #pragma once
 
 #include <array>

@@ -63,12 +63,14 @@ public:
         return all;
     }
 
-    /// A piece that grows node by node, and the cost of the cuts before and after it: each value
-    /// that enters is read once, and each value that leaves is written once.
+    /// A piece that grows node by node, and the cost of the cuts around the piece: each value that
+    /// enters is read once, each value that leaves is written once, and fusions across the cut
+    /// before the piece are lost.
     class piece {
     public:
         explicit piece(const cut_costs& of) : of_(of), read_(of.lives_.size(), nobody) {}
-        /// An empty piece before place `first`. A second `begin` must have another `first`.
+        /// Begins an empty piece, whose first node will be the one at place `first`. A second call
+        /// must have another `first`.
         void begin(std::uint32_t first) noexcept {
             first_ = behind_ = first;
             cost_ = ns{};
@@ -118,7 +120,7 @@ private:
         per_byte_ = 1e9 / static_cast<double>(std::max<std::uint64_t>(bandwidth.count(), 1));
         for (std::size_t v = 0; v < g.values.size(); ++v) {
             pass_.push_back(time_of(sizes_[v], 1));
-            // An output is written anyway, so a cut adds no cost.
+            // An output of the model is written anyway, so a cut adds no cost of writing.
             written_.push_back(g.values[v].kind == value_kind::output ? ns{} : pass_[v]);
         }
     }
@@ -136,7 +138,8 @@ private:
                 if (passes > 0) fused_[p].push_back({before, time_of(sizes_[v], passes)});
             }
     }
-    // No buffer can hold a sequence, a map, strings or an unknown type, so no cut may cross these.
+    // No buffer can hold a sequence, a map, strings or a value of unknown type, so no cut is
+    // possible where such a value is alive.
     void find_cuts(const model_graph& g) {
         std::vector<std::int32_t> kept(order_.size() + 2);
         for (std::size_t v = 0; v < lives_.size(); ++v) {
@@ -158,9 +161,9 @@ private:
     std::vector<lifetime> lives_;                     // of each value, in positions of this order
     std::vector<std::vector<std::uint32_t>> inputs_;  // of the node at each place
     std::vector<std::vector<std::uint32_t>> outputs_;
-    std::vector<std::vector<fusion>> fused_;  // whose later node is at each place
-    std::vector<ns> pass_;                    // one pass over each value
-    std::vector<ns> written_;
+    std::vector<std::vector<fusion>> fused_;  // by the place of the later node
+    std::vector<ns> pass_;                    // the time of one pass over each value
+    std::vector<ns> written_;                 // the time that a cut adds to write each value
     std::vector<std::uint32_t> cuts_;
     double longest_ = 0;
     double per_byte_ = 0;

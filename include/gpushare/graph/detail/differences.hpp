@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compares values of models as results of operators: which numbers differ too much.
+// Compares values of models as results of operators, and says which numbers differ too much.
 #pragma once
 
 #include <algorithm>

@@ -60,7 +60,8 @@ struct matmul_step {
     return out;
 }
 
-/// The shape of an element-wise operation on two values, likewise.
+/// The shape of an element-wise operation on two values of known ranks; negative extents are
+/// unknown. Nothing if the values don't fit each other.
 [[nodiscard]] inline std::optional<std::vector<std::int64_t>> broadcast_shape(std::span<const std::int64_t> a,
                                                                               std::span<const std::int64_t> b) {
     if (a.size() < b.size()) std::swap(a, b);
@@ -87,7 +88,7 @@ public:
     /// The steps, each after the steps whose results it reads. Throws model_error (engine) with the
     /// name of a node that isn't part of a product.
     [[nodiscard]] std::vector<matmul_step> steps() {
-        std::vector<std::pair<std::size_t, matmul_step>> found;  // with its last node's place
+        std::vector<std::pair<std::size_t, matmul_step>> found;  // with the place of its last node
         for (std::size_t n = 0; n < p_->nodes.size(); ++n) {
             if (taken_[n]) continue;
             auto step = product(p_->nodes[n]);
@@ -96,7 +97,8 @@ public:
             found.emplace_back(last, std::move(step));
         }
         if (found.empty()) throw model_error(model_fault::engine, {}, "a piece without nodes");
-        // An earlier product may add a later one, so the last node of each decides the order.
+        // An earlier product may read a later one as its addend, so the last node of each product
+        // decides the order.
         std::ranges::sort(found, {}, &std::pair<std::size_t, matmul_step>::first);
         std::vector<matmul_step> all;
         for (auto& each : found) all.push_back(std::move(each.second));
@@ -257,8 +259,8 @@ private:
         return product.back() > 0 && own.back() == product.back() &&
                std::all_of(own.begin(), own.end() - 1, [](std::int64_t extent) { return extent == 1; });
     }
-    /// Whether a value has the product's shape, as far as it is known. If an extent is known on one
-    /// side only, the value may be broadcast.
+    /// Whether a value has the product's shape, as far as both are known. A value isn't alike if an
+    /// extent is known on one side only: the value may be broadcast there.
     [[nodiscard]] bool is_alike(std::uint32_t v, const matmul_step& s) const {
         return shapes_[v] && *shapes_[v] == *shapes_[s.out];
     }

@@ -54,7 +54,8 @@ inline constexpr std::uint32_t nobody = ~0U;
     return from;
 }
 
-/// Each node right before the node that needs it: backwards from the outputs, branch by branch.
+/// An order with each node right before a node that reads its values: the order goes backwards from
+/// the outputs, branch by branch.
 [[nodiscard]] inline std::vector<std::uint32_t> depth_first_order(const model_graph& g) {
     const auto from = deepest_first(g);
     const auto by = makers(g);
@@ -84,7 +85,8 @@ inline constexpr std::uint32_t nobody = ~0U;
     return order;
 }
 
-/// Next is the node that leaves the fewest bytes alive; among equals, the last that became ready.
+/// An order in which the next node is the ready one that leaves the fewest bytes alive; among
+/// equals the one that became ready last.
 class narrow_order {
 public:
     narrow_order(const model_graph& g, std::span<const bytes> sizes)
@@ -117,7 +119,7 @@ public:
     }
 
 private:
-    // By how many bytes the live values grow when the node runs.
+    // How many more bytes are alive after the node has run than before.
     [[nodiscard]] double growth(std::uint32_t n) const {
         double bytes_more = 0;
         for (const std::uint32_t v : g_.nodes[n].outputs)
@@ -137,7 +139,7 @@ private:
     std::span<const bytes> sizes_;
     std::vector<std::uint32_t> made_by_;
     std::vector<std::uint32_t> unread_;   // of each value: readers that haven't run
-    std::vector<std::uint32_t> missing_;  // of each node: values that aren't made yet
+    std::vector<std::uint32_t> missing_;  // of each node: values that it reads and no node made yet
     std::vector<std::vector<std::uint32_t>> readers_;
     std::vector<std::uint32_t> ready_;
 };

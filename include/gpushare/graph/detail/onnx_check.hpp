@@ -33,7 +33,7 @@ namespace graph::detail {
 /// ONNX's own domain has two names.
 [[nodiscard]] inline bool is_onnx(std::string_view domain) noexcept { return domain.empty() || domain == "ai.onnx"; }
 
-/// The first line of a message, without what the checker adds.
+/// The first line of a message. The checker adds further lines.
 [[nodiscard]] inline std::string first_line(std::string_view text) {
     return std::string(text.substr(0, text.find('\n')));
 }
@@ -98,7 +98,7 @@ inline void add_captured(const onnx::GraphProto& body, name_list& captured) {
     std::unordered_set<std::string> inputs;
     for (const auto& v : g.input()) {
         if (!inputs.insert(v.name()).second) throw model_error(model_fault::bad_model, v.name(), "it is made twice");
-        if (!made.contains(v.name())) add(v.name(), -1);  // one with a default is a weight
+        if (!made.contains(v.name())) add(v.name(), -1);  // an input with a default is a weight
     }
     for (int n = 0; n < g.node_size(); ++n)
         for (const auto& name : g.node(n).output())
@@ -106,7 +106,7 @@ inline void add_captured(const onnx::GraphProto& body, name_list& captured) {
     return made;
 }
 
-/// An order in which the nodes can run: the model's own if possible. Throws model_error:
+/// An order in which the nodes can run: the model's own order if possible. Throws model_error:
 /// missing_value, cyclic.
 [[nodiscard]] inline std::vector<int> run_order(const onnx::GraphProto& g) {
     const auto made = makers(g);
@@ -141,8 +141,9 @@ inline void add_captured(const onnx::GraphProto& body, name_list& captured) {
     return order;
 }
 
-/// An order that depends only on which node reads what, not on names or the file's order: from each
-/// output of the model back to its makers. Nodes that no output needs come last, as in `order`.
+/// An order that depends only on which node reads what, not on names or the file's order: the order
+/// goes from each output of the model back to the nodes that it needs. Nodes that no output needs
+/// come last, in the order of `order`.
 [[nodiscard]] inline std::vector<int> order_from_outputs(const onnx::GraphProto& g, const std::vector<int>& order) {
     struct step {
         int node;
@@ -204,7 +205,7 @@ public:
         context_.set_model_dir(folder.string());
     }
 
-    /// Whether the model imports operators newer than the installed ONNX, which then knows neither
+    /// Whether the model imports operators newer than the installed ONNX. That ONNX knows neither
     /// their attributes nor their shapes.
     [[nodiscard]] bool newer() const noexcept { return newer_; }
 
@@ -285,8 +286,8 @@ void for_each_node(const onnx::NodeProto& n, F& f) {
     }
 }
 
-/// Throws model_error (cyclic) if a function of the model calls itself, if only through others: an
-/// engine would inline it without end.
+/// Throws model_error (cyclic) if a function of the model calls itself, directly or through other
+/// functions: an engine would inline the function without end.
 inline void check_functions(const onnx::ModelProto& m) {
     std::unordered_map<std::string, std::size_t> by_name;
     for (const auto& f : m.functions()) by_name.emplace(f.domain() + "." + f.name(), by_name.size());

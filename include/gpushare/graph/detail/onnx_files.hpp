@@ -25,7 +25,7 @@ namespace graph::detail {
 /// The format's limit: protocol buffers count with 31 bits.
 inline constexpr std::uint64_t most_bytes = std::numeric_limits<std::int32_t>::max();
 
-/// `size` bytes of a file from `offset` on. Throws model_error with `fault`.
+/// `size` bytes of a file from `offset` on. Throws model_error with `fault` and the name `whose`.
 [[nodiscard]] inline std::string read_bytes(const std::filesystem::path& path, std::uint64_t offset, std::uint64_t size,
                                             model_fault fault, const std::string& whose) {
     std::string all(size, '\0');
@@ -63,8 +63,8 @@ struct weight_file {
     return n;
 }
 
-/// The file that `location` names. With links followed, it must be in `folder`. Throws model_error
-/// (external_data).
+/// The file that `location` names. The file must lie in `folder` even after all links are followed.
+/// Throws model_error (external_data).
 [[nodiscard]] inline std::filesystem::path path_within(const std::filesystem::path& folder, const std::string& location,
                                                        const std::string& whose) {
     namespace fs = std::filesystem;
@@ -107,7 +107,8 @@ struct weight_file {
     return found;
 }
 
-/// The bytes that a weight's shape needs, if they are known. Throws model_error (bad_weight).
+/// How many bytes a weight's shape needs; nothing if the type's size is unknown. Throws model_error
+/// (bad_weight).
 [[nodiscard]] inline std::optional<bytes> size_of(const onnx::TensorProto& weight) {
     value v;
     v.type = element_of(weight.data_type());
@@ -127,7 +128,7 @@ struct weight_file {
 }
 
 /// Throws model_error (bad_weight, external_data) unless a weight has exactly the bytes that its
-/// shape needs: engines and shape inference read that many.
+/// shape needs: engines and shape inference read as many as the shape says.
 inline void check_weight(const onnx::TensorProto& weight, const std::filesystem::path& folder) {
     const auto wrong = [&](std::uint64_t there, std::uint64_t needed) {
         if (there == needed) return;
@@ -171,7 +172,7 @@ public:
         take_in(*weight.mutable_values());
         take_in(*weight.mutable_indices());
     }
-    /// The weights in attributes and bodies.
+    /// Takes in the weights in attributes and bodies.
     void take_in(onnx::NodeProto& n) {
         for (auto& a : *n.mutable_attribute()) {
             if (a.has_t()) take_in(*a.mutable_t());

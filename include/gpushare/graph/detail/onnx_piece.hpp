@@ -141,7 +141,7 @@ private:
         return to;
     }
 
-    /// Whether a node's result is known already; if so, the result becomes a constant.
+    /// Whether a node's result is known already. If so, makes the result a constant.
     bool becomes_constant(const program_node& n, const onnx::NodeProto& from) {
         if (!n.onnx || n.outputs.size() != 1 || n.outputs[0] == no_value) return false;
         const std::string& name = from.output(0);

@@ -25,7 +25,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace graph::detail {
 
-/// Sets a value's extents: from `sizes` by their names, from `given` by their places. Throws
+/// Sets a value's extents: from `sizes` by the extents' names, from `given` by their places. Throws
 /// model_error (bad_shapes).
 inline void set_extents(onnx::ValueInfoProto& v, const std::map<std::string, std::int64_t>& sizes,
                         const std::vector<std::int64_t>* given) {
@@ -41,7 +41,7 @@ inline void set_extents(onnx::ValueInfoProto& v, const std::map<std::string, std
                               std::to_string(given->size()));
     for (int i = 0; i < shape.dim_size(); ++i) {
         auto& d = *shape.mutable_dim(i);
-        if (d.has_dim_value() && d.dim_value() < 0) d.clear_dim_value();  // means "any"
+        if (d.has_dim_value() && d.dim_value() < 0) d.clear_dim_value();  // means "any extent"
         const auto size = sizes.find(d.dim_param());
         std::int64_t extent = d.has_dim_param() && size != sizes.end() ? size->second : -1;
         if (given != nullptr) extent = (*given)[static_cast<std::size_t>(i)];
@@ -86,9 +86,10 @@ inline void set_extents(onnx::ValueInfoProto& v, const std::map<std::string, std
     return small;
 }
 
-/// Makes ONNX infer the types of all values. `strict`: a failed inference is an error. `apart`: in
-/// a process of its own, because ONNX trusts numbers in attributes, and crashes on some. Throws
-/// model_error (bad_shapes).
+/// Makes ONNX infer the types of all values. `strict`: a failed inference is an error. `apart`:
+/// ONNX runs in a process of its own, because ONNX trusts numbers in attributes and crashes on
+/// some. Throws model_error (bad_shapes), also if that process can't start or takes longer than 30
+/// s.
 inline void infer(onnx::ModelProto& m, bool strict, bool apart) {
     const auto work = [&] {
         onnx::shape_inference::InferShapes(m, onnx::OpSchemaRegistry::Instance(),
@@ -131,7 +132,7 @@ inline void infer(onnx::ModelProto& m, bool strict, bool apart) {
     return types;
 }
 
-/// Whether ONNX knows all operators. Otherwise inference fails, or stops at an unknown one.
+/// Whether ONNX knows all operators. Inference fails or stops at an operator that it doesn't know.
 [[nodiscard]] inline bool all_known(const onnx::ModelProto& m) {
     const auto sets = operator_sets(m);
     std::unordered_set<std::string> functions;
@@ -180,7 +181,7 @@ inline void add_types(const onnx::GraphProto& g, const model_graph* like,
     for (auto& v : *g.mutable_value_info()) set_extents(v, sizes, nullptr);
     if (!known) return types_in(small);
     const bool only_onnx = all_known(small);
-    if (!only_onnx) {  // state the results of other operators, which ONNX can't infer
+    if (!only_onnx) {  // state the types of other operators' results, which ONNX can't infer
         auto told = types_in(small);
         add_types(g, like, told);
         g.clear_value_info();

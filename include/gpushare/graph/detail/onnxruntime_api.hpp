@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of ONNX Runtime's C interface that engines need, with the names of its header, which its
-// packages for Python lack. Each function keeps its place in the library's table for good.
+// The part of ONNX Runtime's C interface that engines need, with the names of its header. ONNX
+// Runtime's packages for Python lack that header. Each function keeps its place in the library's
+// table for good.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +31,7 @@ struct onnxruntime_api {
         at(100, ReleaseSessionOptions), at(130, AddSessionConfigEntry), at(144, CreateAndRegisterAllocator);
     }
 
-    static constexpr std::uint32_t version = 17;  ///< the interface's; newer libraries have it, too
+    static constexpr std::uint32_t version = 17;  ///< of the interface, which newer libraries keep
 
     const char* (*GetErrorMessage)(const void* status);
     void* (*CreateEnv)(int logs, const char* name, void** env);

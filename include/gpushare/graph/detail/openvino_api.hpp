@@ -21,7 +21,7 @@ struct openvino_shape {
     std::int64_t* dims;
 };
 
-/// The functions of a loaded library, without their `ov_`. A status that isn't 0 is an error.
+/// The functions of a loaded library, named without `ov_`. A status that isn't 0 is an error.
 struct openvino_api {
     /// Throws model_error (engine) if a function is missing.
     explicit openvino_api(void* library) {

@@ -18,7 +18,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace graph::detail {
 
-/// In place of a value's index: there is none.
+/// Stands in place of a value's index where there is no value.
 inline constexpr std::uint32_t no_value = ~std::uint32_t{0};
 
 /// A value of a piece.
@@ -79,7 +79,7 @@ inline void require_all(const piece_program& p, std::size_t in, std::size_t out)
     if (in != p.inputs.size() || out != p.outputs.size())
         refuse({}, "a piece with another number of inputs or outputs");
 }
-/// Throws model_error (engine) with the name unless the input is a tensor of floats in its buffer.
+/// Throws model_error (engine) with `name` unless the input is a tensor of floats in its buffer.
 inline void require_floats(const std::string& name, const tensor& in) {
     if (!in.shaped() || in.type != element::f32) refuse(name, "an input that is no tensor of floats");
     if (in.size() > in.capacity || (in.data == nullptr && in.size() > 0))

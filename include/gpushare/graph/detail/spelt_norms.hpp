@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Norms that a model spells out. Operator sets before 17 have no LayerNormalization, and those
-// before 23 no RMSNormalization, so exporters write means, squares, roots and quotients. Here each
-// such norm becomes one node again. A plain function over plain values.
+// before 23 no RMSNormalization, so exporters write means, squares, roots and quotients. with_norms
+// makes one node of each such norm again. A plain function over plain values.
 //
 //   const piece_program p = with_norms(read_operations(bytes));
 #pragma once
@@ -26,9 +26,10 @@ namespace graph::detail {
 ///
 ///   d / sqrt(mean(d^2) + epsilon)    or    d * (1 / sqrt(mean(d^2) + epsilon))
 ///
-/// If d = x - mean(x), that is a layer norm of x, otherwise a root-mean-square norm of d. A mean is
-/// over one axis, which keeps one element. A square is a Pow by 2 or a product. No other node may
-/// read values in between. A scale and a bias after a norm stay nodes of their own.
+/// If d = x - mean(x), the result is a layer norm of x, otherwise a root-mean-square norm of d. A
+/// mean is over one axis and keeps that axis with one element. A square is a Pow by 2 or a product.
+/// No other node may read the values in between. A scale and a bias after a norm stay nodes of
+/// their own.
 class norm_finder {
 public:
     explicit norm_finder(const piece_program& p) : p_(&p), maker_(p.values.size(), nothing), same_(p.values.size()) {
@@ -81,7 +82,7 @@ private:
         }
         return std::nullopt;
     }
-    /// The norm `d` / `root`; nothing if it is none.
+    /// The norm `d` / `root`; nothing if this quotient is no norm.
     [[nodiscard]] std::optional<norm> norm_of(std::size_t last, std::uint32_t d, std::uint32_t root,
                                               std::vector<std::size_t> inside) const {
         const std::size_t square_root = maker(root);
@@ -100,7 +101,7 @@ private:
         find_difference(n);
         return is_closed(n, last) ? std::optional(std::move(n)) : std::nullopt;
     }
-    /// Makes it a layer norm if it normalises the difference of a value and its mean.
+    /// Makes `n` a layer norm if `n` normalises the difference of a value and the value's mean.
     void find_difference(norm& n) const {
         const std::size_t difference = maker(n.of);
         if (!is(difference, "Sub", 2)) return;
@@ -149,7 +150,8 @@ private:
         if (is(node, "Pow", 2)) return same_[input(node, 0)] == same_[d] && number(input(node, 1)) == 2.0F;
         return is(node, "Mul", 2) && same_[input(node, 0)] == same_[d] && same_[input(node, 1)] == same_[d];
     }
-    /// The axis of a mean: an attribute before operator set 18, an input since.
+    /// The axis of a mean; nothing if the node is no mean over one axis. The axis is an attribute
+    /// before operator set 18, and an input since.
     [[nodiscard]] std::optional<std::int64_t> axis_of_mean(std::size_t node) const {
         using kind = program_attribute::kind;
         const bool by_input = is_plain(node, "ReduceMean", 2);
@@ -164,7 +166,7 @@ private:
         }
         return axes.size() == 1 ? std::optional(axes[0]) : std::nullopt;
     }
-    /// The output of the first node that subtracts the same values.
+    /// The output of the first node that subtracts the same two values.
     [[nodiscard]] std::uint32_t earlier_difference(std::size_t node) const {
         for (std::size_t n = 0; n < node; ++n)
             if (is(n, "Sub", 2) && p_->nodes[n].inputs == p_->nodes[node].inputs) return p_->nodes[n].outputs[0];

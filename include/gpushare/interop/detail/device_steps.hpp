@@ -6,8 +6,8 @@
 //
 //   device_steps<node_type, combine_type, float> steps(node, streams, 2, combine, bucket, patience);
 //   steps.add(r, gradients, stream);      // once for each rank
-//   steps.ready(r, g, stream);            // what computes gradient g is enqueued on `stream`
-//   auto fault = steps.wait(r, stream);   // what `stream` is given from now on finds the averages
+//   steps.ready(r, g, stream);            // the work that computes gradient g is on `stream`
+//   auto fault = steps.wait(r, stream);   // later work on `stream` finds the averages
 //
 // Stream order: when a gradient is ready, the rank's stream waits for `stream`. After the step's
 // last bucket, `stream` waits for the rank's stream. The host waits only until the other ranks have
@@ -17,8 +17,8 @@
 // two_level_devices does. Then the ranks of all processes compare what they registered, buckets go
 // type by type, and faults number the ranks of all processes. One rank here at a time waits for the
 // other processes: in add() the last one, and in ready() the one that brings a bucket's last
-// gradient. That rank waits without the lock, so the other ranks' calls return meanwhile. A
-// gradient that becomes ready is noted, and taken up when the rank is back. end() ends that wait.
+// gradient. The rank waits without the lock, so the other ranks' calls return meanwhile. A gradient
+// that becomes ready meanwhile is noted, and combined once the rank is back. end() ends the wait.
 #pragma once
 
 #include <algorithm>
@@ -80,10 +80,10 @@ public:
     virtual void ready(std::uint32_t rank, std::uint32_t g, void* stream) = 0;
     [[nodiscard]] virtual collective_fault wait(std::uint32_t rank, void* stream) = 0;
     /// The rank has no batches left. Blocks until another rank begins a step, or a fault comes
-    /// (true); or until no rank can begin one any more (false).
+    /// (true); or until no rank can begin a step any more (false).
     [[nodiscard]] virtual bool another(std::uint32_t rank) = 0;
-    /// From now on every rank's wait() returns this fault, unless there was one before. The other
-    /// processes learn of the fault. Doesn't wait for them.
+    /// From now on every rank's wait() returns this fault, unless there was a fault before. The
+    /// other processes learn of the fault. Doesn't wait for these processes.
     virtual void end(errc why, std::uint32_t rank) = 0;
 };
 
@@ -108,7 +108,7 @@ public:
     void joins(std::uint32_t rank) noexcept {
         if (!std::exchange(ranks_[rank].joined, true)) ++joined_;
     }
-    /// Whether a rank that has joined takes part in another step; nothing while that is open.
+    /// Whether a rank that has joined takes part in another step; nothing while nobody knows.
     [[nodiscard]] std::optional<bool> another(std::uint32_t rank) const noexcept {
         if (begun_ > ranks_[rank].done) return true;
         if (joined_ == ranks_.size()) return false;
@@ -126,9 +126,9 @@ private:
 };
 
 /// A way to combine with other processes. agree_on compares a number of each process. end tells the
-/// other processes of a fault of a rank here. fault() returns their fault, with the ranks of this
-/// process numbered from first() on. One thread at a time calls these. interrupt may come from any
-/// thread, and ends another thread's call with a fault of a rank here.
+/// other processes of a fault of a rank here. fault() returns the fault of all processes, with the
+/// ranks of this process numbered from first() on. One thread at a time calls these functions.
+/// interrupt may come from any thread, and ends another thread's call with a fault of a rank here.
 template <class C>
 concept combines_with_others = requires(C& c, std::uint64_t number, errc why, std::uint32_t rank) {
     { c.agree_on(number) } -> std::same_as<collective_fault>;
@@ -138,8 +138,9 @@ concept combines_with_others = requires(C& c, std::uint64_t number, errc why, st
     { c.first() } -> std::convertible_to<std::uint32_t>;
 };
 
-/// See above. `Combine` is called with each of the buckets' types, as errc(device_buckets<T>&), and
-/// calls advance() on the same streams. Calls of different ranks may run at the same time.
+/// The steps of this process's ranks, with gradients of the types T. device_steps calls `Combine`
+/// with the buckets of each type, as errc(device_buckets<T>&); `Combine` calls advance() on the
+/// same streams. Calls of different ranks may run at the same time.
 template <node Node, class Combine, class... T>
 requires joining_timeline<typename Node::stream> &&(sizeof...(T) > 0) &&
     (... && std::is_invocable_r_v<errc, Combine&, device_buckets<T>&>)class device_steps : public device_ranks {
@@ -166,8 +167,8 @@ public:
     /// before; not_supported for a type that isn't one of T; mismatch, with the parameter's name,
     /// if another rank has other parameters; and the errors of borrowing the stream. The last rank
     /// here waits for other processes, and throws their fault: mismatch, with the rank, if a
-    /// process has other parameters, types or buckets. A fault from here also ends this wait, and
-    /// is thrown.
+    /// process has other parameters, types or buckets. A fault of a rank here ends that wait, too,
+    /// and add() throws the fault.
     void add(std::uint32_t rank, std::vector<device_gradient> mine, void* current) override {
         std::unique_lock lock(mutex_);
         if (rank >= of_.size() || of_[rank].here)
@@ -239,7 +240,7 @@ public:
         end_locked(lock, why, rank);
     }
 
-    /// The gradient that a step waits for, and the rank that lacks it; or nothing.
+    /// The gradient that a step waits for, and the rank that lacks it; nothing if no step waits.
     [[nodiscard]] std::optional<std::pair<std::string, std::uint32_t>> stalled() const {
         const std::scoped_lock lock(mutex_);
         std::optional<std::pair<std::string, std::uint32_t>> found;
@@ -265,7 +266,7 @@ private:
         std::vector<device_gradient> gradients{};
         std::vector<bool> marked{};  // ready in the rank's next step
         bool here = false;
-        void* handle = nullptr;  // the framework's stream, and ours for it
+        void* handle = nullptr;  // the framework's stream; `as` is this library's for it
         std::optional<std::conditional_t<borrows, stream, no_stream>> as{};
     };
 
@@ -282,7 +283,7 @@ private:
                       (g < a.size() ? a[g].name : b[g].name) + ": another rank has other parameters");
     }
     [[nodiscard]] stream& stream_of(std::uint32_t rank) { return streams_[streams_.size() == 1 ? 0 : rank]; }
-    /// The framework's stream, which is usually that of the previous call and costs no lookup.
+    /// The framework's stream. The stream of the rank's previous call costs no lookup.
     [[nodiscard]] stream& lent(std::uint32_t rank, void* handle) {
         if constexpr (borrows) {
             of_rank& r = of_[rank];
@@ -321,7 +322,7 @@ private:
             std::get<of_type<E>>(all_).buckets.add(of_[0].gradients[g].name, where, of_[0].gradients[g].count));
     }
 
-    // ---- one thread at a time combines, and none holds the lock meanwhile
+    // ---- one thread at a time combines, and doesn't hold the lock meanwhile
 
     /// Calls f without the lock. Until the thread is back, no other thread combines, or touches the
     /// data that combine_ works on; another thread may only interrupt.
@@ -439,8 +440,8 @@ private:
         ((who = who ? std::move(who) : stalled_of(gradient_type_of<T>)), ...);
         return who ? who->second : 0;
     }
-    /// The answer of stalled() for one type. The last gradient is needed first. While a thread is
-    /// away, `marked` knows more than the buckets.
+    /// The answer of stalled() for one type. A step needs the last gradient first. While a thread
+    /// is away, `marked` knows of more gradients than the buckets.
     [[nodiscard]] std::optional<std::pair<std::string, std::uint32_t>> stalled_of(gradient_type type) const {
         if (here_ != of_.size()) return std::nullopt;
         const auto has = [&](std::uint32_t r, std::size_t g) { return !ledger_.has_next(r) && of_[r].marked[g]; };
@@ -492,9 +493,9 @@ private:
     Combine combine_;
     ns patience_;
     bytes bucket_;
-    // Guards all that follows, except of_[r].as, which belongs to its rank, and the data of the
-    // thread that is away: combine_, all_, taken_ and left_. Gradients in of_ don't change once
-    // added.
+    // Guards all that follows, except of_[r].as, which belongs to rank r, and the data of the
+    // thread that is away: combine_, all_, taken_ and left_. Once added, gradients in of_ don't
+    // change.
     mutable std::mutex mutex_;
     std::condition_variable changed_;
     step_ledger ledger_;

@@ -26,7 +26,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Throws unless MPI is initialised for this level of threads, and for calls from this thread.
+/// Throws unless the MPI is initialised for this level of threads and accepts calls of this thread.
 inline void need_mpi_threads(int needed) {
     int there = 0, level = MPI_THREAD_SINGLE, is_main = 1;
     MPI_Initialized(&there);
@@ -42,8 +42,8 @@ inline void need_mpi_threads(int needed) {
               {}, "calling MPI");
 }
 
-/// A communicator without the ranks in `dead`; all other ranks call this. If the MPI has seen a
-/// rank die, the call also waits for each rank that hangs.
+/// A communicator without the ranks in `dead`; all other ranks make this call. If the MPI has seen
+/// a rank die, the call waits for ranks that hang, too.
 [[nodiscard]] inline MPI_Comm mpi_without(MPI_Comm all, std::span<const std::uint32_t> dead) {
     int size = 0;
     MPI_Comm_size(all, &size);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How long to rest before querying an MPI again, if there is no other way to wait. Constant polling
-// would take the core from threads that compute. A small part of a chunk's time is short enough to
-// keep a link filled. A value; the caller passes the time.
+// would take the core from threads that compute. A rest of a small part of a chunk's time is short
+// enough to keep a link filled. A value; the caller passes the time.
 #pragma once
 
 #include <algorithm>
@@ -17,14 +17,14 @@ namespace detail {
 
 class mpi_pace {
 public:
-    /// A thread begins to wait: the time before doesn't count, and chunks should come as they did
-    /// last.
+    /// A thread begins to wait. The time before doesn't count; the next chunk is expected after as
+    /// long as the last one took.
     void begin(instant now) noexcept {
         last_ = now;
         waits_ = true;
     }
     void end() noexcept { waits_ = false; }
-    /// A chunk is done. While no thread waits, that tells nothing.
+    /// A chunk is done. While no thread waits, the time of a chunk tells nothing.
     void progressed(instant now) noexcept {
         if (!waits_) return;
         between_ = now - last_;
@@ -37,8 +37,8 @@ public:
     }
 
 private:
-    /// Many chunks are under way, so one chunk's time is a small part of the time that keeps a link
-    /// filled. At 10 Gbit/s and more a chunk of the usual size is too short for a sleep.
+    /// Many chunks are under way, and keep a link filled for much longer than one chunk's time. At
+    /// 10 Gbit/s and more a chunk of the usual size is too short for a sleep.
     static constexpr int part = 4;
     static constexpr ns shortest = std::chrono::microseconds(20), longest = std::chrono::microseconds(200);
 

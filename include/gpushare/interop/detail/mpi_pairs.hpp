@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many elements each rank has for each other rank. All ranks know these numbers in a call whose
-// parts differ in length from pair to pair; mpi.hpp sends them around.
+// How many elements each rank has for each rank. In a call whose parts differ in length from pair
+// to pair, mpi.hpp sends these numbers to all ranks.
 //
-//   mpi_pairs pairs(sends, receives);        // of this rank
+//   mpi_pairs pairs(sends, receives);        // this rank's numbers
 //   ... every rank's mine() goes to all(), in the order of ranks ...
 //   if (auto odd = pairs.odd_one()) ...      // a rank that sends another number than is expected
 #pragma once
@@ -61,7 +61,7 @@ public:
         }
         return parts;
     }
-    /// Copies what a rank has for itself.
+    /// Copies the elements that a rank has for itself.
     void copy_own(std::size_t rank, const std::byte* in, std::byte* out, std::size_t unit) const {
         const element_range from = slice(sends(rank), 0, sends(rank)[rank], unit)[rank];
         const element_range to = slice(receives(rank), 0, receives(rank)[rank], unit)[rank];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls under way over an MPI, and one test of all their requests.
+// The calls under way over an MPI, and one test for the requests of all calls.
 #pragma once
 
 #if __has_include(<mpi.h>)
@@ -23,7 +23,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// One call. Its transfers are begun a few at a time.
+/// One call, which begins its transfers a few at a time.
 struct mpi_job {
     collective_kind what = collective_kind::none;
     std::deque<mpi_transfer> transfers;  // the first `begun` are under way
@@ -33,8 +33,8 @@ struct mpi_job {
         return transfers.empty() ? 0 : transfers.front().waits_for();
     }
 
-    /// Continues the transfers under way, and begins more, `depth` at a time. Returns the failure,
-    /// and at which rank; reports completed work to `sent` and `pace`.
+    /// Continues the transfers under way, and begins others as long as fewer than `depth` are under
+    /// way. Returns the error and the rank at fault. Adds finished transfers to `sent` and `pace`.
     [[nodiscard]] mpi_transfer::outcome go_on(MPI_Comm comm, std::uint32_t rank, std::uint32_t size,
                                               std::uint32_t depth, bytes& sent, mpi_pace& pace) {
         for (std::uint32_t i = 0; i < begun;) {
@@ -49,7 +49,7 @@ struct mpi_job {
             --begun;
         }
         while (begun < depth && begun < transfers.size()) {
-            // Counted first, because begin() may throw halfway.
+            // Counted as begun first, because begin() may throw halfway.
             const errc code = transfers[begun++].begin(comm, rank, size);
             if (code != errc::none) return {code, rank};
         }
@@ -72,7 +72,7 @@ public:
         int n = 0;
         const int code =
             MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &n, finished_.data(), statuses_.data());
-        // On every path: requests that the MPI has freed mustn't be touched again.
+        // On every path, also after an error: no call may use a request that the MPI has freed.
         for (std::size_t i = 0; i < requests_.size(); ++i) whose_[i].of->put_back(whose_[i].which, requests_[i]);
         if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) return false;
         for (std::size_t i = 0; n != MPI_UNDEFINED && i < static_cast<std::size_t>(n); ++i) {

@@ -21,7 +21,7 @@ class mpi_suspects {
 public:
     explicit mpi_suspects(std::uint32_t ranks = 0) : alive_(ranks) {}
 
-    /// A rank gave up, for this packed fault; 0 if it only answers.
+    /// A rank gave up because of this packed fault. 0: the rank only answers.
     void heard(std::uint32_t from, std::uint64_t fault) {
         if (from < alive_.size()) alive_[from] = true;
         if (fault != 0) faults_.push_back(collective_fault::unpacked(fault));
@@ -30,9 +30,9 @@ public:
         return std::find(alive_.begin(), alive_.end(), false) == alive_.end();
     }
 
-    /// A requested abort or a detected error goes before a deadline. Among deadlines, one that
-    /// blames a silent rank goes first; among mismatches, the one with the most votes; then the
-    /// lowest rank.
+    /// The fault to report. A requested abort or a detected error goes before a deadline. Among
+    /// deadlines, one that blames a silent rank goes first; among mismatches, the one that most
+    /// ranks report; among equals, the one of the lowest rank.
     [[nodiscard]] collective_fault chosen() const noexcept {
         const auto place = [&](const collective_fault& f) {
             if (f.code != errc::deadline_exceeded) return 0;
@@ -59,7 +59,7 @@ private:
 };
 
 /// The notices of ranks that left in order: such a rank takes part only in its first `calls` calls.
-/// A notice is one word: a fault with that number in place of an epoch, and a mark. A plain value.
+/// A notice is one word: a fault with `calls` in place of an epoch, and a mark. A plain value.
 class mpi_farewells {
 public:
     [[nodiscard]] static std::uint64_t notice(collective_fault why, std::uint32_t calls) noexcept {
@@ -67,7 +67,7 @@ public:
         why.buffers_in_use = true;  // the mark: a rank that gives up never sets it
         return why.packed();
     }
-    /// Takes in a notice; false if the word isn't one.
+    /// Takes in a notice. False if the word is no notice of that kind.
     [[nodiscard]] bool heard(std::uint64_t notice) noexcept {
         const collective_fault f = collective_fault::unpacked(notice);
         if (!f.buffers_in_use) return false;
@@ -75,7 +75,7 @@ public:
         return true;
     }
     [[nodiscard]] bool none() const noexcept { return !first_; }
-    /// Why this call, counted from 0, can't end; no fault if it can.
+    /// Why this call, counted from 0, can't end; no fault if the call can end.
     [[nodiscard]] collective_fault of(std::uint32_t call) const noexcept {
         return none() || later(first_.epoch, call) ? collective_fault{} : first_;
     }

@@ -8,8 +8,9 @@
 //
 // Ranks compare their calls in two ways. A message's tag holds a few bits of the call's signature,
 // so messages of different calls seldom match, and a waiting rank sees that another call's message
-// came instead (differs_from). Tags are too short to rule a match out, so each call also has one
-// transfer in one shot, whose messages end with the whole signature. Even empty messages are sent.
+// came instead (differs_from). A tag is too short to rule a match out. So each call also has one
+// transfer in one shot, whose messages end with the whole signature. Ranks send empty messages,
+// too.
 #pragma once
 
 #if __has_include(<mpi.h>)
@@ -58,11 +59,11 @@ public:
         t.signature_ = signature;
         return t;
     }
-    /// Only the signature: for calls whose other messages have none.
+    /// Every rank sends only the signature, for a call whose other messages have none.
     [[nodiscard]] static mpi_transfer agreement(std::uint64_t signature) noexcept {
         return one_shot(nullptr, nullptr, 0, signature, nullptr);
     }
-    /// The same with some of the ranks.
+    /// The same between this rank and `with`.
     [[nodiscard]] static mpi_transfer agreement(std::uint64_t signature, std::span<const std::uint32_t> with) {
         mpi_transfer t = agreement(signature);
         t.neighbours_.assign(with.begin(), with.end());
@@ -80,14 +81,16 @@ public:
     [[nodiscard]] static mpi_transfer gather(std::byte* out, std::size_t bytes, std::size_t stride) noexcept {
         return {shape::gather, nullptr, out, bytes, 1, stride, nullptr};
     }
-    /// The same for parts of different lengths: `parts[q]`, in bytes, is the part of `in` that rank
-    /// q gets, or the part of `out` that it has. This rank's result goes to `out`.
+    /// As scatter(), for parts of different lengths: `parts[q]`, in bytes, is the part of `in` that
+    /// rank q gets. This rank's result goes to `out`.
     [[nodiscard]] static mpi_transfer scatter_parts(const std::byte* in, std::byte* out,
                                                     std::vector<element_range> parts, combiner by) noexcept {
         mpi_transfer t{shape::scatter, in, out, 0, 1, 0, by};
         t.parts_ = std::move(parts);
         return t;
     }
+    /// As gather(), for parts of different lengths: `parts[q]`, in bytes, is the part of `out` that
+    /// rank q has.
     [[nodiscard]] static mpi_transfer gather_parts(std::byte* out, std::vector<element_range> parts) noexcept {
         mpi_transfer t{shape::gather, nullptr, out, 0, 1, 0, nullptr};
         t.parts_ = std::move(parts);
@@ -99,7 +102,8 @@ public:
         return t;
     }
 
-    /// Each neighbour gets the bytes at `in`, and sends as many, which go to `out`, `stride` apart.
+    /// Each neighbour gets the bytes at `in` and sends as many. The bytes of neighbour i begin at
+    /// stride * i of `out`.
     [[nodiscard]] static mpi_transfer exchange(const std::byte* in, std::byte* out, std::size_t bytes,
                                                std::size_t stride, std::span<const std::uint32_t> neighbours) {
         mpi_transfer t{shape::exchange, in, out, bytes, 1, stride, nullptr};
@@ -107,8 +111,8 @@ public:
         return t;
     }
 
-    /// Each rank q gets to[q] of `in`, and its data for this rank goes to from[q] of `out`; both in
-    /// bytes. The two ranks of a pair agree on the length.
+    /// Each rank q gets to[q] of `in`, and sends data for this rank, which goes to from[q] of
+    /// `out`; both in bytes. The two ranks of a pair agree on the length.
     [[nodiscard]] static mpi_transfer exchange_parts(const std::byte* in, std::byte* out, std::vector<element_range> to,
                                                      std::vector<element_range> from) noexcept {
         mpi_transfer t{shape::pairs, in, out, 0, 1, 0, nullptr};
@@ -120,8 +124,8 @@ public:
     /// How tags are made of a transfer's number, the call's signature and the phase.
     struct numbering {
         std::uint32_t numbers = 0, kinds = 1;
-        /// For tags up to `last_tag`: up to 4096 kinds, as long as that leaves a quarter of a
-        /// million numbers, one for each chunk under way.
+        /// For tags up to `last_tag`: as many kinds as leave a quarter of a million numbers, one
+        /// for each chunk under way, but at most 4096 kinds.
         explicit numbering(int last_tag = first_tag) noexcept {
             const auto all = static_cast<std::uint32_t>(last_tag - first_tag) / 2;
             while (kinds < 4096 && all / (kinds * 2) >= 1U << 18) kinds *= 2;
@@ -134,7 +138,7 @@ public:
         tags_of_number_ = static_cast<int>(by.kinds) * 2;
         tag_ = first_of_number_ + static_cast<int>(signature % by.kinds) * 2;
     }
-    /// A rank that sent another call's message in place of this one's.
+    /// A rank that sent another call's message in place of this call's.
     [[nodiscard]] std::optional<std::uint32_t> differs_from(MPI_Comm comm) const noexcept {
         for (std::size_t i = 0; i < requests_.size(); ++i) {
             if (requests_[i] == MPI_REQUEST_NULL || !messages_[i].receives) continue;
@@ -156,7 +160,7 @@ public:
         size_ = size;
         return how_ == shape::gather ? next(comm) : post_first(comm);
     }
-    /// An error, and the rank that it is about.
+    /// An error, and the rank at fault.
     struct outcome {
         errc code = errc::none;
         std::uint32_t rank = 0;
@@ -166,8 +170,9 @@ public:
         mpi_transfer* of;
         std::size_t which;
     };
-    /// Appends the unfinished requests. One call tests all transfers' requests, because each call
-    /// is a look at the network, and some MPIs yield the core in each call that finds nothing.
+    /// Appends the unfinished requests. One call of the MPI tests the requests of all transfers,
+    /// because each call is a look at the network, and some MPIs yield the core in each call that
+    /// finds nothing.
     void add_requests(std::vector<MPI_Request>& requests, std::vector<pending>& whose) {
         for (std::size_t i = 0; i < requests_.size(); ++i) {
             if (requests_[i] == MPI_REQUEST_NULL) continue;
@@ -194,14 +199,14 @@ public:
             return {};
         return {next(comm), rank_};
     }
-    /// The first rank whose message hasn't come; else one that hasn't taken its message.
+    /// The first rank whose message hasn't come, or else the first that hasn't taken its message.
     [[nodiscard]] std::uint32_t waits_for() const noexcept {
         for (const bool receives : {true, false})
             for (std::size_t i = 0; i < requests_.size(); ++i)
                 if (requests_[i] != MPI_REQUEST_NULL && messages_[i].receives == receives) return messages_[i].peer;
         return rank_;
     }
-    /// Gives up. False if the MPI may still read or write something.
+    /// Gives up all requests. False if the MPI may still read or write a buffer.
     bool cancel() noexcept {
         bool all = true;
         for (std::size_t i = 0; i < requests_.size(); ++i) {
@@ -229,7 +234,7 @@ private:
                  std::size_t stride, combiner by) noexcept
         : how_(how), in_(in), out_(out), bytes_(bytes), unit_(unit), stride_(stride), combine_(by) {}
 
-    /// In one shot: a rank's message, this rank's included.
+    /// Where the message of rank `q` lies in a transfer in one shot. This rank has a message, too.
     [[nodiscard]] std::byte* message_of(std::uint32_t q) const noexcept {
         return staging_.get() + q * room_of_message();
     }
@@ -362,8 +367,8 @@ private:
     int phase_ = 0;  // 0: scatter, 1: gather, 2: done
     int tag_ = 0, first_of_number_ = 0, tags_of_number_ = 0;
     std::uint32_t rank_ = 0, size_ = 1, root_ = 0;
-    std::uint64_t signature_ = 0;  // in one shot
-    bool with_some_ = false;       // an agreement of neighbours
+    std::uint64_t signature_ = 0;  // of a transfer in one shot
+    bool with_some_ = false;       // whether this is an agreement with some ranks only
     const std::byte* in_;
     std::byte* out_;
     std::size_t bytes_, unit_, stride_;
@@ -372,7 +377,7 @@ private:
     combiner combine_;
     std::vector<std::uint32_t> neighbours_;
     std::vector<element_range> parts_;       // of each rank, in bytes, if they differ in length
-    std::vector<element_range> parts_from_;  // what each rank has for this one
+    std::vector<element_range> parts_from_;  // of `out`: where each rank's data goes
     std::unique_ptr<std::byte[]> staging_;   // received parts to combine
     std::vector<MPI_Request> requests_;
     std::vector<message> messages_;  // of the requests

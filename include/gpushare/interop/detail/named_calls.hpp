@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finds the calls that all ranks of a process have in common, by names that come in any order: what
-// horovod_devices.hpp decides, without devices, streams and locks.
+// Finds the calls that all ranks of a process have in common, by names that come in any order. So
+// horovod_devices.hpp decides which calls go, apart from devices, streams and locks.
 //
 //   named_calls<int> calls(2);
 //   (void)calls.hand_over(0, {.name = "x", .word = word_of_call}, 7);
@@ -40,7 +40,8 @@ struct named_call {
 template <class Item>
 class named_calls {
 public:
-    /// A call that all ranks have made, except ranks that have joined; or why all refuse it.
+    /// A call that all ranks have made, except ranks that have joined. `fault` says why all ranks
+    /// refuse the call, if they do.
     struct common {
         named_call what;
         std::vector<std::optional<Item>> of_ranks;
@@ -55,7 +56,7 @@ public:
         const auto at = open_.find(name);
         return at != open_.end() && at->second.of_ranks[rank];
     }
-    /// Adds a rank's call. False, without effect, while the rank has one of this name under way.
+    /// Adds a rank's call. False, without effect, while the rank has a call of this name under way.
     [[nodiscard]] bool hand_over(std::uint32_t rank, named_call what, Item item) {
         auto at = open_.find(what.name);
         if (at == open_.end()) {
@@ -84,13 +85,14 @@ public:
         joined_.assign(ranks_, false);
         ++rounds_;
     }
-    /// How often all ranks have joined, and the rank that was the last one.
+    /// How often all ranks have joined.
     [[nodiscard]] std::uint64_t rounds() const noexcept { return rounds_; }
+    /// The rank that joined last.
     [[nodiscard]] std::uint32_t last_joined() const noexcept { return last_; }
 
-    /// The calls that became common since the last take(), in that order.
+    /// The calls that became common since the last take(), the first one first.
     [[nodiscard]] std::vector<common> take() { return std::exchange(ready_, {}); }
-    /// The items of all calls that lack a rank. These calls are forgotten.
+    /// Forgets all calls that lack a rank, and returns their items.
     [[nodiscard]] std::vector<Item> drop() {
         std::vector<Item> all;
         for (auto& [name, e] : open_)
@@ -128,7 +130,7 @@ private:
         ready_.push_back({std::move(e.called[first]), std::move(e.of_ranks), fault});
         open_.erase(at);
     }
-    /// Names the odd rank, or a rank that has joined although the call needs it.
+    /// A fault with the odd rank, or with a rank that has joined although the call needs that rank.
     [[nodiscard]] collective_fault why_refused(const entry& e, std::uint32_t first) const {
         std::vector<std::uint64_t> words;
         std::vector<std::uint32_t> whose;

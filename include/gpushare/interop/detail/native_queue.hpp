@@ -60,7 +60,7 @@ private:
     cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;  // later: the mode before
 };
 
-/// Refers to the stream, which must outlive it. Safe from any thread.
+/// Refers to the stream, which must outlive the object. Safe from any thread.
 class native_queue {
 public:
     /// A null handle is the default stream of the current device.
@@ -73,7 +73,7 @@ public:
         find("cuCtxPopCurrent", pop_);
     }
 
-    /// `size` bytes of its device; null if that fails, with the reason in `why`.
+    /// `size` bytes of the stream's device; null if that fails, with the reason in `why`.
     [[nodiscard]] void* allocate(std::size_t size, cudaError_t& why) const noexcept {
         void* p = nullptr;
         why = on_device([&] { return cudaMalloc(&p, size); });
@@ -96,10 +96,11 @@ public:
     void free(void* p) const noexcept {
         if (p != nullptr) (void)on_device([p] { return cudaFree(p); });
     }
-    /// cudaSuccess once all enqueued work is done; until then cudaErrorNotReady; or the error
-    /// because of which it never will be done. Call with a relaxed_thread.
+    /// cudaSuccess once all enqueued work is done; cudaErrorNotReady until then; or the error
+    /// because of which the work never ends. Call this while a relaxed_thread exists.
     [[nodiscard]] cudaError_t state() const noexcept {
-        // The current device decides which default stream is meant; any other handle names one.
+        // The current device decides which default stream is meant; any other handle names a
+        // stream.
         return is_default() ? on_device([this] { return query(); }) : query();
     }
 
@@ -111,7 +112,8 @@ private:
         if (query_ != nullptr) return static_cast<cudaError_t>(query_(stream_));
         return forget(cudaStreamQuery(stream_));
     }
-    // Calls with the device's primary context, then restores what was current before, be it none.
+    // Calls with the device's primary context current, then makes the context of before current, or
+    // none if there was none.
     template <class Call>
     cudaError_t on_device(Call call) const noexcept {
         CUcontext primary = nullptr, was = nullptr;
@@ -128,7 +130,7 @@ private:
         (void)release_(device_);
         return code;
     }
-    // The error is handled here, so the embedder mustn't find it.
+    // The queue handles the error, so the embedder mustn't find it.
     static cudaError_t forget(cudaError_t code) noexcept {
         if (code != cudaSuccess) (void)cudaGetLastError();
         return code;

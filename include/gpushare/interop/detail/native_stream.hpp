@@ -32,7 +32,7 @@ template <node Node, class Handle>
     }
 }
 
-/// The same for a stream of the embedder's own.
+/// The same point on a stream of the embedder's own.
 template <timeline Stream>
 [[nodiscard]] typename Stream::point last_use(Stream& stream) {
     if constexpr (requires { stream.last_use(); })
@@ -41,8 +41,8 @@ template <timeline Stream>
         return stream.record();
 }
 
-/// A point that is reached once all of these are. If the node's points can't do that, a stream of
-/// its own waits for them. Throws the errors of making a stream.
+/// A point that is reached once all `points` are reached. If the node can't join points, a new
+/// stream waits for them. Throws the errors of making a stream.
 template <node Node, class Point = typename Node::stream::point>
 [[nodiscard]] Point point_after_all(Node& on, device_id d, std::vector<Point> points) {
     if (points.size() == 1) return std::move(points.front());

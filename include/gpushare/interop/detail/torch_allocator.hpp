@@ -169,11 +169,11 @@ private:
     std::shared_ptr<torch_owner> whose_;
 };
 
-/// The allocator for all. Safe from any thread.
+/// The allocator for all tenants. Safe from any thread.
 class torch_allocator final : public torch_forwarding {
 public:
-    /// Puts the process's allocator in front of torch's, if it isn't there yet. It stays for ever,
-    /// because its blocks may outlive everything else.
+    /// Puts the process's allocator in front of torch's, if it isn't there yet. The allocator stays
+    /// for ever, because its blocks may outlive everything else.
     static void install() {
         static std::mutex one_at_a_time;
         const std::lock_guard lock(one_at_a_time);
@@ -290,8 +290,8 @@ private:
             return false;
         }
     }
-    // Empties the pools whose graphs are all gone. Torch may empty no pool during a capture; then
-    // the end of the capture empties them.
+    // Empties the pools whose graphs are all gone. Torch may empty no pool during a capture, so the
+    // end of the last capture calls this again.
     void drop_graphs() noexcept {
         if (!underway_.empty()) return;
         std::erase_if(graphs_, [&](const auto& g) {
@@ -300,7 +300,7 @@ private:
                 if (next().getPoolUseCount(d, id) > 1) return false;
                 next().releasePool(d, id);
                 next().emptyCache(id);
-            } catch (const c10::Error&) {  // it was released already
+            } catch (const c10::Error&) {  // the pool was released already
             }
             return true;
         });

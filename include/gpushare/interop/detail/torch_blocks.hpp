@@ -2,12 +2,12 @@
 // Assigns torch's allocations to tenants. If the allocating thread's current stream is bound to a
 // tenant, the allocation is that tenant's, because autograd's threads work on the streams of the
 // forward pass. On an unbound stream, the allocation belongs to the tenant whose scope the thread
-// is in. A block goes back to its owner on any thread, even after that scope is over.
+// is in. Any thread may free a block, which goes back to its owner, even after the scope is over.
 //
 //   auto& all = detail::torch_blocks::of_process();
 //   all.add(chat, 0, streams); // chat: a std::shared_ptr<torch_owner>
-//   const auto got = all.try_allocate(0, stream, 4096); // got.whose: null, and it is nobody's
-//   all.deallocate(got.p);                                      // false: not one of these
+//   const auto got = all.try_allocate(0, stream, 4096);     // got.whose is null: no tenant's
+//   all.deallocate(got.p);                                  // false: the block is no tenant's
 #pragma once
 
 #include <algorithm>
@@ -48,7 +48,8 @@ public:
     virtual errc deallocate(void* p, std::size_t size, void* stream, std::span<void* const> others) noexcept = 0;
     /// Frees a block that graphs use, after the work of all streams.
     virtual errc deallocate_of_graphs(void* p, std::size_t size) noexcept = 0;
-    /// Tells that a capture of the stream begins or ends. Meanwhile no event is recorded there.
+    /// Tells the owner that a capture of the stream begins or ends. During a capture the owner
+    /// records no event there.
     virtual void captures(void* stream, bool begin) noexcept = 0;
     /// Gives back the memory that is kept for the next allocation.
     virtual void give_back() noexcept = 0;
@@ -61,8 +62,8 @@ private:
     bool listed_ = false;
 };
 
-/// The scope that a thread is in. It must end on the thread that made it, the last one first.
-/// Anything else would leave a thread in a destroyed scope, so it ends the program.
+/// The scope that a thread is in. The scope must end on the thread that made it, the last one
+/// first. Any other end would leave a thread in a destroyed scope, so it ends the program.
 class torch_inside {
 public:
     torch_inside(std::shared_ptr<torch_owner> who, int device) noexcept
@@ -78,7 +79,7 @@ public:
         innermost() = outer_;
     }
 
-    /// The calling thread's owner on `device`; null if it is in no scope there.
+    /// The calling thread's owner on `device`; null if the thread is in no scope there.
     [[nodiscard]] static torch_owner* on(int device) noexcept {
         for (const torch_inside* at = innermost(); at != nullptr; at = at->outer_)
             if (at->device_ == device) return at->who_.get();
@@ -102,12 +103,12 @@ class torch_blocks {
 public:
     /// The result of an allocation.
     struct answer {
-        std::shared_ptr<torch_owner> whose;  ///< null: no tenant's, so torch serves it
-        void* p = nullptr;                   ///< null: refused, for `why`
+        std::shared_ptr<torch_owner> whose;  ///< null: no tenant's allocation, so torch serves it
+        void* p = nullptr;                   ///< null with an owner: refused, for `why`
         failure why{};
     };
 
-    /// The one of the process. Never destroyed: tensors may outlive all else.
+    /// The object of the process. Never destroyed: tensors may outlive all else.
     [[nodiscard]] static torch_blocks& of_process() {
         static torch_blocks* const all = new torch_blocks;
         return *all;
@@ -125,8 +126,8 @@ public:
         for (void* const s : streams) routes_.push_back({device, s, who.get()});
         if (!std::exchange(who->listed_, true)) owners_.push_back(who);
     }
-    /// From now on only threads in the owner's scope allocate from it. The owner keeps the blocks
-    /// that are out.
+    /// From now on only threads in the owner's scope allocate from the owner. It stays alive while
+    /// blocks are out.
     void remove(torch_owner& who) noexcept {
         std::shared_ptr<torch_owner> last;  // destroyed under no lock
         const std::lock_guard lock(mutex_);
@@ -157,7 +158,7 @@ public:
         return a;
     }
 
-    /// Gives a block back to its owner. False if it has none.
+    /// Gives a block back to its owner. False if the block has no owner.
     bool deallocate(void* p) noexcept {
         record b;
         std::vector<void*> others;
@@ -185,7 +186,7 @@ public:
         return true;
     }
 
-    /// Notes that `stream` uses the block, too. False if it isn't a tenant's. Throws
+    /// Notes that `stream` uses the block, too. False if the block isn't a tenant's. Throws
     /// std::bad_alloc.
     bool use(void* p, void* stream) {
         const std::lock_guard lock(mutex_);
@@ -210,7 +211,7 @@ public:
         const std::lock_guard lock(mutex_);
         return who.out_;
     }
-    /// Frees that could not be ordered; those blocks stay charged until their tenant closes.
+    /// How many frees the owners refused. Those blocks stay charged until their tenant closes.
     [[nodiscard]] std::uint64_t unfreed() const noexcept {
         const std::lock_guard lock(mutex_);
         return unfreed_;
@@ -262,7 +263,8 @@ private:
         }
     }
 
-    // Returns the owner if nothing here needs it any more.
+    // Takes the owner off the list if it has neither routes nor blocks out. Returns the owner, to
+    // be destroyed under no lock.
     [[nodiscard]] std::shared_ptr<torch_owner> drop_if_unused(torch_owner& who) noexcept {
         const bool routed = std::ranges::any_of(routes_, [&](const route& r) { return r.who == &who; });
         if (routed || who.out_ != 0 || !who.listed_) return nullptr;

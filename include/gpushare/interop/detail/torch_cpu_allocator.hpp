@@ -20,7 +20,8 @@ inline namespace GPUSHARE_ABI {
 namespace detail {
 
 /// An allocator of torch's that a derived class implements by `get(n)`. Torch 1.13 declares
-/// allocate() const and needs no copies; later versions don't declare it const, and need copies.
+/// allocate() const and needs no copy_data(); later versions declare allocate() without const, and
+/// need copy_data().
 template <class Base>
 class torch_allocator_by : public Base {
 public:

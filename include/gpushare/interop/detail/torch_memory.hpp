@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tenant's memory for torch, on one device: a pool over the tenant's, with a cache for each of
-// the tenant's streams. A block freed on the stream on which it was allocated is free there at
-// once, as in torch's own cache: without an event, or any other driver call. The pool gives its
+// A tenant's memory for torch, on one device: a pool over the tenant's memory, with a cache for
+// each of the tenant's streams. A block freed on the stream on which it was allocated is free there
+// at once, as in torch's own cache: without an event, or any other driver call. The pool gives its
 // free memory back when the tenant sleeps, and when the tenant or a neighbour needs it.
 //
 //   auto mine = std::make_shared<torch_memory<memory, cuda::node>>(node, d, chat.memory(), streams);
@@ -123,7 +123,7 @@ public:
         return memory_error(why, tenant_, "allocate for torch").what();
     }
 
-    /// The bytes that the pool holds, and those of them that are out.
+    /// The bytes that the pool holds, and how many of these are out.
     [[nodiscard]] pool_usage usage() const noexcept { return pool_.usage(); }
 
 private:
@@ -166,7 +166,8 @@ private:
         }
     }
 
-    // Waits for all calls, so that none uses a stream or the memory any more.
+    // Waits for all calls under way, so that no call uses a stream or the memory any more. False at
+    // the deadline.
     [[nodiscard]] bool close(instant deadline) noexcept {
         while (!calls_.try_lock()) {
             if (instant{std::chrono::steady_clock::now()} >= deadline) return false;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tenant's scope for torch, without torch: interop/libtorch.hpp has the one for libtorch on CUDA,
-// interop/libtorch_cpu.hpp the one for the host. Both are this class, each with a runtime of its
-// own, which makes the calls to torch.
+// A tenant's scope for torch, without torch: interop/libtorch.hpp has the scope for libtorch on
+// CUDA, interop/libtorch_cpu.hpp the scope for the host. Both are this class, each with a runtime
+// of its own, which makes the calls to torch.
 //
 //   basic_torch_scope<my_runtime, node_type, tenant_type> scope{node, chat};
 //   const auto inside = scope.enter();  // this thread's work and memory are the tenant's
@@ -31,9 +31,9 @@ namespace detail {
 
 /// The operations of torch that a scope needs. `install` makes torch call torch_blocks for each
 /// allocation, and may be called again; `ordinal` is torch's number of a node's device. A `guard`
-/// makes a stream the thread's current one as long as it lives. `forget` drops the data that torch
-/// keeps for a stream that ends. If `on_streams` is false, work is over when its call returns, and
-/// streams play no part.
+/// makes a stream the thread's current one as long as the guard lives. `forget` drops the data that
+/// torch keeps for a stream that ends. If `on_streams` is false, work is over when its call
+/// returns, and streams play no part.
 template <class R, class Node>
 concept torch_runtime = node<Node> && requires(Node& on, device_id d, void* stream, int ordinal) {
     // clang-format off
@@ -64,8 +64,8 @@ struct no_launch_gate {
 
 /// One tenant in torch, on one of its devices. Make the scope once, before threads of torch work
 /// for the tenant. From then on, torch's allocations on the tenant's streams, on whatever thread,
-/// come from the tenant's memory. Launches on them, on whatever thread, belong to a client of the
-/// gate.
+/// come from the tenant's memory. Launches on these streams, on whatever thread, belong to a client
+/// of the gate.
 ///
 /// Lifetimes: tensors and graphs end before the scope, the scope before its tenant, and the tenant
 /// before its tenancy and node. Tensors that outlive the scope are safe as long as the tenant is
@@ -82,11 +82,11 @@ class basic_torch_scope {
 
 public:
     using stream = typename Node::stream;                  ///< the tenant's stream
-    using client_options = typename Gate::client_options;  ///< of its client at the gate
+    using client_options = typename Gate::client_options;  ///< of the tenant's client at the gate
 
-    /// A thread in the scope: its allocations on the device are the tenant's, and the stream is its
-    /// current one. It must end on the thread that made it, the last one first; otherwise the
-    /// program ends.
+    /// A thread in the scope: the thread's allocations on the device are the tenant's, and the
+    /// tenant's stream is the thread's current one. The object must end on the thread that made it,
+    /// the last one first; otherwise the program ends.
     class [[nodiscard]] inside {
     public:
         inside(const inside&) = delete;
@@ -96,7 +96,7 @@ public:
         friend basic_torch_scope;
         inside(basic_torch_scope& of, void* handle)
             : request_(of.gate_->enter(of.client_)), current_(of.ordinal_, handle), thread_(of.memory_, of.ordinal_) {}
-        typename Gate::scope request_;  // first: it may wait
+        typename Gate::scope request_;  // first: entering the gate may wait
         typename Runtime::guard current_;
         torch_inside thread_;
     };
@@ -106,10 +106,10 @@ public:
     /// slice of SMs; std::bad_alloc.
     basic_torch_scope(Node& on, Tenant& who, std::size_t part = 0) requires std::same_as<Gate, no_launch_gate>
         : basic_torch_scope(on, who, none(), client_options{}, part) {}
-    /// With a gate, at which the client has the tenant's policy, and follows its changes. All must
-    /// outlive the scope, and the tenant's handle must not be moved meanwhile. For another part
-    /// than the first, pass a client that follows: {on, who, gate, gate.add(who), part}. Throws as
-    /// the constructor without a gate, and the gate's errors.
+    /// With a gate. The client has the tenant's policy there, and follows its changes. All
+    /// arguments must outlive the scope, and the tenant's handle must not be moved meanwhile. For
+    /// another part than the first, pass a client that follows: {on, who, gate, gate.add(who),
+    /// part}. Throws as the constructor without a gate, and the gate's errors.
     basic_torch_scope(Node& on, Tenant& who, Gate& gate) requires(!std::same_as<Gate, no_launch_gate>)
         : basic_torch_scope(on, who, gate, gate.add(who)) {}
     /// The same with options `o`, which don't follow the tenant's policy.
@@ -145,8 +145,8 @@ public:
     }
 
     /// The calling thread is in the scope as long as the result lives, on the tenant's stream of
-    /// that number. With a gate, this time is a request: if others go first, launches wait. Throws
-    /// operation_error: closed; invalid_specification if there is no such stream.
+    /// that number. With a gate, the result's life is a request: launches wait while others go
+    /// first. Throws operation_error: closed; invalid_specification if there is no such stream.
     [[nodiscard]] inside enter(std::size_t number = 0) {
         if (tenant_->closed()) raise({.code = errc::closed}, tenant_->name(), "enter a scope of torch");
         const bool any = Runtime::on_streams;
@@ -157,11 +157,11 @@ public:
     }
 
     /// Gives back the memory that is kept for the next allocation, as torch's empty_cache does. A
-    /// sleeping tenant does so by itself, and so does a tenant whose neighbour needs the memory
-    /// that the tenant has borrowed.
+    /// tenant that goes to sleep gives the memory back by itself, and so does a tenant whose
+    /// neighbour needs memory that the tenant has borrowed.
     void give_back() noexcept { memory_->give_back(); }
-    /// The bytes of the tenant's memory that are held for torch, and the bytes of these that are
-    /// out. The peak is that of the held bytes.
+    /// The bytes of the tenant's memory that are held for torch, and how many of these are out. The
+    /// peak is the peak of the held bytes.
     [[nodiscard]] pool_usage usage() const noexcept { return memory_->usage(); }
     /// The blocks that torch has.
     [[nodiscard]] std::uint64_t live() const noexcept { return torch_blocks::of_process().out(*memory_); }
@@ -177,7 +177,7 @@ private:
         (void)who.memory(part);  // throws if there is no such part
         return part;
     }
-    // On a slice of SMs cuDNN's batch norm was seen to fail, with an error that doesn't say why.
+    // On a slice of SMs cuDNN's batch norm failed in tests, with an error that doesn't say why.
     static void refuse_a_slice(Tenant& who, stream& s) {
         if constexpr (requires { s.in_partition(); })
             if (s.in_partition())
