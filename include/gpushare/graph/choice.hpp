@@ -144,7 +144,7 @@ public:
     /// The time of each node, by index.
     [[nodiscard]] std::span<const ns> nodes() const noexcept { return times_; }
 
-    /// Each value as the last run that made it left it, by index.
+    /// Each value by index, as the last run that made it left it.
     [[nodiscard]] std::span<const tensor> values() const noexcept { return values_; }
 
     /// The median time of some nodes as one piece: from the table, or else measured and kept there.

@@ -38,7 +38,8 @@ namespace graph {
 
 /// How to read a model.
 struct import_options {
-    /// Extents by the model's names for them, such as "batch". The model is then only for these.
+    /// Extents by the model's names for extents, such as "batch". What is read is a model for these
+    /// extents only.
     std::map<std::string, std::int64_t> sizes{};
     /// Whole shapes of inputs, by their names; negative extents stay as they are.
     std::map<std::string, std::vector<std::int64_t>> inputs{};
@@ -58,8 +59,8 @@ struct import_options {
     bool own_names = false;
     /// Where the files of the model's weights are; empty: `load` takes the model's own folder.
     std::filesystem::path folder{};
-    /// Whether shapes are inferred in a process of its own (fork). ONNX trusts what a model says,
-    /// and crashes on some malformed ones: then only that process ends, and the model is refused.
+    /// Whether ONNX infers shapes in a process of its own (fork). ONNX trusts what a model says,
+    /// and crashes on some malformed models: then only that process ends, and the model is refused.
     /// Turn this off for models that you trust, if a fork of this process is too expensive.
     bool apart = true;
 };

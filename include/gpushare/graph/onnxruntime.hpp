@@ -18,9 +18,9 @@
 // Inputs and outputs stay in the tensors' own memory; only outputs of unknown shape are copied.
 // ONNX Runtime allocates weights and values within a piece, in one arena for all sessions: memory
 // that one piece gives back is still in the processor's caches for the next one. For the same
-// reason sessions have no memory pattern. With one, each run allocates all of its values as one
-// block, which is a different, cold block for each piece. interop/onnxruntime.hpp puts all sessions
-// of a process on one tenant's memory.
+// reason sessions have no memory pattern. With a pattern, each run allocates all of its values as
+// one block, which is a different, cold block for each piece. interop/onnxruntime.hpp puts all
+// sessions of a process on one tenant's memory.
 #pragma once
 
 #include <cstddef>

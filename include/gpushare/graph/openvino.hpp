@@ -7,10 +7,10 @@
 //   const std::uint32_t piece = engine.add(model.extract({0, 20}));              // a piece_engine on host streams
 //
 // OpenVINO reads ONNX's own operators, and few of ONNX Runtime's: cut the original model, or the
-// result of optimised() with `optimisation` 1. This header needs no header of OpenVINO: it finds
-// the C functions by name. OpenVINO reads inputs and writes outputs in the tensors' own memory;
-// only outputs of unknown shape are copied. OpenVINO allocates all other memory of a compiled
-// piece.
+// result of optimised() with `optimisation` 1. This header finds OpenVINO's C functions by
+// name and needs no header of OpenVINO. OpenVINO reads inputs and writes outputs in the tensors'
+// own memory; only outputs of unknown shape are copied. OpenVINO allocates all other memory of a
+// compiled piece.
 #pragma once
 
 #include <cstddef>
@@ -171,7 +171,7 @@ private:
         library_->check(library_->api().port_get_element_type(found, &made.type));
         return made;
     }
-    /// Makes a request use a tensor's bytes, unless it does so already.
+    /// Makes a request use a tensor's bytes, unless the request uses these bytes already.
     template <class Set>
     void bind(const compiled_piece& p, port_state& to, const tensor& t, Set set, std::size_t i) const {
         const std::size_t size = t.size();

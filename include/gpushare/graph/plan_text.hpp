@@ -60,7 +60,7 @@ public:
         other_node,     ///< the node of that number has another name
         node_twice,     ///< a node in two places
         node_missing,   ///< a node in no piece, or a gap between two pieces
-        wrong_order,    ///< a node before one whose value it reads
+        wrong_order,    ///< a node before a node whose value it reads
         empty_piece,    ///< a piece without a node
         no_cut,         ///< a cut at which a value is alive that no buffer holds
     };

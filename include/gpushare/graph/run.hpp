@@ -13,14 +13,14 @@
 // Values that pass from piece to piece lie in the tenant's memory. Values that are never alive
 // together share bytes. Values whose size only a run tells have blocks of their own, which grow.
 //
-// place_buffers finds places for those values in one block of memory, for runners of your own:
+// place_buffers finds places for values between pieces in one block, for runners of your own:
 //
 //   const auto values = gpushare::graph::crossing_values(g, plan);
 //   const auto layout = gpushare::graph::place_buffers(gpushare::graph::needs_of(g, values), 256);
 //   std::byte* block = allocate(layout.total);               // values[i]: at block + layout.offsets[i]
 //
 // Inputs and outputs of the model are the caller's and need no place. Layouts are values: any
-// thread may read one while no thread changes it.
+// thread may read a layout while no thread changes it.
 #pragma once
 
 #include <algorithm>
@@ -266,7 +266,7 @@ public:
     [[nodiscard]] bytes held() const noexcept { return blocks_.size(); }
 
     /// Resets every value to its state before the first piece. `inputs` and `outputs` are in the
-    /// model's order. Throws operation_error (invalid_specification) for a wrong number of them,
+    /// model's order. Throws operation_error (invalid_specification) for a wrong number of tensors,
     /// and what the memory throws.
     void begin(std::span<const tensor> inputs, std::span<const tensor> outputs) {
         if (inputs.size() != inputs_.size() || outputs.size() != outputs_.size())
@@ -329,7 +329,7 @@ private:
         for (const std::uint32_t v : edges.outputs) p.outputs.push_back(check(v));
         pieces_.push_back(std::move(p));
     }
-    /// Finds places in one block for all values between pieces whose size is known.
+    /// Finds places in one block for the values of known size between pieces.
     void place(const model_graph& g, const split_plan& plan) {
         auto crossing = crossing_values(g, plan);
         std::erase_if(crossing, [&](const crossing_value& c) { return !g.values[c.value].size(); });

@@ -75,7 +75,7 @@ concept number = std::same_as<T, float> || std::same_as<T, double> || std::same_
 struct process_set_options {
     ns cycle = std::chrono::microseconds(200);  ///< between two polls for open requests
     bytes fusion{64 << 20};                     ///< arrays are combined together up to this size
-    /// How long a rank waits for the others in a collective that all have agreed on.
+    /// How long a rank waits for the others in a collective on which all ranks have agreed.
     ns patience = std::chrono::seconds(60);
 };
 
@@ -485,7 +485,7 @@ private:
         hand_over(std::span(&r, 1));
         return {std::move(r), *this};
     }
-    /// Hands over all of them, or none.
+    /// Hands over all requests, or none.
     void hand_over(std::span<const std::shared_ptr<detail::request>> all) {
         const std::scoped_lock lock(mutex_);
         const auto refuse = [](const auto& among, const std::string& name) {
@@ -536,7 +536,7 @@ private:
     [[nodiscard]] std::uint32_t leader() const {
         return static_cast<std::uint32_t>(std::find(joined_.begin(), joined_.end(), false) - joined_.begin());
     }
-    /// The ranks agree once on what comes next, and do it. True at the end.
+    /// The ranks agree once on what comes next, and do it. True once the set is over.
     [[nodiscard]] bool cycle() {
         requests mine;
         if (leader() == rank()) mine = wait_for_work();

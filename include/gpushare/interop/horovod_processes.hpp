@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Horovod's names (horovod.hpp) for arrays on devices of several processes, each with a device. The
-// host negotiates over a transport, such as an MPI's, which carries the elements as well. They go
-// from the device to pinned memory and back in chunks, so that some chunks are copied while others
-// are under way between processes.
+// host negotiates over a transport, such as an MPI's, which carries the elements as well. Elements
+// go from the device to pinned memory and back in chunks: the device copies some chunks while
+// others are under way between processes.
 //
 //   using namespace gpushare::horovod;
 //   gpushare::mpi_transport net(MPI_COMM_WORLD);
@@ -11,12 +11,13 @@
 //   const auto sum = allreduce_async(device_array{x, n, caller}, "fc.weight", Sum);
 //   synchronize(sum);                                          // `caller` waits for the sum
 //
-// The names are those of horovod_devices.hpp, and arrays are handed over as there. `stream` is the
-// process's own, for the copies. The bits are the transport's for arrays of the host; chunks don't
-// change them if a transport combines in the order of ranks. A process with several devices has a
-// device_process for each, in a thread for each, over the ranks of a two_level_group.
+// The names are those of horovod_devices.hpp, and programs hand arrays over as there. `stream` is
+// the process's own, for the copies. The bits are the bits that the transport gives for arrays of
+// the host; chunks don't change them if the transport combines in the order of ranks. A process
+// with several devices has a device_process and a thread for each device, over the ranks of a
+// two_level_group.
 //
-// Only the thread of the process_set waits for the device, before it sends.
+// Only the thread of the process_set waits for the device: before it sends a chunk.
 #pragma once
 
 #include <algorithm>
@@ -53,7 +54,7 @@ namespace horovod {
 
 /// How the elements of a process with a device are cut.
 struct device_process_options {
-    bytes chunk{4 << 20};     ///< copied and sent at once; the least of all processes' values
+    bytes chunk{4 << 20};     ///< how much is copied and sent at once; the least value counts
     std::uint32_t depth = 4;  ///< chunks under way; at least 2
 };
 
@@ -65,11 +66,11 @@ struct held_request final : device_request {
     held_request(device_call c, Point is_there) : call(std::move(c)), computed(std::move(is_there)) {}
     device_call call;
     Point computed;
-    Point end{};            // after the device's work
-    bool enqueued = false;  // false: nothing was put on a stream, and there is no `end`
+    Point end{};            // the point after the device's work
+    bool enqueued = false;  // whether there is work on a stream, and an `end`
 };
 
-/// Several arrays whose elements are counted through, and the pieces that make up a range of them.
+/// Several arrays as one sequence of elements, and the pieces that make up a range of elements.
 template <class T>
 class listed_arrays {
 public:
@@ -100,7 +101,7 @@ private:
            type == gpushare::detail::type_id<float16>() || type == gpushare::detail::type_id<bfloat16>() ||
            type == gpushare::detail::type_id<std::int64_t>();
 }
-/// The request's word, with only what is equal on all ranks.
+/// The request's word (see horovod.hpp), which is equal on all ranks.
 [[nodiscard]] inline std::uint64_t device_word(const device_call& c) {
     const auto rows = [&](by_rows kind) { return static_cast<std::uint64_t>(kind) << rows_at; };
     const std::uint64_t op = c.type | static_cast<std::uint64_t>(c.op) << operator_at;
@@ -116,9 +117,9 @@ private:
 }  // namespace detail
 
 /// One of several processes that combine arrays on devices by name: one rank, with a device. `Net`
-/// is a transport between the processes, which nothing else uses while there is a process_set.
+/// is a transport between the processes, which no other code uses while there is a process_set.
 /// `Pinned` is memory that the host, copies and kernels reach, such as cuda::pinned_memory.
-/// Everything that the constructor gets must outlive this object, which must outlive the set.
+/// Everything that the constructor gets must outlive this object, and this object the process_set.
 ///
 /// An alltoall needs a transport with unequal parts (unequal_transport); otherwise it is refused
 /// (errc::not_supported). An allgather sends each rank's rows to all. A reducescatter sends as much
@@ -132,8 +133,9 @@ class device_process final : public detail::carrier {
     using held = detail::held_request<point>;
 
 public:
-    /// Collective over `net`: the processes agree on the size of a chunk. Allocates options.depth
-    /// chunks. Throws what `pinned` throws, and operation_error if `net` fails.
+    /// Collective over `net`: the processes agree on the size of a chunk, at the latest by `until`.
+    /// Allocates options.depth chunks. Throws what `pinned` throws, and operation_error if `net`
+    /// fails.
     device_process(Node& on, stream& copies, Net& net, Pinned& pinned, const device_process_options& options = {},
                    instant until = never)
         : node_(on), stream_(copies), net_(net), pinned_(pinned) {
@@ -254,7 +256,7 @@ private:
         for (slot& s : slots_)
             if (s.memory != nullptr) (void)pinned_.deallocate(s.memory, chunk_, alignment);
     }
-    /// The caller's stream, usually that of the previous call. Call this under the lock.
+    /// The caller's stream, usually the stream of the previous call. Call this under the lock.
     [[nodiscard]] stream& lent(void* handle) {
         if constexpr (borrows) {
             if (!lent_ || lent_handle_ != handle) {
@@ -275,7 +277,7 @@ private:
             raise({.code = errc::capturing}, {}, "handing over an array of a stream that is captured");
         return s.record();
     }
-    /// Keeps the requests, since all enqueued work uses their arrays.
+    /// Keeps the requests until the enqueued work ends, which uses their arrays.
     void keep(const detail::request_batch& all) {
         const point end = stream_.record();
         const std::scoped_lock lock(mutex_);
@@ -286,7 +288,7 @@ private:
                 running_.push_back(r->on_device);
             }
     }
-    /// Drops what the device has finished with, outside of the lock: it may be a framework's
+    /// Drops what the device has finished with. Destroys it after the lock: it may be a framework's
     /// tensors.
     void collect() {
         std::vector<std::shared_ptr<const void>> kept;
@@ -302,7 +304,7 @@ private:
 
     // --- by the set's thread
 
-    /// Makes a fault of this process, and tells the others.
+    /// Makes a fault of this process, and tells the other processes.
     [[nodiscard]] collective_fault own_fault(errc code, collective_kind what) {
         net_.abort(rank(), code);
         // A transport without a thread tells the others with its next call. This call doesn't wait.
@@ -341,7 +343,8 @@ private:
         });
     }
 
-    /// Chunk k is brought, then sent (`start`) once the device is done, then given back (`finish`).
+    /// For each chunk k: `bring` copies it from the device, `start` sends it once the device is
+    /// done, and `finish` gives it back to the device.
     template <class Bring, class Start, class Finish>
     [[nodiscard]] collective_fault by_chunks(std::size_t chunks, collective_kind what, instant deadline,
                                              const Bring& bring, const Start& start, const Finish& finish) {
@@ -374,7 +377,8 @@ private:
         else if (!pieces.empty())
             kernel_packing{}.unpack(stream_, pieces, from);
     }
-    /// Combines `from` with the other ranks'. The results from element `first` on go to `to`.
+    /// Combines `from` with the other ranks' elements. The results from element `first` on go to
+    /// `to`.
     template <class T>
     [[nodiscard]] collective_fault combine(const detail::request_batch& all, const detail::listed_arrays<T>& from,
                                            const detail::listed_arrays<T>& to, std::size_t first, instant deadline) {
@@ -448,7 +452,8 @@ private:
 
     // --- results whose length the ranks learn from each other; no rank has joined
 
-    /// The memory belongs to the caller's stream, so earlier work there comes first.
+    /// Gets the memory for a result. The memory belongs to the caller's stream, so `stream_` waits
+    /// for earlier work there.
     [[nodiscard]] collective_fault place(device_call& c, std::span<const std::uint64_t> rows, std::byte*& to) {
         try {
             to = static_cast<std::byte*>(c.place(rows));
@@ -504,7 +509,8 @@ private:
         }
         return {};
     }
-    /// Exchanges a pair's bytes from `at` on, at most `each`, by the first two slots.
+    /// Exchanges at most `each` bytes of every pair of ranks, from byte `at` on, by the first two
+    /// slots.
     [[nodiscard]] collective_fault exchange(const device_call& c, std::span<const std::uint64_t> rows, std::byte* to,
                                             std::size_t at, std::size_t each, instant deadline) {
         const std::size_t row = c.row * c.element;

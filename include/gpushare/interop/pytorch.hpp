@@ -11,11 +11,12 @@
 //       chat().deallocate(p, size, device, stream);
 //   }
 //
-// There are two ways to use it. Behind a torch.cuda.MemPool, one for each tenant, PyTorch's caching
-// allocator calls these functions. On null, it frees its cache, asks again, and throws
-// torch.OutOfMemoryError, so call try_allocate. With torch.cuda.memory.change_current_allocator,
-// PyTorch neither caches nor checks for null, so call allocate, which throws. The tenant's memory
-// is a pool by default; with memory_stack::direct every call would be a cudaMalloc.
+// There are two ways to use the allocator. Behind a torch.cuda.MemPool, one for each tenant,
+// PyTorch's caching allocator calls these functions. On null, it frees its cache, asks again, and
+// throws torch.OutOfMemoryError, so call try_allocate. With
+// torch.cuda.memory.change_current_allocator, PyTorch neither caches nor checks for null, so call
+// allocate, which throws. The tenant's memory is a pool by default; with memory_stack::direct every
+// call would be a cudaMalloc.
 #pragma once
 
 #include <algorithm>
@@ -136,9 +137,10 @@ public:
         return sum;
     }
 
-    /// Notes that the block is used on `stream`, too, besides the stream it was allocated on: for
-    /// PyTorch's set_record_stream_fn. Null is the default stream of the block's device, as
-    /// everywhere. The stream must exist until the block is freed. Throws std::bad_alloc.
+    /// Notes that work on `stream` uses the block, too, besides work on the stream on which it was
+    /// allocated: for PyTorch's set_record_stream_fn. Null is the default stream of the block's
+    /// device, as everywhere. The stream must exist until the block is freed. Throws
+    /// std::bad_alloc.
     template <class Stream>
     void record_stream(void* p, Stream* stream) {
         if (p == nullptr) return;
@@ -196,7 +198,8 @@ private:
         }
     }
 
-    // The point after all work that may use the block, on its stream and on those recorded for it.
+    // The point after all work that may use the block, on its stream and on the streams recorded
+    // for the block.
     template <class Stream>
     point last_use(const part& on, const std::vector<void*>& others, Stream* stream) {
         std::vector<point> all;

@@ -212,8 +212,8 @@ public:
     /// In bytes.
     [[nodiscard]] std::size_t size() const noexcept { return size_; }
 
-    /// Grows to `size` bytes if it has fewer, without keeping the contents, and returns data().
-    /// Both blocks exist for a moment. If the resource throws, nothing changes.
+    /// Grows to `size` bytes if the block has fewer, without keeping the contents, and returns
+    /// data(). Both blocks exist for a moment. If the resource throws, nothing changes.
     void* at_least(std::size_t size) {
         if (size > size_) *this = scratch_memory(*from_, size, alignment_);
         return data_;
@@ -312,8 +312,9 @@ private:
     detail::pointer_table<extent> out_;
 };
 
-/// An algorithm in CUB's two phases: with null it writes the size that it needs; with that many
-/// bytes it enqueues itself. The zero of its status, such as cudaSuccess, means success.
+/// An algorithm in CUB's two phases: with null the algorithm writes the size that it needs; with
+/// that many bytes it enqueues its work. The zero of its status, such as cudaSuccess, means
+/// success.
 template <class F>
 concept two_phase_algorithm = requires(F& f, void* temporary, std::size_t& size) {
     f(temporary, size) == decltype(f(temporary, size)){};

@@ -208,8 +208,8 @@ public:
     torch_gradients(torch_gradients&&) noexcept = default;
     torch_gradients& operator=(torch_gradients&&) noexcept = default;
 
-    /// All ranks get rank 0's parameters. All ranks call this before communicate(). On devices it
-    /// returns errc::not_supported.
+    /// All ranks get rank 0's parameters. All ranks call broadcast() before communicate(). On
+    /// devices returns errc::not_supported.
     template <host_transport Net>
     [[nodiscard]] collective_fault broadcast(Net& net, instant deadline = never) {
         if (all_->devices) return {.code = errc::not_supported};
@@ -219,9 +219,9 @@ public:
     }
 
     /// Combines the gradients of one step after another, until stop() (errc::stopped) or a fault.
-    /// Call it in a thread that does nothing else. For `patience` see gradient_buckets::reduce.
-    /// With several channels (bucket_choice::in_flight), each has a transport and a thread of its
-    /// own. On devices it returns errc::not_supported.
+    /// Call communicate() in a thread that does nothing else. For `patience` see
+    /// gradient_buckets::reduce. With several channels (bucket_choice::in_flight), each channel has
+    /// a transport and a thread of its own. On devices returns errc::not_supported.
     template <host_transport Net>
     collective_fault communicate(Net& net, ns patience = ns::max(), std::uint32_t channel = 0) {
         if (all_->devices) return {.code = errc::not_supported};
@@ -251,10 +251,10 @@ public:
         return f;
     }
 
-    /// For a rank without batches left, while others may have more: takes part in their steps with
-    /// gradients of 0, until all ranks have joined. Averages stay those of all ranks, as in torch's
-    /// Join by default, and parameters stay the same on all. Without devices throws operation_error
-    /// (errc::not_supported). Returns the fault of a step, if any.
+    /// For a rank without batches left, while other ranks may have more: takes part in their steps
+    /// with gradients of 0, until all ranks have joined. Averages stay averages over all ranks, as
+    /// in torch's Join by default, and parameters stay the same on all ranks. Without devices
+    /// throws operation_error (errc::not_supported). Returns the fault of a step, if any.
     template <class Optimiser>
     [[nodiscard]] collective_fault join(Optimiser& optimiser) {
         if (!all_->devices) raise({.code = errc::not_supported}, {}, "joining without devices");
@@ -296,8 +296,8 @@ private:
         std::uint32_t rank = 0;
         std::optional<c10::Device> on;
 
-        /// The parameter's gradient is complete. If it lies elsewhere, as after
-        /// zero_grad(set_to_none), it moves.
+        /// The parameter's gradient is complete. A gradient that lies elsewhere, as after
+        /// zero_grad(set_to_none), moves to its place.
         void arrived(std::uint32_t g) {
             parameter& p = parameters[g];
             at::Tensor& now = p.value.mutable_grad();

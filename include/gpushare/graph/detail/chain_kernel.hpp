@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Chains of element-wise operations and a norm as values, and the one kernel that runs each of
-// them: an interpreter of a list of steps. A thread takes four elements at a time through all
-// steps, in registers. The same functor runs on the host, with the same bits.
+// Chains of element-wise operations and a norm as values, and the one kernel that runs every chain:
+// an interpreter of a list of steps. A thread takes four elements at a time through all steps, in
+// registers. The same functor runs on the host, with the same bits.
 //
 //   chain_kernel k;                                     // chain_steps.hpp makes one of a piece
 //   k.steps[0] = {.op = chain_op::load, .from = chain_source::input, .out = 0};

@@ -340,7 +340,7 @@ private:
             push(o, turned ? reversed(o.op) : o.op, turned ? o.a : o.b, !turned && o.a == o.b);
         finish(k);
     }
-    /// Whether the value at hand is this one.
+    /// Whether the value at hand is this operand.
     [[nodiscard]] bool at_hand(const operand& o) const { return o.is == operand::kind::made && o.value == at_hand_; }
     [[nodiscard]] static chain_op reversed(chain_op op) noexcept {
         switch (op) {
@@ -435,7 +435,7 @@ inline void chain_shapes(const piece_program& p, std::vector<chain_shape>& shape
     }
 }
 
-/// Neighbouring axes of the result as one, because all arrays step through them alike.
+/// Neighbouring axes of the result as one axis, because all arrays step through them alike.
 struct chain_axis {
     std::uint32_t extent = 1;
     std::array<std::uint32_t, most_chain_inputs> strides{};  // of each array

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finds the nodes of a piece that make one matrix product, with the nodes that can be folded into
-// it, and where its matrices lie. Plain functions over plain values, without a device.
+// Finds the matrix products of a piece, the nodes that can be folded into each product, and where a
+// product's matrices lie. Plain functions over plain values, without a device.
 #pragma once
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Norms that a model spells out. Operator sets before 17 have no LayerNormalization, and those
-// before 23 no RMSNormalization, so exporters write means, squares, roots and quotients. with_norms
-// makes one node of each such norm again. A plain function over plain values.
+// Norms that a model spells out. Operator sets before 17 have no LayerNormalization, and sets
+// before 23 have no RMSNormalization, so exporters write means, squares, roots and quotients.
+// with_norms makes one node of each such norm again. A plain function over plain values.
 //
 //   const piece_program p = with_norms(read_operations(bytes));
 #pragma once
@@ -42,7 +42,8 @@ public:
         }
     }
 
-    /// The piece's nodes, with one in place of each spelt-out norm, named as the norm's last node.
+    /// The piece's nodes, with one node in place of each spelt-out norm. The node has the name of
+    /// the norm's last node.
     [[nodiscard]] std::vector<program_node> nodes() const {
         std::vector<bool> gone(p_->nodes.size());
         std::vector<program_node> all = p_->nodes, left;
