@@ -108,7 +108,7 @@ public:
 
     /// Adds a piece that extract() made; returns its number. Copies its constants to the device and
     /// waits for the copy. Throws model_error (engine) with a node that isn't supported and the
-    /// reason; what the reader and the tenant's memory throw; and as tenant::submit.
+    /// reason; the errors of the reader and the tenant's memory; and as tenant::submit.
     std::uint32_t add(std::string_view model) { return add(read_(model)); }
     /// The same for a program.
     std::uint32_t add(program p) {

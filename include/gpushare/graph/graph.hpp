@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A model as a plain value: its nodes in the order in which they run, and the values between them;
-// what can be wrong with a model; and tensors in memory. split_plan.hpp decides on this value where
+// A model as a plain value: its nodes in the order in which they run, and the values between them.
+// Also the faults of models, and tensors in memory. split_plan.hpp decides on this value where
 // to cut the model, and onnx.hpp reads it from a file.
 //
 //   const gpushare::graph::model_graph& g = model.graph();
@@ -193,7 +193,7 @@ struct node_range {
 
 namespace detail {
 
-/// What is wrong with the values' names, kinds and extents; empty if nothing is.
+/// Checks the values' names, kinds and extents. Returns the fault, or an empty text.
 [[nodiscard]] inline std::string wrong_values(const model_graph& g) {
     std::vector<std::string_view> names;
     for (const auto& v : g.values) {
@@ -225,8 +225,8 @@ namespace detail {
     return std::ranges::adjacent_find(list) != list.end();
 }
 
-/// What is wrong with node `n` if the nodes before it made `made`; empty if nothing is. Adds the
-/// node's outputs to `made`.
+/// Checks node `n`, if the nodes before it made `made`. Returns the fault, or an empty text. Adds
+/// the node's outputs to `made`.
 [[nodiscard]] inline std::string wrong_node(const model_graph& g, const node& n, std::vector<bool>& made) {
     const auto named = [&](std::string_view what, std::uint32_t v) {
         return "node '" + n.name + "' (" + n.type + ") " + std::string(what) + " '" + g.values[v].name + "'";
@@ -248,7 +248,7 @@ namespace detail {
 
 }  // namespace detail
 
-/// What is wrong with a graph: a message with the name of the node or value, empty if the graph is
+/// Checks a graph. Returns the fault with the name of the node or value; empty if the graph is
 /// sound. In a sound graph, all indices name values; names of values are unique; each node comes
 /// after the nodes whose values it reads; exactly one node makes each value that is neither an
 /// input nor a weight, and no node makes an input or a weight. An output of the model may be an
@@ -334,7 +334,7 @@ struct piece_edges {
 
 namespace graph {
 
-/// What is wrong with a model, or with a cut.
+/// The faults of a model, or of a cut.
 enum class model_fault : std::uint8_t {
     no_file,           ///< the file can't be read
     unreadable,        ///< the bytes aren't a model, or are only a part of one
@@ -370,7 +370,7 @@ public:
     model_error(model_fault fault, std::string node, std::string_view why)
         : operation_error(code_of(fault), {}, sentence(node, why).c_str()), fault_(fault), node_(std::move(node)) {}
 
-    /// What is wrong.
+    /// The fault.
     [[nodiscard]] model_fault fault() const noexcept { return fault_; }
     /// The name of the node or value at fault, as in the model; empty for the model as a whole.
     [[nodiscard]] const std::string& node() const noexcept { return node_; }

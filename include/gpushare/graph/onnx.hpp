@@ -38,8 +38,8 @@ namespace graph {
 
 /// How to read a model.
 struct import_options {
-    /// Extents by the model's names for extents, such as "batch". What is read is a model for these
-    /// extents only.
+    /// Extents by the model's names for extents, such as "batch". The model that is
+    /// read is for these extents only.
     std::map<std::string, std::int64_t> sizes{};
     /// Whole shapes of inputs, by their names; negative extents stay as they are.
     std::map<std::string, std::vector<std::int64_t>> inputs{};
@@ -65,7 +65,7 @@ struct import_options {
     bool apart = true;
 };
 
-/// What an engine of your own needs of a piece that extract() made: operators, attributes, and
+/// Reads a piece that extract() made, for an engine of your own: operators, attributes, and
 /// constants with their numbers. A Constant, and an Identity or a Transpose of a constant matrix,
 /// becomes a constant. Throws model_error: unreadable; missing_value; bad_model if a value is made
 /// twice; bad_weight; engine for a sparse weight; and std::bad_alloc. Thread-safe.

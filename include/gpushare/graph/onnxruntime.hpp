@@ -171,7 +171,7 @@ namespace detail {
 /// How sessions are made.
 struct onnxruntime_options {
     int threads = 1;  ///< of a session; those beyond the SM's own thread are ONNX Runtime's
-    /// What a session may change: 0 nothing, 1 redundant nodes, 2 also fusions, 99 also the layout
+    /// The changes that a session may make: 0 none, 1 redundant nodes, 2 also fusions, 99 also the layout
     /// of tensors. Each cut changes the layout back, but convolutions are faster in that layout.
     int optimisation = 99;
 };

@@ -81,7 +81,7 @@ struct process_set_options {
 
 namespace detail {
 
-/// What a carrier or ranks on devices remember of an array on a device.
+/// A carrier's, or devices' ranks', record of an array on a device.
 struct device_request {
     virtual ~device_request() = default;
 };
@@ -219,7 +219,7 @@ struct request_batch {
         using wide = std::conditional_t<std::same_as<T, double>, double, float>;
         for (T& x : data) x = static_cast<T>(static_cast<wide>(x) / static_cast<wide>(ranks - joined));
     }
-    /// What a rank that has joined contributes.
+    /// Fills in the contribution of a rank that has joined.
     template <class T>
     void fill(std::span<T> data) const {
         std::fill(data.begin(), data.end(), neutral_of<T>(operator_of(what)));

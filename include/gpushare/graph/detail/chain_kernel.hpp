@@ -28,7 +28,7 @@ inline constexpr std::uint8_t chain_nowhere = 0xff;
 /// Threads that normalise a row together, so a row's sums don't depend on the grid.
 inline constexpr std::uint32_t chain_team = 32;
 
-/// What a step computes from the value at hand, x, and its operand, y. Operations from `negate` on
+/// The operation of a step on the value at hand, x, and the step's operand, y. Operations from `negate` on
 /// have no operand.
 enum class chain_op : std::uint8_t {
     load,           ///< y
@@ -170,7 +170,7 @@ template <class V>
     return x;
 }
 
-/// What a norm knows of a row. Each pass over the row finds out more.
+/// A norm's statistics of a row. Each pass over the row adds to them.
 struct chain_row {
     chain_norm norm;
     float epsilon;

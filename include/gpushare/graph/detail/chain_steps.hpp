@@ -83,7 +83,7 @@ public:
     }
 
 private:
-    /// What an operation reads: another operation's value, an array, or a number.
+    /// An input of an operation: another operation's value, an array, or a number.
     struct operand {
         enum class kind : std::uint8_t { nothing, made, array, number };
         kind is = kind::nothing;
