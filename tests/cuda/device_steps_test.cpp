@@ -248,6 +248,30 @@ TEST_CASE("ranks that have joined take part in others' steps, and end together",
     CHECK(m.parameters[0][0] == -2 * 8 - 3 * 4);
 }
 
+TEST_CASE("ranks join once for each epoch, and the last to leave an epoch loses no step of the next",
+          "[cuda][gradient]") {
+    machine m;
+    std::vector<int> faults(2), steps(2);
+    support::together(2, [&](unsigned r) {
+        m.add(r);
+        const auto step = [&](float x) {
+            m.compute_all(r, x);
+            faults[r] += m.steps.wait(r, m.handle(r)) ? 1 : 0;
+            m.optimise(r);
+            ++steps[r];
+        };
+        for (unsigned epoch = 0; epoch < 4; ++epoch) {
+            for (unsigned batches = (r + epoch) % 2 == 0 ? 3 : 1; batches > 0; --batches) step(8);
+            while (m.steps.another(r)) step(0);
+        }
+    });
+    CHECK(faults == std::vector<int>(2));
+    CHECK(steps == std::vector<int>(2, 4 * 3));
+    m.synchronise();
+    CHECK(m.parameters[0] == m.parameters[1]);
+    CHECK(m.parameters[0][0] == 4 * (-8 - 2 * 4));
+}
+
 TEST_CASE("a rank has no other step where all have joined, and has one as soon as somebody begins", "[gradient]") {
     gs::detail::step_ledger ledger(3);
     ledger.joins(0);
@@ -266,6 +290,11 @@ TEST_CASE("a rank has no other step where all have joined, and has one as soon a
     CHECK(ledger.another(1) == std::nullopt);
     ledger.joins(2);
     CHECK(ledger.another(1) == false);
+    ledger.begins(1);  // a step of the next epoch, before the others have looked
+    CHECK(ledger.another(0) == false);
+    CHECK(ledger.another(2) == false);
+    ledger.joins(0);
+    CHECK(ledger.another(0) == true);
 }
 
 TEST_CASE("a rank that doesn't come in time is named to all, with its gradient", "[cuda][gradient]") {

@@ -253,8 +253,9 @@ public:
 
     /// For a rank without batches left, while other ranks may have more: takes part in their steps
     /// with gradients of 0, until all ranks have joined. Averages stay averages over all ranks, as
-    /// in torch's Join by default, and parameters stay the same on all ranks. Without devices
-    /// throws operation_error (errc::not_supported). Returns the fault of a step, if any.
+    /// in torch's Join by default, and parameters stay the same on all ranks. A rank may train on
+    /// and join again afterwards, such as once for each epoch. Without devices throws
+    /// operation_error (errc::not_supported). Returns the fault of a step, if any.
     template <class Optimiser>
     [[nodiscard]] collective_fault join(Optimiser& optimiser) {
         if (!all_->devices) raise({.code = errc::not_supported}, {}, "joining without devices");

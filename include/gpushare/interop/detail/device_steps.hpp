@@ -87,7 +87,8 @@ public:
     virtual void end(errc why, std::uint32_t rank) = 0;
 };
 
-/// How far each rank is, and which ranks have no batches left. A plain value.
+/// How far each rank is, and which ranks have no batches left. A plain value. Once all ranks have
+/// joined, a new epoch begins, in which each rank may step and join again.
 class step_ledger {
 public:
     explicit step_ledger(std::uint32_t ranks) : ranks_(ranks) {}
@@ -106,12 +107,20 @@ public:
     [[nodiscard]] std::uint32_t done(std::uint32_t rank) const noexcept { return ranks_[rank].done; }
 
     void joins(std::uint32_t rank) noexcept {
-        if (!std::exchange(ranks_[rank].joined, true)) ++joined_;
+        if (std::exchange(ranks_[rank].joined, true)) return;
+        ranks_[rank].epoch = epoch_;
+        if (++joined_ < ranks_.size()) return;
+        joined_ = 0;
+        ++epoch_;
     }
-    /// Whether a rank that has joined takes part in another step; nothing while nobody knows.
-    [[nodiscard]] std::optional<bool> another(std::uint32_t rank) const noexcept {
-        if (begun_ > ranks_[rank].done) return true;
-        if (joined_ == ranks_.size()) return false;
+    /// Whether a rank that has joined takes part in another step; nothing while nobody knows. After
+    /// `false` the rank hasn't joined any more.
+    [[nodiscard]] std::optional<bool> another(std::uint32_t rank) noexcept {
+        of_rank& r = ranks_[rank];
+        // First, because another rank may have begun a step of the new epoch, which needs this
+        // rank's own gradients.
+        if (r.epoch != epoch_) return r.joined = false;
+        if (begun_ > r.done) return true;
         return std::nullopt;
     }
 
@@ -119,10 +128,12 @@ private:
     struct of_rank {
         std::uint32_t done = 0;
         bool joined = false;
+        std::uint32_t epoch = 0;  // in which it joined
     };
     std::vector<of_rank> ranks_;
     std::uint32_t begun_ = 0, combined_ = 0;  // steps
-    std::size_t joined_ = 0;                  // ranks
+    std::uint32_t epoch_ = 0;
+    std::size_t joined_ = 0;  // ranks in this epoch
 };
 
 /// A way to combine with other processes. agree_on compares a number of each process. end tells the
