@@ -495,6 +495,20 @@ TEST_CASE("nothing is billed of a line without a length", "[serving]") {
     CHECK(part_of(l, at(-1s), at(1s)) == usage_amounts{});
 }
 
+// UndefinedBehaviorSanitizer looks on.
+TEST_CASE("a line of all time is billed without an overflow", "[serving]") {
+    constexpr auto most = gpushare::ns::max();
+    const usage_line all{"chat", wall_time{-most}, wall_time{most}, {most, {}, {}, 8, 0}};
+    const auto first = part_of(all, all.from, wall_time{}), second = part_of(all, wall_time{}, all.until);
+    CHECK(first.requests == 4);
+    CHECK(first.device_time + second.device_time == most);
+    usage_invoices bill{all.from, all.until};
+    bill.add(all);
+    bill.add(all);
+    CHECK(bill.of("chat").device_time == most);
+    CHECK(bill.of("chat").requests == 16);
+}
+
 TEST_CASE("a killed process leaves all that it appended", "[serving]") {
     const temporary here;
     std::array<int, 2> told{};

@@ -108,9 +108,9 @@ struct usage_amounts {
     std::uint64_t refusals = 0;  ///< requests that were refused
 
     friend constexpr bool operator==(const usage_amounts&, const usage_amounts&) = default;
-    /// Adds each.
+    /// Adds each. Device time stays at the longest duration.
     constexpr usage_amounts& operator+=(const usage_amounts& o) noexcept {
-        device_time += o.device_time;
+        device_time = saturating_add(device_time, o.device_time);
         reserved += o.reserved;
         used += o.used;
         requests += o.requests;
@@ -306,10 +306,10 @@ std::size_t read_usage(std::string_view text, F each) {
 /// the line. Nothing for a line without a length.
 [[nodiscard]] constexpr usage_amounts part_of(const usage_line& l, wall_time from, wall_time until) noexcept {
     if (l.from >= l.until) return {};
-    const auto since = [&](wall_time t) {
-        return static_cast<std::uint64_t>((std::clamp(t, l.from, l.until) - l.from).count());
-    };
-    const auto length = static_cast<std::uint64_t>((l.until - l.from).count());
+    const auto count = [](wall_time t) { return static_cast<std::uint64_t>(t.time_since_epoch().count()); };
+    // Unsigned: a line of a damaged file may be longer than the longest duration.
+    const auto since = [&](wall_time t) { return count(std::clamp(t, l.from, l.until)) - count(l.from); };
+    const auto length = count(l.until) - count(l.from);
     const auto begin = since(from), end = std::max(begin, since(until));
     const auto between = [&](auto all) {
         return static_cast<decltype(all)>(detail::first_part(all, end, length) -
