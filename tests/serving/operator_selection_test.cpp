@@ -144,6 +144,8 @@ TEST_CASE("the options of a selection say how often, how wide and how its trials
     CHECK(std::exchange(runs, 0) == 5);
     (void)select({.warm_up = 0, .repeats = 0});  // once at least
     CHECK(std::exchange(runs, 0) == 1);
+    (void)select({.warm_up = -7, .repeats = 3});
+    CHECK(std::exchange(runs, 0) == 3);
     CHECK(ran_there() == 0);
     (void)select({.warm_up = 0, .repeats = 1, .part = 1});
     CHECK(ran_there() == 1);

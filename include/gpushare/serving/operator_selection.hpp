@@ -256,7 +256,7 @@ public:
     /// Runs all candidates in turns. Compares the first and the last run of each with the
     /// reference.
     void measure() {
-        const int rounds = o_.warm_up + std::max(o_.repeats, 1);
+        const int rounds = std::max(o_.warm_up, 0) + std::max(o_.repeats, 1);
         for (int round = 0; round < rounds; ++round)
             for (std::size_t i = 0; i < all_.size(); ++i) {
                 if (out_[i]) continue;
