@@ -50,8 +50,10 @@ struct page_options {
     std::uint32_t lanes = 1;    ///< parts of a page: keys and values of each layer
     bytes token{};              ///< size of one token in one lane
     std::uint32_t tokens = 64;  ///< tokens of a page
-    std::uint32_t pages = 0;    ///< the most pages; addresses are reserved for this many
-    std::uint32_t floor = 0;    ///< memory for this many pages stays here once allocated, used or not
+    /// The most pages; addresses are reserved for this many, rounded up to whole slabs. A page's
+    /// number may be any below that: size tables of pages by pages_per_slab().
+    std::uint32_t pages = 0;
+    std::uint32_t floor = 0;  ///< memory for this many pages stays here once allocated, used or not
     /// Called when a request lacks memory and all memory here is in pages. Frees at most `pages`
     /// pages that the engine can do without (of cached prefixes, of idle sequences), now or by the
     /// request's deadline. A hook: see quota_wait.hpp.
