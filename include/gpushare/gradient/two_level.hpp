@@ -37,7 +37,9 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
+#include <new>
 #include <span>
 #include <type_traits>
 #include <utility>
