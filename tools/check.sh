@@ -97,16 +97,18 @@ check_torch() {
     fi
 }
 
-# The scope for libtorch on CUDA, compiled with the headers of PyPI's PyTorch. What needs no kernels
-# runs over the stand-in for CUDA, with its libc10_cuda. A program with all of it is linked with its
-# libtorch_cuda, and can't run without a device.
+# The scope for libtorch on CUDA, compiled with the headers of PyPI's PyTorch. It runs over the
+# stand-in for CUDA, with PyTorch's libc10_cuda, and with operators of the host. torch_figures is
+# linked with PyTorch's libtorch_cuda, too, and runs on a device alone.
 check_cuda_engines() {
     local tree
     tree=$(build_dir host)
     if (uses cuda_engines) && [[ -e $tools/torch_cuda/.requirements && -e $tools/onnxruntime_cuda/.requirements ]]; then
-        build host test_torch_scope test_torch_python test_onnxruntime_cuda torch_figures
+        build host test_torch_scope test_torch_python test_onnxruntime_cuda torch_rehearsal torch_figures
         step "libtorch on CUDA as a tenant" "$tree/tests/interop/test_torch_scope"
         step "libtorch on CUDA for Python" "$tree/tests/interop/test_torch_python"
+        step "a decoder on libtorch on CUDA" "$tree/gpu/torch_rehearsal" decoder --small
+        step "operators on a slice of SMs" "$tree/gpu/torch_rehearsal" slices --small
         step "ONNX Runtime with a CUDA provider" "$tree/tests/interop/test_onnxruntime_cuda"
     elif [[ ${CI-} == true ]]; then
         fail 1 "engines' libraries for CUDA aren't there"
