@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <string_view>
 
 #include <dlfcn.h>
 
@@ -143,15 +142,6 @@ public:
     void release_environment(void* env, const void* info) const {
         if (info != nullptr) check(api->UnregisterAllocator(env, info));
         api->ReleaseEnv(env);
-    }
-    void* create_session(void* env, std::string_view model) const {
-        void *options = nullptr, *session = nullptr;
-        check(api->CreateSessionOptions(&options));
-        check(api->SetIntraOpNumThreads(options, 1));
-        check(api->AddSessionConfigEntry(options, "session.use_env_allocators", "1"));  // 2
-        check(api->CreateSessionFromArray(env, model.data(), model.size(), options, &session));
-        api->ReleaseSessionOptions(options);
-        return session;
     }
     void release_session(void* session) const { api->ReleaseSession(session); }
     /// Computes `z` of `x`. The status' text if it failed.

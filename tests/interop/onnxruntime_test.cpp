@@ -91,9 +91,28 @@ TEST_CASE("ONNX Runtime's frees are in the order of the provider's stream", "[in
 
 #ifdef GPUSHARE_ONNXRUNTIME
 
+namespace {
+
+/// With sessions that take what is registered with their environment.
+class own_library : public library {
+public:
+    own_library() : library(GPUSHARE_ONNXRUNTIME) {}
+    void* create_session(void* env, std::string_view model) const {
+        void *options = nullptr, *session = nullptr;
+        check(api->CreateSessionOptions(&options));
+        check(api->SetIntraOpNumThreads(options, 1));
+        check(api->AddSessionConfigEntry(options, "session.use_env_allocators", "1"));  // 2
+        check(api->CreateSessionFromArray(env, model.data(), model.size(), options, &session));
+        api->ReleaseSessionOptions(options);
+        return session;
+    }
+};
+
+}  // namespace
+
 TEST_CASE("The tensors of ONNX Runtime itself are charged to their tenant", "[interop][onnxruntime]") {
     two_tenants f;
-    const library ort(GPUSHARE_ONNXRUNTIME);
+    const own_library ort;
     void* const info = ort.create_cpu_info();
     adapted<allocator_1_25> mine{f.chat.memory(), static_cast<const memory_info*>(info), ORT_API_VERSION};
 
@@ -154,7 +173,7 @@ std::string model_of(std::uint64_t n) {
 
 TEST_CASE("A session of ONNX Runtime itself computes in its tenant's memory, or is refused", "[interop][onnxruntime]") {
     two_tenants f;
-    const library ort(GPUSHARE_ONNXRUNTIME);
+    const own_library ort;
     void* const info = ort.create_cpu_info();
     adapted<allocator_1_25> mine{f.chat.memory(), static_cast<const memory_info*>(info), ORT_API_VERSION};
     void* const env = ort.create_environment();
@@ -191,7 +210,7 @@ TEST_CASE("A session of ONNX Runtime itself computes in its tenant's memory, or 
 TEST_CASE("Sessions of ONNX Runtime itself keep the allocator that was registered when they were made",
           "[interop][onnxruntime]") {
     two_tenants f;
-    const library ort(GPUSHARE_ONNXRUNTIME);
+    const own_library ort;
     void* const info = ort.create_cpu_info();
     const auto* const where = static_cast<const memory_info*>(info);
     adapted<allocator_1_25> of_chat{f.chat.memory(), where, ORT_API_VERSION},
@@ -229,7 +248,7 @@ TEST_CASE("Calls of ONNX Runtime itself are submissions, in its own memory and i
     const bool in_tenant = GENERATE(false, true);
     two_tenants f;
     auto& chat = f.chat;
-    const library ort(GPUSHARE_ONNXRUNTIME);
+    const own_library ort;
     const OrtApi* const api = ort.api;
     const auto check = [&](void* status) { ort.check(status); };
     void* const env = ort.create_environment();
