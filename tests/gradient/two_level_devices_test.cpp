@@ -3,6 +3,7 @@
 // two levels of threads, to what is copied and sent, and to whom faults name.
 #include <gpushare/gradient/two_level.hpp>
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -11,15 +12,18 @@
 #include <memory_resource>
 #include <new>
 #include <span>
+#include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include <gpushare/backend/host/host.hpp>
+#include <gpushare/error.hpp>
 #include <gpushare/gradient/device_buckets.hpp>
 #include <gpushare/gradient/transport.hpp>
 
 #include "support/catch.hpp"
+#include "support/eager_transport.hpp"
 #include "support/few_blocks.hpp"
 #include "support/random.hpp"
 #include "support/threads.hpp"
@@ -288,6 +292,49 @@ TEST_CASE("an abort ends two levels on all nodes, and names whom it was told", "
                  errc::stopped, told);
 }
 
+namespace {
+
+/// Until somebody lets its stream go on.
+struct until {
+    const std::atomic<bool>* gone;
+    template <class C>
+    GPUSHARE_HD void operator()(C&) const {
+        while (!gone->load(std::memory_order_acquire)) std::this_thread::sleep_for(1ms);
+    }
+};
+
+}  // namespace
+
+TEST_CASE("a fault of another node ends what waits for a device", "[gradient]") {
+    const gs::communicator between(2);
+    std::atomic<bool> gone{false};
+    std::atomic<int> advanced[2]{};
+    std::vector<gs::collective_fault> faults(2);
+    support::together(2, [&](unsigned p) {
+        machine m(1, false, between.rank(p));
+        support::eager_transport outer(between.rank(p), advanced[p]);
+        gs::two_level_devices levels(m.node.gangs(), m.devices, std::span(m.streams), m.members, outer,
+                                     *std::pmr::new_delete_resource());
+        std::vector<float> x(500, 1);
+        if (p == 1) m.streams[0].launch({.blocks = 1, .threads = 1, .hold = {}}, until{&gone});
+        const std::jthread aborting([&] {
+            const auto late = std::chrono::steady_clock::now() + 20s;
+            while (p == 0 && advanced[1] == 0 && std::chrono::steady_clock::now() < late) std::this_thread::yield();
+            if (p == 0) levels.abort(0, errc::stopped);  // node 1 waits for its device
+        });
+        const float* const in = x.data();
+        float* const out = x.data();
+        faults[p] = levels.all_reduce<float>(std::span(&in, 1), std::span(&out, 1), 500, gs::sum{},
+                                             std::chrono::steady_clock::now() + 5s);
+        if (p == 1) gone.store(true, std::memory_order_release);
+        m.wait();
+    });
+    for (const auto& f : faults) {
+        CHECK(f.code == errc::stopped);
+        CHECK(f.rank == 0);
+    }
+}
+
 TEST_CASE("a combiner that ends has the fault that it tells, and the first one stays", "[gradient]") {
     const auto faults = faults_of({}, {}, [](unsigned p, machine& m, auto& x) {
         if (p != 2) return m.all_reduce(x, x, 500, gs::sum{});
@@ -326,6 +373,31 @@ TEST_CASE("two levels that get only some of their chunks give them back", "[grad
     };
     CHECK_THROWS_AS(split(), std::bad_alloc);
     CHECK(pinned.out() == 0);
+}
+
+TEST_CASE("a node without memory for its chunks is named to all, and no node has two levels", "[gradient]") {
+    const gs::communicator between(3);
+    std::vector<errc> codes(3);
+    std::vector<std::uint64_t> named(3);
+    std::vector<int> out(3, -1);
+    support::together(3, [&](unsigned p) {
+        machine m(1, false, between.rank(p));
+        support::few_blocks pinned(p == 1 ? 1 : 100);
+        try {
+            const gs::two_level_devices levels(m.node.gangs(), m.devices, std::span(m.streams), m.members, m.outer,
+                                               pinned);
+        } catch (const gs::operation_error& e) {
+            codes[p] = e.code();
+            named[p] = e.figures().left;
+        } catch (const std::bad_alloc&) {
+            named[p] = 1;
+        }
+        out[p] = pinned.out();
+        m.split({});  // with memory enough: nobody has given up
+    });
+    CHECK(codes == std::vector{errc::out_of_memory, errc::none, errc::out_of_memory});
+    CHECK(named == std::vector<std::uint64_t>(3, 1));
+    CHECK(out == std::vector<int>(3));
 }
 
 }  // namespace two_level_devices_test

@@ -7,8 +7,10 @@
 
 #include <atomic>
 #include <chrono>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory_resource>
 #include <new>
 #include <numeric>
@@ -16,6 +18,8 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <gpushare/backend/host/host.hpp>
@@ -26,6 +30,7 @@
 
 #include "conformance/named_suite.hpp"
 #include "support/catch.hpp"
+#include "support/eager_transport.hpp"
 #include "support/few_blocks.hpp"
 #include "support/leaks.hpp"
 #include "support/named_outcome.hpp"
@@ -342,6 +347,87 @@ TEST_CASE("an abort ends what waits for a device", "[interop]") {
     CHECK(seen == std::vector<outcome>(2, {errc::stopped, 1}));
 }
 
+TEST_CASE("a fault of another process ends what waits for a device", "[interop]") {
+    std::atomic<bool> gone{false};
+    std::atomic<int> advanced[2]{};
+    std::vector<outcome> seen(2);
+    std::vector<std::vector<float>> x(2, std::vector<float>(100, 1));
+    const gs::communicator group(2);
+    support::together(2, [&](unsigned r) {
+        support::eager_transport net(group.rank(r), advanced[r]);
+        process<support::eager_transport> mine(net, {}, {.patience = 5s});
+        if (r == 1) mine.caller().launch({.blocks = 1, .threads = 1, .hold = {}}, until{&gone});
+        const handle one = allreduce_async(mine.array(std::span(x[r])), "x", Sum, mine.set());
+        while (r == 0 && advanced[1].load() == 0) std::this_thread::yield();  // it waits for its device
+        if (r == 0) mine.rank->abort(errc::stopped);
+        seen[r] = outcome_of([&] { synchronize(one); });
+        if (r == 1) gone.store(true, std::memory_order_release);
+        mine.wait();
+    });
+    CHECK(seen == std::vector<outcome>(2, {errc::stopped, 0}));
+}
+
+namespace {
+
+/// What is nested in the exception of `f`, by its sentence.
+template <class F>
+std::string nested_in(const F& f) {
+    try {
+        f();
+    } catch (const gs::operation_error& outer) {
+        try {
+            std::rethrow_if_nested(outer);
+        } catch (const std::exception& inner) {
+            return inner.what();
+        }
+        return "nothing";
+    }
+    return "no error";
+}
+/// One rank throws at the second all-reduce of floats.
+struct failing_transport : gs::thread_transport {
+    using gs::thread_transport::thread_transport;
+    template <class T, class Op>
+    gs::collective_fault all_reduce(std::span<const std::type_identity_t<T>> in, std::span<T> out, const Op& op,
+                                    gs::instant deadline) {
+        if (std::same_as<T, float> && ++reduced == 2 && rank() == 1) throw std::bad_alloc();
+        return gs::thread_transport::all_reduce(in, out, op, deadline);
+    }
+    int reduced = 0;
+};
+
+}  // namespace
+
+TEST_CASE("what a process throws is told to all by its code, and to its own caller as it was", "[interop]") {
+    std::vector<outcome> seen(2);
+    std::vector<std::string> nested(2);
+    on_processes(2, [&](one_process& mine, unsigned r) {
+        std::vector<float> x(5), to;
+        std::vector<std::uint64_t> rows;
+        auto place = into(to, rows, 1);
+        if (r == 1) place = [](std::span<const std::uint64_t>) -> void* { throw std::runtime_error("no tensor"); };
+        const handle one = allgather_async(mine.array(std::span(x)), std::move(place), "x", mine.set());
+        seen[r] = outcome_of([&] { synchronize(one); });
+        nested[r] = nested_in([&] { synchronize(one); });
+        mine.leave();
+    });
+    CHECK(seen == std::vector<outcome>(2, {errc::submission_failed, 1}));
+    CHECK(nested == std::vector<std::string>{"nothing", "no tensor"});
+
+    const gs::communicator group(2);
+    support::together(2, [&](unsigned r) {
+        failing_transport net(group.rank(r));
+        process<failing_transport> mine(net, {.chunk = gs::bytes{64}});
+        std::vector<float> x(100, 1);
+        const handle one = allreduce_async(mine.array(std::span(x)), "x", Sum, mine.set());
+        seen[r] = outcome_of([&] { synchronize(one); });
+        nested[r] = nested_in([&] { synchronize(one); });
+        mine.leave();
+    });
+    CHECK(seen == std::vector<outcome>(2, {errc::out_of_memory, 1}));
+    CHECK(nested == std::vector<std::string>{"nothing", std::bad_alloc().what()});
+}
+
 namespace {
 
 /// Throws where a second all-reduce begins, and can't give up the first one.
@@ -380,6 +466,33 @@ TEST_CASE("a process that gets only some of its chunks gives them back", "[inter
         (device_process<gs::host::node, gs::thread_transport, support::few_blocks>(node, copies, net, pinned)),
         std::bad_alloc);
     CHECK(pinned.out() == 0);
+}
+
+TEST_CASE("no process is made while one of them lacks memory, which is named to all", "[interop]") {
+    using made = device_process<gs::host::node, gs::thread_transport, support::few_blocks>;
+    const gs::communicator group(3);
+    std::vector<outcome> seen(3);
+    std::vector<int> out(3), threw(3);
+    std::vector<bool> again(3);
+    support::together(3, [&](unsigned r) {
+        gs::thread_transport net(group.rank(r));
+        gs::host::node node({.devices = 1, .sms = 2});
+        auto copies = node.make_stream(gs::device_id{0});
+        support::few_blocks pinned(r == 1 ? 2 : 100);
+        try {
+            seen[r] = outcome_of([&] { made(node, copies, net, pinned); });
+        } catch (const std::bad_alloc&) {
+            threw[r] = 1;
+        }
+        out[r] = pinned.out();
+        support::few_blocks enough(100);
+        made later(node, copies, net, enough);
+        again[r] = enough.out() == 4 && later.rank() == r;
+    });
+    CHECK(seen == std::vector<outcome>{{errc::out_of_memory, 1}, {}, {errc::out_of_memory, 1}});
+    CHECK(threw == std::vector<int>{0, 1, 0});
+    CHECK(out == std::vector<int>(3));
+    CHECK(again == std::vector<bool>(3, true));
 }
 
 TEST_CASE("chunks that are under way when a process runs out of memory stay with the transport", "[interop]") {

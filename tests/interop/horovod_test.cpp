@@ -7,8 +7,10 @@
 #include <chrono>
 #include <concepts>
 #include <cstdint>
+#include <exception>
 #include <latch>
 #include <memory>
+#include <new>
 #include <numeric>
 #include <optional>
 #include <span>
@@ -18,8 +20,11 @@
 #include <vector>
 
 #include <gpushare/collective/communicator.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/gradient/compressed_link.hpp>
 #include <gpushare/gradient/transport.hpp>
 #include <gpushare/gradient/two_level.hpp>
+#include <gpushare/gradient/wire.hpp>
 
 #include "conformance/named_suite.hpp"
 #include "support/catch.hpp"
@@ -145,6 +150,59 @@ TEST_CASE("sets of some ranks go on side by side", "[interop]") {
     });
     CHECK(sums == std::vector<float>{2, 4, 2, 4});
     CHECK(of_all == std::vector<float>(4, 6));
+}
+
+TEST_CASE("a set of some ranks over a link of the largest elements averages over these ranks", "[interop]") {
+    const gs::communicator everybody(3), pair(2), between(2);
+    const std::vector<std::vector<float>> steps[2]{{{8, 0, 2, -6}, {4, 4, 0, 0}}, {{0, 0, 0, 0}, {0, 1, 12, 2}}};
+    std::vector<std::vector<std::vector<float>>> seen(2), expected(2);
+    std::vector<std::vector<float>> owed(2), left(2), of_all(3);
+    support::together(3, [&](unsigned r) {
+        gs::thread_transport net(everybody.rank(r));
+        process_set all(net);
+        of_all[r] = {static_cast<float>(r)};
+        if (r != 1) {
+            const unsigned q = r / 2;
+            gs::thread_transport some(pair.rank(q)), same(between.rank(q));
+            gs::top_k_link sparse(some, 4, 0.5);
+            gs::top_k_feedback mine_alone(4, 2);
+            {
+                process_set mine(sparse);
+                for (const auto& x : steps[q]) {
+                    seen[q].push_back(x);
+                    expected[q].push_back(x);
+                    allreduce(std::span(seen[q].back()), "x", Average, mine);
+                    (void)gs::all_reduce_top_k(same, mine_alone, std::span(expected[q].back()));
+                }
+                if (mine.size() != 2 || mine.rank() != q) seen[q].clear();
+            }
+            owed[q] = sparse.owed();
+            left[q].assign(mine_alone.residual().begin(), mine_alone.residual().end());
+        }
+        allreduce(std::span(of_all[r]), "x", Average, all);
+    });
+    CHECK(seen == expected);
+    CHECK(seen[0] == seen[1]);
+    CHECK(seen[0] == std::vector<std::vector<float>>{{4, 0, 0, -3}, {2, 2, 6, 1}});
+    CHECK(owed == left);
+    CHECK(of_all == std::vector<std::vector<float>>(3, {1}));
+}
+
+TEST_CASE("over a link of the largest elements an average is that of the ranks that haven't joined", "[interop]") {
+    const gs::communicator group(3);
+    std::vector<std::vector<float>> seen(3);
+    support::together(3, [&](unsigned r) {
+        gs::thread_transport net(group.rank(r));
+        gs::top_k_link sparse(net, 2, 1.0);
+        process_set all(sparse);
+        for (unsigned step = 0; step < 2 && (step == 0 || r != 1); ++step) {
+            std::vector<float> x(2, static_cast<float>(3 * r));
+            allreduce(std::span(x), "x", Average, all);
+            seen[r].push_back(x[1]);
+        }
+        (void)join(all);
+    });
+    CHECK(seen == std::vector<std::vector<float>>{{3, 3}, {3}, {3, 3}});
 }
 
 TEST_CASE("ranks with fewer batches join: an average is that of the others, and all learn who was last", "[interop]") {
@@ -326,6 +384,49 @@ TEST_CASE("an end that the others don't come to aborts the group", "[interop]") 
         code = code_of([&] { allreduce(std::span(x), "x", Sum, all); });
     });
     CHECK(code == errc::stopped);
+}
+
+namespace {
+
+/// One rank throws at its first all-reduce of floats. Others hear of an abort with the next call, as
+/// over an MPI.
+struct failing_transport : gs::thread_transport {
+    using gs::thread_transport::thread_transport;
+    template <class T, class Op>
+    gs::collective_fault all_reduce(std::span<const std::type_identity_t<T>> in, std::span<T> out, const Op& op,
+                                    gs::instant deadline) {
+        if (std::same_as<T, float> && rank() == 1) throw std::bad_alloc();
+        return gs::thread_transport::all_reduce(in, out, op, deadline);
+    }
+    gs::collective_fault barrier(gs::instant deadline) {
+        if (why != errc::none) gs::thread_transport::abort(rank(), why);
+        return gs::thread_transport::barrier(deadline);
+    }
+    void abort(std::uint32_t, errc code) { why = code; }
+    errc why = errc::none;
+};
+
+}  // namespace
+
+TEST_CASE("what a rank's thread throws is told to all by its code, and nested in the rank's own error", "[interop]") {
+    const gs::communicator group(2);
+    std::vector<errc> codes(2), later(2);
+    std::vector<bool> nested(2);
+    support::together(2, [&](unsigned r) {
+        failing_transport net(group.rank(r));
+        process_set all(net, {.patience = std::chrono::seconds(5)});
+        std::vector<float> x{1};
+        try {
+            allreduce(std::span(x), "x", Sum, all);
+        } catch (const gs::operation_error& e) {
+            codes[r] = e.figures().left == 1 ? e.code() : errc::none;
+            nested[r] = dynamic_cast<const std::nested_exception*>(&e) != nullptr;
+        }
+        later[r] = code_of([&] { allreduce(std::span(x), "y", Sum, all); });
+    });
+    CHECK(codes == std::vector<errc>(2, errc::out_of_memory));
+    CHECK(later == codes);
+    CHECK(nested == std::vector<bool>{false, true});
 }
 
 TEST_CASE("a process's own end needs no argument", "[interop]") {

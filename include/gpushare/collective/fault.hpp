@@ -90,11 +90,15 @@ struct collective_fault {
     return m;
 }
 
+namespace detail {
+[[nodiscard]] inline operation_error error_of(const collective_fault& f) {
+    return {failure{.code = f.code, .asked = f.epoch, .left = f.rank, .because = reason::rank_failed}, {}, describe(f)};
+}
+}  // namespace detail
+
 /// Throws operation_error if there is a fault: `asked` is the epoch, `left` the rank.
 inline void raise_fault(const collective_fault& f) {
-    if (f)
-        throw operation_error(failure{.code = f.code, .asked = f.epoch, .left = f.rank, .because = reason::rank_failed},
-                              {}, describe(f));
+    if (f) throw detail::error_of(f);
 }
 
 /// A rank's stage in a collective.

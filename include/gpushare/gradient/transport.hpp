@@ -29,7 +29,9 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <initializer_list>
+#include <new>
 #include <optional>
 #include <span>
 #include <type_traits>
@@ -79,6 +81,54 @@ template <class T>
     for (std::uint32_t r = 0; r < words.size(); ++r)
         if (words[r] != most) return r;
     return std::nullopt;
+}
+
+/// The code of the exception that is being handled.
+[[nodiscard]] inline errc code_thrown() noexcept {
+    try {
+        throw;
+    } catch (const error& e) {
+        return e.code() == errc::none ? errc::backend_failed : e.code();
+    } catch (const std::bad_alloc&) {
+        return errc::out_of_memory;
+    } catch (...) {
+        return errc::backend_failed;
+    }
+}
+
+/// The fault that `net` has met so far, where the transport tells; waits for nothing.
+template <class Net>
+[[nodiscard]] collective_fault fault_so_far(const Net& net) noexcept {
+    if constexpr (requires { collective_fault(net.fault()); })
+        return net.fault();
+    else
+        return {};
+}
+/// Calls `make`, which throws where it fails, on all ranks: all have made it, or none has. The rank
+/// that failed gets its own exception, and the other ranks get an operation_error that names this
+/// rank; `undo` is called first on each of them.
+template <class Net, class Make, class Undo>
+void make_on_all(Net& net, const Make& make, const Undo& undo, instant deadline) {
+    constexpr std::uint64_t good = ~std::uint64_t{0};
+    std::exception_ptr thrown;
+    std::uint64_t mine = good, least = good;
+    try {
+        make();
+    } catch (...) {
+        thrown = std::current_exception();
+        mine = std::uint64_t{net.rank()} << 32 | static_cast<std::uint32_t>(code_thrown());
+    }
+    try {
+        auto f = net.all_reduce(std::span<const std::uint64_t>(&mine, 1), std::span(&least, 1), minimum{}, deadline);
+        if (!f && least != good)
+            f = {static_cast<errc>(least & 0xffU), collective_kind::all_reduce, static_cast<std::uint32_t>(least >> 32),
+                 0};
+        if (thrown) std::rethrow_exception(thrown);
+        raise_fault(f);
+    } catch (...) {
+        undo();
+        throw;
+    }
 }
 
 }  // namespace detail
@@ -193,6 +243,8 @@ public:
     [[nodiscard]] std::uint32_t size() const noexcept { return me_.size(); }  ///< ranks
     [[nodiscard]] bytes carried() const noexcept { return carried_; }         ///< see transport
     [[nodiscard]] const member& me() const noexcept { return me_; }           ///< for collective/
+    /// None until a rank has failed or aborted.
+    [[nodiscard]] collective_fault fault() const noexcept { return me_.fault(); }
 
     /// See transport.
     template <reducible T, class Op>

@@ -105,6 +105,15 @@ public:
         [[nodiscard]] std::uint32_t rank() const noexcept { return first() + me_.rank(); }  ///< among all
         [[nodiscard]] std::uint32_t size() const noexcept { return s_->ranks.size(); }      ///< of all processes
         [[nodiscard]] bytes carried() const noexcept { return carried_; }                   ///< see transport
+        /// None until a rank has failed, or aborted, as far as it is known here.
+        [[nodiscard]] collective_fault fault() const noexcept {
+            // acquire: the thread that closed the group had stored it before.
+            const std::uint64_t word = s_->outer_fault.load(std::memory_order_acquire);
+            if (word != 0) return collective_fault::unpacked(word);
+            collective_fault f = me_.fault();
+            if (f) f.rank += first();
+            return f;
+        }
 
         /// See transport. Integers have no average.
         template <reducible T, class Op>
@@ -470,8 +479,9 @@ class two_level_devices {
 public:
     /// Rank r of `members` is on devices[r], with streams[r]. If all ranks share a device, there is
     /// one device and one stream. Collective over `outer`: the processes tell each other how many
-    /// ranks they have. Allocates options.depth chunks, at least two. Throws what `pinned` throws,
-    /// and operation_error: errc::invalid_specification for spans of other lengths, or a fault of
+    /// ranks they have. Allocates options.depth chunks, at least two. Throws what `pinned` throws;
+    /// the other processes then throw an operation_error that names this process. Throws
+    /// operation_error: errc::invalid_specification for spans of other lengths, or a fault of
     /// `outer`.
     two_level_devices(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
                       std::span<const member> members, Outer& outer, Pinned& pinned, two_level_options options = {},
@@ -493,13 +503,12 @@ public:
         ranks_ = detail::meet_processes(outer, here(), options_.chunk, deadline);
         words_.resize(outer.size());
         counts_.resize(here());
-        chunks_.resize(std::max(options.depth, 2U));
-        try {
+        const auto allocate = [&] {
+            chunks_.resize(std::max(options.depth, 2U));
             for (chunk& c : chunks_) c = {static_cast<std::byte*>(pinned.allocate(chunk_bytes(), alignment)), {}, 0};
-        } catch (...) {
-            give_memory_back();
-            throw;
-        }
+        };
+        detail::make_on_all(
+            outer, allocate, [this] { give_memory_back(); }, deadline);
     }
     two_level_devices(const two_level_devices&) = delete;
     two_level_devices& operator=(const two_level_devices&) = delete;
@@ -788,11 +797,12 @@ private:
     /// Waits until the chunk's enqueued work is done. Meanwhile the transport makes progress.
     [[nodiscard]] collective_fault await(const chunk& c, instant deadline) {
         for (const point& p : c.last) {
-            if constexpr (pipelined_transport<Outer>)
-                for (auto now = std::chrono::steady_clock::now();
-                     !p.reached() && now < deadline && !p.wait(std::min(deadline, now + poll));
-                     now = std::chrono::steady_clock::now())
-                    outer_.advance();
+            for (auto now = std::chrono::steady_clock::now();
+                 !p.reached() && now < deadline && !p.wait(std::min(deadline, now + poll));
+                 now = std::chrono::steady_clock::now()) {
+                if constexpr (pipelined_transport<Outer>) outer_.advance();
+                if (const auto f = detail::fault_so_far(outer_)) return others_failed(f);
+            }
             if (!p.wait(deadline)) {
                 members_[0].close({errc::deadline_exceeded, what, 0, 0});
                 return local_failed({errc::deadline_exceeded, what, 0, 0, true});
@@ -843,6 +853,14 @@ private:
         in_use_ = in_use_ || f.buffers_in_use;
         f.rank = detail::named_rank(ranks_, f.rank);
         return fault_ = f;
+    }
+    /// A fault of another process, while the devices here are at work: these end.
+    [[nodiscard]] collective_fault others_failed(collective_fault f) {
+        members_[0].close({f.code, what, 0, 0});
+        // The transport gives up work under way.
+        f.buffers_in_use = outer_.barrier(std::chrono::steady_clock::now()).buffers_in_use;
+        f.what = what;
+        return outer_failed(f);
     }
 
     static constexpr auto what = collective_kind::all_reduce;

@@ -27,6 +27,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <exception>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -94,8 +95,19 @@ struct request {
     std::uint64_t shape = 0;  // a hash of all else that is equal on all ranks
     std::shared_ptr<device_request> on_device{};
     collective_fault fault{};
+    std::exception_ptr thrown{};  // of this rank, where that was the fault
     bool done = false;
 };
+/// Ends the collectives of all ranks by a fault of this one, unless there was one before. Returns
+/// the fault that stands.
+template <class Net>
+[[nodiscard]] collective_fault tell_all(Net& net, errc why) {
+    if (!gpushare::detail::fault_so_far(net)) net.abort(net.rank(), why);
+    // A transport without a thread tells the others with its next call. This one doesn't wait.
+    auto f = net.barrier(std::chrono::steady_clock::now());
+    if (!f) f = {why, collective_kind::all_reduce, net.rank(), 0};
+    return f;
+}
 
 /// A hash that is the same in every process (FNV-1a).
 [[nodiscard]] constexpr std::uint64_t hash_of(std::string_view name) noexcept {
@@ -240,6 +252,8 @@ public:
     /// Combines or sends requests that all ranks have.
     [[nodiscard]] virtual collective_fault move(const request_batch& all, instant deadline) = 0;
     virtual void abort(errc why) = 0;
+    /// By the set's thread: tells the others of a fault of this rank, which is returned.
+    [[nodiscard]] virtual collective_fault fail(errc why) = 0;
 
     // For arrays on this rank's device. Any thread may call these functions.
     [[nodiscard]] virtual bool on_device() const noexcept { return false; }
@@ -288,6 +302,7 @@ public:
         return f;
     }
     void abort(errc why) override { net_.abort(net_.rank(), why); }
+    [[nodiscard]] collective_fault fail(errc why) override { return tell_all(net_, why); }
 
 private:
     [[nodiscard]] collective_fault combine(const request_batch& all, std::byte* data, instant deadline) {
@@ -457,6 +472,11 @@ public:
         lock.unlock();
         return h.of_->fault ? h.of_->fault : net_->follow(*h.of_, stream);
     }
+    /// What this rank threw itself, if `h` is done and failed for that reason; else null.
+    [[nodiscard]] std::exception_ptr thrown(const handle& h) const {
+        const std::scoped_lock lock(mutex_);
+        return h.of_ != nullptr && h.of_->done ? h.of_->thrown : nullptr;
+    }
     /// See join.
     [[nodiscard]] std::uint32_t wait_for_all() {
         if (devices_ != nullptr) return devices_->join(rank_);
@@ -518,9 +538,7 @@ private:
             while (!cycle()) {
             }
         } catch (...) {  // such as std::bad_alloc
-            const std::scoped_lock lock(mutex_);
-            fault_ = {errc::aborted, collective_kind::all_reduce, rank(), 0};
-            net_->abort(errc::aborted);
+            end_by_exception();
         }
         const std::scoped_lock lock(mutex_);
         if (!fault_) fault_ = {errc::stopped, collective_kind::all_reduce, rank(), 0};
@@ -529,8 +547,21 @@ private:
         over_ = true;
         changed_.notify_all();
     }
+    void end_by_exception() noexcept {
+        const errc why = gpushare::detail::code_thrown();
+        collective_fault f{why, collective_kind::all_reduce, rank(), 0};
+        const auto thrown = std::current_exception();
+        try {
+            f = net_->fail(why);
+        } catch (...) {  // it has thrown before: the others are left to their own patience
+        }
+        const std::scoped_lock lock(mutex_);
+        if (!fault_) fault_ = f;
+        thrown_ = thrown;
+    }
     void finish(detail::request& r, const collective_fault& f) {
         r.fault = f;
+        if (f && r.thrown == nullptr) r.thrown = thrown_;
         r.done = true;
     }
     [[nodiscard]] std::uint32_t leader() const {
@@ -684,11 +715,21 @@ private:
     std::uint64_t joins_done_ = 0;
     std::uint32_t last_joined_ = 0;
     collective_fault fault_{};
+    std::exception_ptr thrown_{};      // this rank's exception, if that was the fault
     std::vector<bool> joined_, left_;  // of each rank; only the thread uses these
     std::thread thread_;
 };
 
 namespace detail {
+/// Throws the fault, if there is one. An exception that this rank threw before is nested.
+inline void raise_with(const collective_fault& f, const std::exception_ptr& thrown) {
+    if (!f || thrown == nullptr) return raise_fault(f);
+    try {
+        std::rethrow_exception(thrown);
+    } catch (...) {
+        std::throw_with_nested(gpushare::detail::error_of(f));
+    }
+}
 /// The process's own set.
 [[nodiscard]] inline std::unique_ptr<process_set>& of_process() {
     static std::unique_ptr<process_set> all;
@@ -752,12 +793,15 @@ template <number T>
 }
 /// Whether the array is done, with success or not.
 [[nodiscard]] inline bool poll(const handle& h) { return h.of() == nullptr || h.of()->is_done(h); }
-/// Waits for the array. Throws operation_error: the fault, which names the rank. For an array on a
-/// device, waits until the collective is enqueued, and makes a stream wait for the collective's
-/// end: torch's current stream for libtorch's tensors, else the stream with which the array was
-/// handed over. If the device meets a fault later, the next calls throw it.
+/// Waits for the array. Throws operation_error: the fault, which names the rank. If this rank's own
+/// memory, stream or framework threw, that exception is nested (std::rethrow_if_nested). For an
+/// array on a device, waits until the collective is enqueued, and makes a stream wait for the
+/// collective's end: torch's current stream for libtorch's tensors, else the stream with which the
+/// array was handed over. If the device meets a fault later, the next calls throw it.
 inline void synchronize(const handle& h) {
-    if (h.of() != nullptr) raise_fault(h.of()->wait(h));
+    if (h.of() == nullptr) return;
+    const auto fault = h.of()->wait(h);
+    detail::raise_with(fault, h.of()->thrown(h));
 }
 /// Waits for one array after the other. Throws as for one array; the arrays behind may then still
 /// be under way.

@@ -134,20 +134,19 @@ class device_process final : public detail::carrier {
 
 public:
     /// Collective over `net`: the processes agree on the size of a chunk, at the latest by `until`.
-    /// Allocates options.depth chunks. Throws what `pinned` throws, and operation_error if `net`
-    /// fails.
+    /// Allocates options.depth chunks. Throws what `pinned` throws; the other processes then throw
+    /// an operation_error that names this process. Throws operation_error if `net` fails.
     device_process(Node& on, stream& copies, Net& net, Pinned& pinned, const device_process_options& options = {},
                    instant until = never)
         : node_(on), stream_(copies), net_(net), pinned_(pinned) {
         const std::uint64_t mine = std::max<std::uint64_t>(options.chunk.count() / unit, net.size()) * unit;
         raise_fault(net.all_reduce(std::span<const std::uint64_t>(&mine, 1), std::span(&chunk_, 1), minimum{}, until));
-        slots_.resize(std::max(options.depth, 2U));
-        try {
+        const auto allocate = [&] {
+            slots_.resize(std::max(options.depth, 2U));
             for (slot& s : slots_) s.memory = static_cast<std::byte*>(pinned_.allocate(chunk_, alignment));
-        } catch (...) {
-            give_memory_back();
-            throw;
-        }
+        };
+        gpushare::detail::make_on_all(
+            net, allocate, [this] { give_memory_back(); }, until);
     }
     device_process(const device_process&) = delete;
     device_process& operator=(const device_process&) = delete;
@@ -166,6 +165,9 @@ public:
     }
 
     // --- for process_set
+
+    /// See process_set.
+    [[nodiscard]] collective_fault fail(errc why) override { return own_fault(why, collective_kind::all_reduce); }
 
     [[nodiscard]] std::uint32_t rank() const override { return net_.rank(); }  ///< of this process
     [[nodiscard]] std::uint32_t size() const override { return net_.size(); }  ///< processes
@@ -231,10 +233,10 @@ public:
                 if (r != nullptr) stream_.wait(of(*r).computed);
             f = go(all, deadline);
         } catch (...) {
-            (void)own_fault(errc::aborted, detail::kind_of(all.what));  // for chunks under way
-            keep(all);
-            throw;
+            f = thrown_fault(gpushare::detail::code_thrown(), detail::kind_of(all.what));
         }
+        for (const auto& r : all.of_rank)
+            if (r != nullptr) r->thrown = thrown_;
         keep(all);
         in_use_ = in_use_ || f.buffers_in_use;
         return f;
@@ -304,12 +306,18 @@ private:
 
     // --- by the set's thread
 
-    /// Makes a fault of this process, and tells the other processes.
+    /// Makes a fault of this process, and tells the other processes. If another fault came first,
+    /// returns that one.
     [[nodiscard]] collective_fault own_fault(errc code, collective_kind what) {
-        net_.abort(rank(), code);
-        // A transport without a thread tells the others with its next call. This call doesn't wait.
-        in_use_ = net_.barrier(std::chrono::steady_clock::now()).buffers_in_use || in_use_;
-        return {code, what, rank(), 0};
+        auto f = detail::tell_all(net_, code);
+        f.what = what;
+        in_use_ = in_use_ || f.buffers_in_use;
+        return f;
+    }
+    /// The same, while an exception is being handled.
+    [[nodiscard]] collective_fault thrown_fault(errc code, collective_kind what) {
+        thrown_ = std::current_exception();
+        return own_fault(code, what);
     }
     /// Waits until the device has finished with the slot.
     [[nodiscard]] collective_fault await(const slot& s, collective_kind what, instant deadline) {
@@ -320,6 +328,7 @@ private:
                 return own_fault(why, what);
             if (now >= deadline) return own_fault(errc::deadline_exceeded, what);
             if constexpr (pipelined_transport<Net>) net_.advance();
+            if (const auto f = gpushare::detail::fault_so_far(net_)) return own_fault(f.code, what);  // which stands
             (void)s.last->wait(std::min(deadline, now + poll));
         }
         return s.last->status() == errc::none ? collective_fault{} : own_fault(s.last->status(), what);
@@ -458,11 +467,11 @@ private:
         try {
             to = static_cast<std::byte*>(c.place(rows));
         } catch (const error& e) {
-            return own_fault(e.code(), c.kind);
+            return thrown_fault(e.code(), c.kind);
         } catch (const std::bad_alloc&) {
-            return own_fault(errc::out_of_memory, c.kind);
+            return thrown_fault(errc::out_of_memory, c.kind);
         } catch (const std::exception&) {  // of a framework
-            return own_fault(errc::submission_failed, c.kind);
+            return thrown_fault(errc::submission_failed, c.kind);
         }
         stream_.wait(recorded(c.stream));
         return {};
@@ -554,6 +563,7 @@ private:
     std::uint64_t chunk_ = 0;
     std::vector<slot> slots_;
     bool in_use_ = false;  // of the set's thread
+    std::exception_ptr thrown_{};
     std::atomic<errc> aborted_{errc::none};
     std::mutex mutex_;  // guards what follows
     std::optional<std::conditional_t<borrows, stream, no_stream>> lent_{};

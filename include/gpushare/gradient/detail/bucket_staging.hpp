@@ -41,19 +41,6 @@ private:
     std::uint32_t& n_;
 };
 
-/// The code of the exception that is being handled.
-[[nodiscard]] inline errc code_thrown() noexcept {
-    try {
-        throw;
-    } catch (const error& e) {
-        return e.code() == errc::none ? errc::backend_failed : e.code();
-    } catch (const std::bad_alloc&) {
-        return errc::out_of_memory;
-    } catch (...) {
-        return errc::backend_failed;
-    }
-}
-
 template <class T>
 struct registered_gradient {
     std::string name;
