@@ -241,6 +241,31 @@ TEST_CASE("a gradient that never comes is named, and nobody waits for it beyond 
     CHECK(stalled[1] == "embedding");
 }
 
+TEST_CASE("a channel that waits for another one of its rank blames that rank for nothing", "[gradient][buckets]") {
+    const gs::communicator group(2, {.channels = 2});
+    std::vector<gs::collective_fault> faults(2);
+    support::together(2, [&](unsigned r) {
+        std::vector<float> a(3), b(3);
+        gs::gradient_buckets<> buckets({0_B, 2}, 2);
+        buckets.add("embedding", a);
+        buckets.add("head", b);
+        (void)buckets.ready(1);
+        if (r == 0) (void)buckets.ready(0);  // rank 1 lacks it, which goes on channel 1
+        const auto reduce = [&](std::uint32_t channel, gs::ns patience) {
+            gs::thread_transport net(group.rank(r, channel));
+            while (!buckets.reduce(net, gs::average{}, patience, channel)) {
+            }
+        };
+        const std::jthread early([&] { reduce(0, r == 0 ? gs::ns(50ms) : gs::ns(1500ms)); });
+        const std::jthread late([&] { reduce(1, r == 0 ? gs::ns(800ms) : gs::ns(1500ms)); });
+        faults[r] = buckets.wait();
+    });
+    for (const auto& f : faults) {
+        CHECK(f.code == gs::errc::deadline_exceeded);
+        CHECK(f.rank == 1);
+    }
+}
+
 TEST_CASE("patience begins with the step's first gradient, not with the call", "[gradient][buckets]") {
     const gs::communicator group(1);
     std::vector<float> a(3, 1.0F);

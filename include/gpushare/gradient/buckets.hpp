@@ -349,6 +349,7 @@ private:
         }
         template <class F>
         void unlocked(const F& f) {
+            ++all_.with_others_;
             lock_.unlock();
             try {
                 f();
@@ -357,6 +358,7 @@ private:
                 fault_ = own(detail::code_thrown());
             }
             lock_.lock();
+            --all_.with_others_;
             ++all_.signs_;
         }
 
@@ -378,7 +380,7 @@ private:
             const instant until =
                 saturating_add(std::chrono::steady_clock::now(), std::max<ns>(patience, std::chrono::milliseconds(1)));
             if (changed_.wait_until(lock, at_most(until), seen)) return true;
-            if (signs_ == before && (awaited_ || !now_seen_.empty())) return false;
+            if (signs_ == before && with_others_ == 0 && (awaited_ || !now_seen_.empty())) return false;
         }
     }
     /// Tells the other ranks of a fault without waiting for them. Returns whether the transport may
@@ -461,10 +463,11 @@ private:
     std::uint32_t channels_done_ = 0;
     std::vector<std::uint64_t> steps_of_channel_;
     std::uint64_t steps_ = 0, waited_for_ = 0;
-    std::uint64_t signs_ = 0;   // of progress: calls of ready() and wait(), and of the transport
-    std::uint32_t inside_ = 0;  // threads in reduce()
-    std::uint32_t rank_ = 0;    // of the transport
-    bool awaited_ = false;      // a thread is in wait() for this step
+    std::uint64_t signs_ = 0;        // of progress: calls of ready() and wait(), and of the transport
+    std::uint32_t inside_ = 0;       // threads in reduce()
+    std::uint32_t with_others_ = 0;  // threads in a transport: each has a deadline there
+    std::uint32_t rank_ = 0;         // of the transport
+    bool awaited_ = false;           // a thread is in wait() for this step
     bool finite_ = true, was_finite_ = true;
     collective_fault fault_;
 };
