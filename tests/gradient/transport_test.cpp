@@ -165,6 +165,18 @@ TEST_CASE("a sum over two levels is that of each level, in order", "[gradient][t
     CHECK(got == std::vector<float>{0, 0, 0, 0});
 }
 
+TEST_CASE("two levels without a bound of chunks combine elements of one byte", "[gradient][transport]") {
+    const two_levels all(2, 2, {.chunk = gs::bytes::max()});
+    std::vector<std::vector<std::int8_t>> x(4, std::vector<std::int8_t>(300, 3));
+    std::vector<gs::collective_fault> faults(4);
+    support::together(4, [&](unsigned r) {
+        auto net = all.rank(r);
+        faults[r] = net.all_reduce(std::span<const std::int8_t>(x[r]), std::span(x[r]), gs::sum{}, gs::never);
+    });
+    CHECK(faults == std::vector<gs::collective_fault>(4));
+    CHECK(x == std::vector<std::vector<std::int8_t>>(4, std::vector<std::int8_t>(300, 12)));
+}
+
 TEST_CASE("an average of halves over two levels holds what their sum can't", "[gradient][transport]") {
     const two_levels all(2, 2);
     std::vector<float> got(4);

@@ -156,6 +156,8 @@ template <class Outer>
         sizes[p] = static_cast<std::uint32_t>(all[std::size_t{2} * p]);
         chunk = std::min(chunk, bytes{all[std::size_t{2} * p + 1]});
     }
+    // So that the sum of a chunk's size and a length doesn't overflow.
+    chunk = std::min(chunk, bytes{std::uint64_t{1} << 48});
     // No process goes on, or fails, before all processes know the sizes, because the sizes tell
     // which rank a fault names. If the barrier fails, each rank's first call reports the fault.
     (void)outer.barrier(deadline);
