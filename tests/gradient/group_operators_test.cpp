@@ -447,6 +447,19 @@ struct softmax_rig {
 
 }  // namespace
 
+TEST_CASE("a softmax of no features takes all classes as alike", "[gradient][operators]") {
+    const gs::communicator group(2);
+    std::vector<float> losses(2);
+    support::together(2, [&](unsigned r) {
+        gs::thread_transport net(group.rank(r));
+        gs::partial_softmax layer(net, 5, 0);
+        const std::vector<std::int64_t> labels{4, 0, gs::partial_softmax::ignored};
+        const auto fault = layer.step(net, {}, labels, {}, losses[r], {});
+        if (fault) losses[r] = -1;
+    });
+    for (const float loss : losses) CHECK(loss == Approx(std::log(5.0F)));
+}
+
 TEST_CASE("a softmax over sharded classes on devices has the bits of ranks that are threads", "[gradient][operators]") {
     const auto s = GENERATE(softmax_case{3, 10, 4, 5, 1}, softmax_case{3, 2, 3, 4, 1}, softmax_case{1, 9, 8, 6, 1},
                             softmax_case{3, 301, 6, 4, 0.1}, softmax_case{2, 40, 5, 3, 0});

@@ -499,7 +499,7 @@ public:
         sample_.choose(all_labels, rows_);
 
         std::vector<float> logits(samples * rows_.size());
-        std::vector<float> most = products(all_x, weights, logits);
+        std::vector<float> most = products(samples, all_x, weights, logits);
         if (const auto f = net.all_reduce(std::span<const float>(most), std::span(most), maximum{}, deadline)) return f;
         std::vector<float> sums = exponentials(all_labels, most, logits);
         if (const auto f = net.all_reduce(std::span<const float>(sums), std::span(sums), sum{}, deadline)) return f;
@@ -510,13 +510,13 @@ public:
 
 private:
     /// Fills in the logits, a row for each sample, and returns each sample's largest logit.
-    std::vector<float> products(std::span<const float> x, std::span<const float> weights,
+    std::vector<float> products(std::size_t samples, std::span<const float> x, std::span<const float> weights,
                                 std::span<float> logits) const {
-        const std::size_t classes = rows_.size(), samples = x.size() / features_;
+        const std::size_t classes = rows_.size();
         std::vector<float> most(samples, -std::numeric_limits<float>::infinity());
         for (std::size_t s = 0; s < samples; ++s)
             for (std::size_t k = 0; k < classes; ++k) {
-                const float l = product(&x[s * features_], &weights[rows_[k] * features_]);
+                const float l = product(x.data() + s * features_, weights.data() + rows_[k] * features_);
                 logits[s * classes + k] = l;
                 most[s] = std::max(most[s], l);
             }
