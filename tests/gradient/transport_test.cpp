@@ -20,11 +20,13 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <new>
 #include <optional>
 #include <span>
 #include <stop_token>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -597,6 +599,51 @@ TEST_CASE("lists are combined as arrays are, to the bit, and sharded there and b
         CHECK((finite_shards[r] != 0) == !planted);
         CHECK((finite[r] != 0) == !planted);
         CHECK(kept[r] != 0);  // what lies between the arrays
+    }
+}
+
+namespace {
+
+/// Throws in its next all-reduce.
+struct failing_transport : gs::thread_transport {
+    failing_transport(const gs::member& me, bool throws) noexcept : gs::thread_transport(me), fails(throws) {}
+    template <gs::reducible T, class Op>
+    gs::collective_fault all_reduce(std::span<const std::type_identity_t<T>> in, std::span<T> out, const Op& op,
+                                    gs::instant deadline) {
+        if (fails && armed) throw std::bad_alloc();
+        return gs::thread_transport::all_reduce(in, out, op, deadline);
+    }
+    bool fails = false, armed = false;
+};
+
+}  // namespace
+
+TEST_CASE("a rank that runs out of the host's memory between processes ends the call on all ranks",
+          "[gradient][transport]") {
+    const gs::communicator between(2);
+    std::vector<gs::collective_fault> faults(4);
+    std::vector<int> thrown(4);
+    support::together(2, [&](unsigned p) {
+        failing_transport outer(between.rank(p), p == 1);
+        gs::communicator inner(2);
+        const auto group = gs::split(inner, outer);
+        outer.armed = true;
+        support::together(2, [&](unsigned r) {
+            auto me = group.rank(r);
+            std::vector<float> x(100, 1);
+            try {
+                faults[2 * p + r] = me.all_reduce(std::span<const float>(x), std::span(x), gs::sum{},
+                                                  std::chrono::steady_clock::now() + 20s);
+            } catch (const std::bad_alloc&) {
+                thrown[2 * p + r] = 1;
+            }
+        });
+    });
+    CHECK(thrown == std::vector{0, 0, 1, 0});
+    for (const std::size_t r : {0U, 1U, 3U}) {
+        CAPTURE(r);
+        CHECK(faults[r].code == gs::errc::out_of_memory);
+        CHECK(faults[r].rank == 2);
     }
 }
 

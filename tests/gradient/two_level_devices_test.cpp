@@ -364,6 +364,27 @@ TEST_CASE("two levels of arrays and streams that don't fit are refused", "[gradi
     m.wait();
 }
 
+TEST_CASE("a node whose streams don't fit is named to all, and no node has two levels", "[gradient]") {
+    const gs::communicator between(3);
+    std::vector<errc> codes(3);
+    std::vector<std::uint64_t> named(3, 99);
+    support::together(3, [&](unsigned p) {
+        machine m(3, false, between.rank(p));
+        const std::size_t devices = p == 1 ? 2 : 3;
+        try {
+            const levels_type levels(m.node.gangs(), std::span(m.devices).first(devices),
+                                     std::span(m.streams).first(devices), m.members, m.outer,
+                                     *std::pmr::new_delete_resource(), {}, {}, std::chrono::steady_clock::now() + 20s);
+        } catch (const gs::operation_error& e) {
+            codes[p] = e.code();
+            named[p] = e.figures().left;
+        }
+    });
+    CHECK(codes == std::vector(3, errc::invalid_specification));
+    CHECK(named[0] == 1);
+    CHECK(named[2] == 1);
+}
+
 TEST_CASE("two levels that get only some of their chunks give them back", "[gradient]") {
     const gs::communicator between(1);
     machine m(1, false, between.rank(0));

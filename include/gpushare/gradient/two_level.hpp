@@ -80,16 +80,21 @@ class two_level_group {
         Outer& outer;
         two_level_options options;
         detail::ranks_of_processes ranks{};
-        // Rank 0's memory, not on its stack: after a fault the transport may still touch it.
-        std::vector<std::uint64_t> words{};
+        // Rank 0's memory, not on its stack: after a fault the transport may still touch it. A word
+        // of each process, and this process's own once more.
+        std::unique_ptr<std::uint64_t[]> words_memory{};
         std::vector<std::unique_ptr<std::byte[]>> scratch{};
         bool in_use = false;
         std::atomic<std::uint64_t> outer_fault{0};  // packed; stored before the inner group closes
 
         shared_state(communicator& in, Outer& out, const two_level_options& o) : inner(in), outer(out), options(o) {}
         ~shared_state() {
-            if (in_use)
-                for (auto& memory : scratch) (void)memory.release();
+            if (!in_use) return;
+            (void)words_memory.release();
+            for (auto& memory : scratch) (void)memory.release();
+        }
+        [[nodiscard]] std::span<std::uint64_t> words() const noexcept {
+            return {words_memory.get(), ranks.processes()};
         }
         shared_state(const shared_state&) = delete;
         shared_state& operator=(const shared_state&) = delete;
@@ -121,8 +126,11 @@ public:
             all_reduce(std::span<const std::type_identity_t<T>> in, std::span<T> out, const Op& op, instant deadline) {
             carried_ += bytes{in.size_bytes()};
             if (in.size() != out.size()) return {errc::mismatch, collective_kind::all_reduce, rank(), 0};
-            return detail::by_levels<T>(s_->ranks, op, [&](const auto& here, const auto& between, const auto& at_end) {
-                return reduce_chunks<T, Op>(in, out, here, between, at_end, deadline);
+            return telling([&] {
+                return detail::by_levels<T>(s_->ranks, op,
+                                            [&](const auto& here, const auto& between, const auto& at_end) {
+                                                return reduce_chunks<T, Op>(in, out, here, between, at_end, deadline);
+                                            });
             });
         }
         /// See transport. Integers have no average. Rank 0 allocates memory for its input, and more
@@ -134,40 +142,20 @@ public:
                            instant deadline) {
             carried_ += bytes{in.size_bytes()};
             if (in.size() != out.size() * size()) return {errc::mismatch, collective_kind::reduce_scatter, rank(), 0};
-            return detail::by_levels<T>(s_->ranks, op, [&](const auto& here, const auto& between, const auto& at_end) {
-                return reduce_and_scatter<T, Op>(in, out, here, between, at_end, deadline);
+            return telling([&] {
+                return detail::by_levels<T>(
+                    s_->ranks, op, [&](const auto& here, const auto& between, const auto& at_end) {
+                        return reduce_and_scatter<T, Op>(in, out, here, between, at_end, deadline);
+                    });
             });
         }
         /// See transport.
         template <class T>
         [[nodiscard]] collective_fault all_gather(std::span<const std::type_identity_t<T>> in, std::span<T> out,
                                                   instant deadline) {
-            constexpr auto what = collective_kind::all_gather;
             carried_ += bytes{in.size_bytes()};
-            if (out.size() != in.size() * size()) return {errc::mismatch, what, rank(), 0};
-            outer_call between{*this, what};
-            if (const auto f = between.agree(detail::call_word<T>(what, in.size()), deadline)) return f;
-            const std::size_t of_process = in.size() * s_->ranks.largest();
-            const bool alike = s_->ranks.alike();
-            std::span<T> here, all = out;
-            std::vector<T> mine;  // of ranks other than 0
-            if (me_.rank() == 0) {
-                here = scratch<T>(0, of_process);
-                if (!alike) all = scratch<T>(1, of_process * s_->ranks.processes());
-            } else {
-                mine.resize(in.size() * me_.size());
-                here = mine;
-            }
-            if (const auto f = inner_fault(try_all_gather(me_, in, here.first(in.size() * me_.size()), deadline)))
-                return f;
-            if (me_.rank() == 0) {
-                std::fill(here.begin() + static_cast<std::ptrdiff_t>(in.size() * me_.size()), here.end(), T{});
-                if (const auto f = between.agreed()) return f;
-                if (const auto f = s_->outer.all_gather(std::span<const T>(here), all, outer_deadline(deadline)))
-                    return outer_failed(f);
-                if (!alike && !out.empty()) s_->ranks.join(as_bytes(all.data()), as_bytes(out.data()), in.size_bytes());
-            }
-            return inner_fault(try_broadcast(me_, out, 0, behind_outer(deadline)));
+            if (out.size() != in.size() * size()) return {errc::mismatch, collective_kind::all_gather, rank(), 0};
+            return telling([&] { return gather(in, out, deadline); });
         }
         /// See transport.
         template <class T>
@@ -175,25 +163,30 @@ public:
             constexpr auto what = collective_kind::broadcast;
             carried_ += bytes{data.size_bytes()};
             if (root >= size()) return {errc::mismatch, what, rank(), 0};
-            outer_call between{*this, what};
-            if (const auto f = between.agree(detail::call_word<T>(what, data.size(), 0, root), deadline)) return f;
-            const std::uint32_t process = s_->ranks.process_of(root), inside = root - s_->ranks.first(process);
-            if (process == s_->outer.rank() && inside != 0)
-                if (const auto f = inner_fault(try_broadcast(me_, data, inside, deadline))) return f;
-            if (me_.rank() == 0) {
-                if (const auto f = between.agreed()) return f;
-                if (const auto f = s_->outer.broadcast(data, process, outer_deadline(deadline))) return outer_failed(f);
-            }
-            return inner_fault(try_broadcast(me_, data, 0, behind_outer(deadline)));
+            return telling([&]() -> collective_fault {
+                outer_call between{*this, what};
+                if (const auto f = between.agree(detail::call_word<T>(what, data.size(), 0, root), deadline)) return f;
+                const std::uint32_t process = s_->ranks.process_of(root), inside = root - s_->ranks.first(process);
+                if (process == s_->outer.rank() && inside != 0)
+                    if (const auto f = inner_fault(try_broadcast(me_, data, inside, deadline))) return f;
+                if (me_.rank() == 0) {
+                    if (const auto f = between.agreed()) return f;
+                    if (const auto f = s_->outer.broadcast(data, process, outer_deadline(deadline)))
+                        return outer_failed(f);
+                }
+                return inner_fault(try_broadcast(me_, data, 0, behind_outer(deadline)));
+            });
         }
         /// See transport.
         [[nodiscard]] collective_fault barrier(instant deadline) {
             constexpr auto what = collective_kind::barrier;
-            outer_call between{*this, what};
-            if (const auto f = between.agree(detail::call_word<std::byte>(what, 0), deadline)) return f;
-            if (me_.rank() == 0)
-                if (const auto f = between.agreed()) return f;
-            return inner_fault(try_barrier(me_, behind_outer(deadline)));
+            return telling([&]() -> collective_fault {
+                outer_call between{*this, what};
+                if (const auto f = between.agree(detail::call_word<std::byte>(what, 0), deadline)) return f;
+                if (me_.rank() == 0)
+                    if (const auto f = between.agreed()) return f;
+                return inner_fault(try_barrier(me_, behind_outer(deadline)));
+            });
         }
         /// See transport.
         void abort(std::uint32_t rank, errc why) const noexcept {
@@ -289,6 +282,34 @@ public:
             return inner_fault(try_barrier(me_, behind_outer(deadline)));
         }
 
+        template <class T>
+        [[nodiscard]] collective_fault gather(std::span<const T> in, std::span<T> out, instant deadline) {
+            constexpr auto what = collective_kind::all_gather;
+            outer_call between{*this, what};
+            if (const auto f = between.agree(detail::call_word<T>(what, in.size()), deadline)) return f;
+            const std::size_t of_process = in.size() * s_->ranks.largest();
+            const bool alike = s_->ranks.alike();
+            std::span<T> here, all = out;
+            std::vector<T> mine;  // of ranks other than 0
+            if (me_.rank() == 0) {
+                here = scratch<T>(0, of_process);
+                if (!alike) all = scratch<T>(1, of_process * s_->ranks.processes());
+            } else {
+                mine.resize(in.size() * me_.size());
+                here = mine;
+            }
+            if (const auto f = inner_fault(try_all_gather(me_, in, here.first(in.size() * me_.size()), deadline)))
+                return f;
+            if (me_.rank() == 0) {
+                std::fill(here.begin() + static_cast<std::ptrdiff_t>(in.size() * me_.size()), here.end(), T{});
+                if (const auto f = between.agreed()) return f;
+                if (const auto f = s_->outer.all_gather(std::span<const T>(here), all, outer_deadline(deadline)))
+                    return outer_failed(f);
+                if (!alike && !out.empty()) s_->ranks.join(as_bytes(all.data()), as_bytes(out.data()), in.size_bytes());
+            }
+            return inner_fault(try_broadcast(me_, out, 0, behind_outer(deadline)));
+        }
+
         template <class T, class Op, class Here, class Between, class End>
         [[nodiscard]] collective_fault reduce_and_scatter(std::span<const T> in, std::span<T> out, const Here& here,
                                                           const Between& between, const End& at_end, instant deadline) {
@@ -337,23 +358,24 @@ public:
                     return f;
                 }
                 if (of.me_.rank() != 0) return {};
-                auto& words = of.s_->words;
-                words.assign(of.s_->ranks.processes(), 0);
+                const std::span<std::uint64_t> words = of.s_->words();
+                std::fill(words.begin(), words.end(), 0);
                 words[of.s_->outer.rank()] = word;
                 if constexpr (pipelined_transport<Outer>) {
-                    ticket = of.s_->outer.start_all_gather(std::span(words));
+                    ticket = of.s_->outer.start_all_gather(words);
                     of.s_->outer.advance();
                 }
                 return {};
             }
             [[nodiscard]] collective_fault agreed() {
-                auto& words = of.s_->words;
+                const std::span<std::uint64_t> words = of.s_->words();
                 collective_fault f;
                 if constexpr (pipelined_transport<Outer>) {
                     f = of.s_->outer.finish(ticket, until);
                 } else {
-                    const std::uint64_t own = words[of.s_->outer.rank()];
-                    f = of.s_->outer.all_gather(std::span(&own, 1), std::span(words), until);
+                    std::uint64_t& own = of.s_->words_memory[words.size()];
+                    own = words[of.s_->outer.rank()];
+                    f = of.s_->outer.all_gather(std::span<const std::uint64_t>(&own, 1), words, until);
                 }
                 if (f) return of.outer_failed(f);
                 const auto odd = detail::odd_one(words);
@@ -392,6 +414,20 @@ public:
                     return fault;
             }
         };
+
+        /// Runs a call. An exception, such as std::bad_alloc, ends the calls of all ranks, and passes
+        /// on.
+        template <class F>
+        [[nodiscard]] collective_fault telling(const F& call) {
+            try {
+                return call();
+            } catch (...) {
+                abort(rank(), detail::code_thrown());
+                if (me_.rank() == 0)
+                    s_->in_use = s_->outer.barrier(std::chrono::steady_clock::now()).buffers_in_use || s_->in_use;
+                throw;
+            }
+        }
 
         /// For the transport, numbers from outer.size() on are ranks of the whole group. So the
         /// other processes learn which rank of this process is at fault.
@@ -446,6 +482,11 @@ public:
         : s_(std::make_unique<shared_state>(inner, outer, options)) {
         s_->options.depth = std::max(options.depth, 1U);
         s_->ranks = detail::meet_processes(outer, inner.size(), s_->options.chunk, deadline);
+        const auto allocate = [this] {
+            s_->words_memory = std::make_unique<std::uint64_t[]>(s_->ranks.processes() + 1);
+        };
+        detail::make_on_all(
+            outer, allocate, [] {}, deadline);
     }
 
     /// All channels share `outer`: only one channel at a time may run collectives. Throws
@@ -494,16 +535,22 @@ public:
           pinned_(pinned),
           options_(options),
           launches_(launches) {
-        if (members.empty() || devices.size() != streams.size() || (devices.size() != here() && devices.size() != 1))
+        const auto check = [&] {
+            if (!members.empty() && devices.size() == streams.size() &&
+                (devices.size() == here() || devices.size() == 1))
+                return;
             raise({.code = errc::invalid_specification,
                    .asked = devices.size(),
                    .limit = members.size(),
                    .because = reason::wrong_count},
                   {}, "making two levels of devices");
+        };
+        detail::make_on_all(
+            outer, check, [] {}, deadline);
         ranks_ = detail::meet_processes(outer, here(), options_.chunk, deadline);
-        words_.resize(outer.size());
-        counts_.resize(here());
         const auto allocate = [&] {
+            words_ = std::make_unique<std::uint64_t[]>(outer.size() + 1);
+            counts_.resize(here());
             chunks_.resize(std::max(options.depth, 2U));
             for (chunk& c : chunks_) c = {static_cast<std::byte*>(pinned.allocate(chunk_bytes(), alignment)), {}, 0};
         };
@@ -516,7 +563,10 @@ public:
     ~two_level_devices() {
         for (auto& c : chunks_)
             for (auto& p : c.last) (void)p.wait(never);
-        if (!in_use_) give_memory_back();
+        if (in_use_)
+            (void)words_.release();
+        else
+            give_memory_back();
     }
 
     [[nodiscard]] std::uint32_t size() const noexcept { return ranks_.size(); }                 ///< of all processes
@@ -532,8 +582,8 @@ public:
     /// process, returns a fault that names it or, if only the process is known, the process's first
     /// rank. After a fault outputs have any content, and later calls return the fault again. Work
     /// enqueued before the fault still uses the arrays: wait for the streams before you free them.
-    /// An error that a stream throws, or std::bad_alloc, becomes a fault of this process's first
-    /// rank. Two faults end this call alone, before anything is enqueued: errc::capturing if a
+    /// An exception, such as a stream's error or std::bad_alloc, becomes a fault of this process's
+    /// first rank. Two faults end this call alone, before anything is enqueued: errc::capturing if a
     /// stream is captured, and errc::invalid_specification for another number of arrays.
     template <movable_on_devices T, class Op>
     requires reducible<T> &&(!detail::has_finish<Op> || !std::integral<T>) [[nodiscard]] collective_fault
@@ -548,10 +598,8 @@ public:
                 const auto word = detail::call_word<T>(collective_kind::all_reduce, count, detail::op_id<Op>());
                 return reduce_chunks<T>(ins, outs, count, inside, between, at_end, word, deadline);
             });
-        } catch (const error& e) {
-            return stream_failed(e.code());
-        } catch (const std::bad_alloc&) {
-            return stream_failed(errc::out_of_memory);
+        } catch (...) {
+            return stream_failed(detail::code_thrown());
         }
     }
     /// Compares a number of each process, such as a digest of the data to combine. If they differ,
@@ -749,7 +797,7 @@ private:
                 ? submit_shared_reduce_scatterv<T>(gangs_, devices_[0], streams_[0], members_, from, to, counts_, op,
                                                    launches_)
                 : submit_reduce_scatterv<T>(gangs_, devices_, streams_, members_, from, to, counts_, op, launches_);
-        if (code != errc::none) return local_failed({code, what, 0, 0});
+        if (code != errc::none) return stream_failed(code);
         for (std::uint32_t r = 0; r < here(); ++r)
             copy(r, c.memory + part(at.size(), r).begin * sizeof(T), a.to[r].data(), a.to[r].size_bytes());
         enqueued(c);
@@ -773,7 +821,7 @@ private:
             streams_.size() == 1
                 ? submit_shared_all_gatherv<T>(gangs_, devices_[0], streams_[0], members_, from, to, counts_, launches_)
                 : submit_all_gatherv<T>(gangs_, devices_, streams_, members_, from, to, counts_, launches_);
-        if (code != errc::none) return local_failed({code, what, 0, 0});
+        if (code != errc::none) return stream_failed(code);
         enqueued(c);
         return {};
     }
@@ -796,7 +844,8 @@ private:
     }
     /// Waits until the chunk's enqueued work is done. Meanwhile the transport makes progress.
     [[nodiscard]] collective_fault await(const chunk& c, instant deadline) {
-        for (const point& p : c.last) {
+        for (std::uint32_t r = 0; r < c.last.size(); ++r) {  // the only stream's rank is 0
+            const point& p = c.last[r];
             for (auto now = std::chrono::steady_clock::now();
                  !p.reached() && now < deadline && !p.wait(std::min(deadline, now + poll));
                  now = std::chrono::steady_clock::now()) {
@@ -808,16 +857,19 @@ private:
                 return local_failed({errc::deadline_exceeded, what, 0, 0, true});
             }
             if (const auto f = members_[0].fault()) return local_failed(f);
-            if (p.status() != errc::none) return local_failed({p.status(), what, 0, 0});
+            if (p.status() != errc::none) return local_failed({p.status(), what, r, 0});
         }
         return {};
     }
 
     /// Compares the calls of all processes.
     [[nodiscard]] collective_fault agree(std::uint64_t word, instant deadline) {
-        if (const auto f = outer_.all_gather(std::span<const std::uint64_t>(&word, 1), std::span(words_), deadline))
+        // Neither is on the stack: after a fault the transport may still touch both.
+        const std::span<std::uint64_t> words(words_.get(), outer_.size());
+        std::uint64_t& own = words_[outer_.size()] = word;
+        if (const auto f = outer_.all_gather(std::span<const std::uint64_t>(&own, 1), words, deadline))
             return outer_failed(f);
-        const auto odd = detail::odd_one(words_);
+        const auto odd = detail::odd_one(words);
         if (!odd) return {};
         // Other processes may have noticed the mismatch by what followed the words. The transport
         // decides which rank all of them name.
@@ -875,7 +927,7 @@ private:
     two_level_options options_;
     launch_options launches_;
     detail::ranks_of_processes ranks_{};
-    std::vector<std::uint64_t> words_;
+    std::unique_ptr<std::uint64_t[]> words_;  // of each process, and the own one once more
     std::vector<const std::uint64_t*> counts_;
     std::vector<chunk> chunks_;
     collective_fault fault_{};
