@@ -326,6 +326,17 @@ TEST_CASE("a gradient that is ready twice in a step is a fault of its rank", "[c
     CHECK(twice.steps.wait(0, twice.handle(0)).rank == 1);
 }
 
+TEST_CASE("a rank whose stream can't wait for a step is named to the others", "[cuda][gradient]") {
+    machine m;
+    m.add(0);
+    m.add(1);
+    for (std::uint32_t r = 0; r < 2; ++r) m.compute_all(r, 2);
+    standin::inject({.call = "cudaStreamWaitEvent", .code = cudaErrorInvalidValue});
+    CHECK_THROWS_AS(m.steps.wait(0, m.handle(0)), gs::operation_error);
+    CHECK(m.steps.wait(1, m.handle(1)).code == errc::submission_failed);
+    CHECK(m.steps.wait(1, m.handle(1)).rank == 0);
+}
+
 TEST_CASE("a step says what the engine answers, and that training was stopped", "[cuda][gradient]") {
     const auto [answer, expected] =
         GENERATE(std::pair(errc::too_many_blocks, errc::too_many_blocks), std::pair(errc::none, errc::stopped));

@@ -229,8 +229,13 @@ public:
         if (fault_) return fault_;
         ledger_.goes_on(rank);
         of_[rank].marked.assign(of_[rank].marked.size(), false);
-        // Waits for this step only: no bucket of the next step is enqueued without this rank.
-        lent(rank, current).wait(stream_of(rank).record());
+        try {
+            // Waits for this step only: no bucket of the next step is enqueued without this rank.
+            lent(rank, current).wait(stream_of(rank).record());
+        } catch (...) {  // the other ranks would wait for this one
+            end_locked(lock, errc::submission_failed, rank);
+            throw;
+        }
         return {};
     }
 
