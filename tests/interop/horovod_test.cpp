@@ -411,7 +411,7 @@ struct failing_transport : gs::thread_transport {
 TEST_CASE("what a rank's thread throws is told to all by its code, and nested in the rank's own error", "[interop]") {
     const gs::communicator group(2);
     std::vector<errc> codes(2), later(2);
-    std::vector<bool> nested(2);
+    std::vector<int> nested(2);
     support::together(2, [&](unsigned r) {
         failing_transport net(group.rank(r));
         process_set all(net, {.patience = std::chrono::seconds(5)});
@@ -420,13 +420,13 @@ TEST_CASE("what a rank's thread throws is told to all by its code, and nested in
             allreduce(std::span(x), "x", Sum, all);
         } catch (const gs::operation_error& e) {
             codes[r] = e.figures().left == 1 ? e.code() : errc::none;
-            nested[r] = dynamic_cast<const std::nested_exception*>(&e) != nullptr;
+            nested[r] = dynamic_cast<const std::nested_exception*>(&e) != nullptr ? 1 : 0;
         }
         later[r] = code_of([&] { allreduce(std::span(x), "y", Sum, all); });
     });
     CHECK(codes == std::vector<errc>(2, errc::out_of_memory));
     CHECK(later == codes);
-    CHECK(nested == std::vector<bool>{false, true});
+    CHECK(nested == std::vector<int>{0, 1});
 }
 
 TEST_CASE("a process's own end needs no argument", "[interop]") {
