@@ -175,18 +175,24 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t handle, cudaGraphNode_t* nodes, std::s
     });
 }
 
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t* out, cudaGraph_t handle, unsigned long long) {
-    return on_device({"cudaGraphInstantiate"}, [&](machine& m, int) {
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* out, cudaGraph_t handle, unsigned long long flags) {
+    constexpr call_info info{"cudaGraphInstantiate"};
+    const cuGraphInstantiateWithFlags_params told{out, handle, flags};
+    const auto body = [&](machine& m, int device) {
         const auto g = m.look_up(m.graphs, handle, "a call");
         if (g == nullptr) return cudaErrorInvalidValue;
+        if (!m.load(device, g->nodes, info.name)) return cudaErrorUnknown;
         *out = m.new_handle<cudaGraphExec_t>();
         m.executables.add(*out, std::make_shared<executable>(executable{g->nodes, g->owns, nullptr}));
         return cudaSuccess;
-    });
+    };
+    return traced_call(CUPTI_DRIVER_TRACE_CBID_cuGraphInstantiateWithFlags, "cuGraphInstantiateWithFlags", told,
+                       [&] { return on_device(info, body); });
 }
 
 cudaError_t cudaGraphExecUpdate(cudaGraphExec_t exec, cudaGraph_t handle, cudaGraphExecUpdateResultInfo* why) {
-    return on_device({"cudaGraphExecUpdate"}, [&](machine& m, int) {
+    constexpr call_info info{"cudaGraphExecUpdate"};
+    const auto body = [&](machine& m, int device) {
         const auto g = m.look_up(m.graphs, handle, "a call");
         const auto e = m.look_up(m.executables, exec, "a call");
         if (g == nullptr || e == nullptr) return cudaErrorInvalidValue;
@@ -198,10 +204,14 @@ cudaError_t cudaGraphExecUpdate(cudaGraphExec_t exec, cudaGraph_t handle, cudaGr
         *why = {};
         why->result = same ? cudaGraphExecUpdateSuccess : cudaGraphExecUpdateErrorTopologyChanged;
         if (!same) return cudaErrorGraphExecUpdateFailure;
+        if (!m.load(device, g->nodes, info.name)) return cudaErrorUnknown;
         e->nodes = g->nodes;
         e->owns = g->owns;
         return cudaSuccess;
-    });
+    };
+    const cuGraphExecUpdate_v2_params told{exec, handle, nullptr};
+    return traced_call(CUPTI_DRIVER_TRACE_CBID_cuGraphExecUpdate_v2, "cuGraphExecUpdate_v2", told,
+                       [&] { return on_device(info, body); });
 }
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t handle) {

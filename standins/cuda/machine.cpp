@@ -246,8 +246,19 @@ void machine::find_spinning(int d, const char* who) {
     }
 }
 
-void machine::load(int d, const void* kernel, const char* who) {
-    if (kernel != nullptr && device(d).loaded.insert(kernel).second && !chosen.eager_loading) find_spinning(d, who);
+bool machine::load(int d, const void* kernel, const char* who) {
+    if (kernel == nullptr || chosen.eager_loading || device(d).loaded.contains(kernel)) return true;
+    find_spinning(d, who);
+    const auto idle = [&] {
+        return device(d).sticky != cudaSuccess ||
+               std::ranges::none_of(busy, [&](const auto& s) { return s->in->device == d; });
+    };
+    const bool loaded = !chosen.loading_waits || wait(who, idle);
+    device(d).loaded.insert(kernel);
+    return loaded;
+}
+bool machine::load(int d, const std::vector<operation>& nodes, const char* who) {
+    return std::ranges::all_of(nodes, [&](const operation& node) { return load(d, node.kernel, who); });
 }
 
 machine::blow machine::strike(const call_info& info) {

@@ -80,8 +80,10 @@ struct machine {
     [[nodiscard]] blow strike(const call_info& info);
     /// A finding if kernels of the device wait for what may never come while `who` waits for them.
     void find_spinning(int device, const char* who);
-    /// The kernel is loaded, which may wait for what runs.
-    void load(int device, const void* kernel, const char* who);
+    /// The kernel is loaded, which may wait for what runs. False if it waited in vain.
+    [[nodiscard]] bool load(int device, const void* kernel, const char* who);
+    /// The same for a graph's kernels.
+    [[nodiscard]] bool load(int device, const std::vector<operation>& nodes, const char* who);
     void log(const char* call, const void* stream, int result);
     void find(std::string what);
 

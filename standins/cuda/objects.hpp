@@ -84,6 +84,7 @@ struct operation {
     std::shared_ptr<context> in{};               // of nodes of graphs: where they were captured, whose SMs they keep
     bool spins = false;                          // a kernel that may wait for others
     std::vector<std::uintptr_t> touches{};       // what a kernel's arguments point to
+    const void* kernel = nullptr;                // that is to be loaded with the graph
     std::uint64_t order = 0;                     // among all that was enqueued
     std::uint64_t known = 0;                     // see engine
     std::optional<ns> begun{};

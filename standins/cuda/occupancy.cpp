@@ -15,7 +15,7 @@ extern "C" cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks
                                                                      std::size_t) {
     constexpr call_info info{"cudaOccupancyMaxActiveBlocksPerMultiprocessor"};
     return on_device(info, [&](machine& m, int device) {
-        m.load(device, kernel, info.name);
+        if (!m.load(device, kernel, info.name)) return cudaErrorUnknown;
         *blocks = threads <= 0 || threads > most_threads ? 0 : static_cast<int>(m.chosen.blocks_per_sm);
         return cudaSuccess;
     });

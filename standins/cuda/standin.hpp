@@ -79,6 +79,9 @@ struct options {
     /// Kernels are loaded before their first use. (Programming Guide, "Lazy Loading", "Concurrent Execution": loading one may
     /// wait for those that run.)
     bool eager_loading = false;
+    /// Loading a kernel waits for all work of its device: at its first launch and, for a kernel that a capture has recorded,
+    /// when the graph is instantiated or updated. (Programming Guide, as above.)
+    bool loading_waits = false;
     /// Hardware queues of a device, which its streams share: what waits in one holds up what was enqueued there later, by
     /// other streams too. (Programming Guide, CUDA_DEVICE_MAX_CONNECTIONS: 8 by default.)
     std::uint32_t connections = 8;

@@ -78,6 +78,20 @@ bool copies(const machine& m, const void* p, const stream& on, int current) {
     return where.peers_alone || (m.reaches(on.in->device, where) && m.reaches(current, where));
 }
 
+/// body(machine&, stream&), and then waits for the legacy stream and for the streams that it waits for.
+template <class Body>
+cudaError_t in_legacy_stream(const char* name, Body body) {
+    return on_stream({.name = name, .unsafe = true}, nullptr, [&](machine& m, stream& on) {
+        const auto others = [&] {
+            return std::ranges::any_of(
+                m.busy, [&](const auto& s) { return s->blocking && s->in->device == on.in->device && m.has_work(*s); });
+        };
+        if (!m.wait(name, [&] { return !others(); })) return cudaErrorUnknown;
+        if (const cudaError_t code = body(m, on); code != cudaSuccess) return code;
+        return m.wait(name, [&] { return !m.has_work(on); }) ? cudaSuccess : cudaErrorUnknown;
+    });
+}
+
 /// Whether the event's last recording lies in a capture, which such a call invalidates.
 bool captured(machine& m, const event& e, const char* who) {
     if (e.last == nullptr || e.last->captured == nullptr) return false;
@@ -148,7 +162,10 @@ cudaError_t detail::enqueue_kernel(cudaStream_t handle, const void* kernel, oper
             const auto now = m.current();
             if (now != on.in && !(on.in->green && now == m.device(on.in->device).primary))
                 return cudaErrorInvalidResourceHandle;
-            m.load(on.in->device, kernel, info.name);
+            if (on.recording != nullptr && m.chosen.loading_waits)
+                op.kernel = kernel;
+            else if (!m.load(on.in->device, kernel, info.name))
+                return cudaErrorUnknown;
             m.enqueue(on, std::move(op));
             return cudaSuccess;
         });
@@ -348,6 +365,35 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t size, cudaMe
                 m.chosen.pageable_copies_wait && on.recording == nullptr && (m.is_pageable(to) || m.is_pageable(from));
             return !waits || m.wait("cudaMemcpyAsync", [&] { return !m.has_work(on); }) ? cudaSuccess
                                                                                         : cudaErrorUnknown;
+        });
+    });
+}
+
+// Synchronous ones, in the legacy default stream: they wait for the streams that synchronise with it. (Runtime API, "API
+// synchronization behavior"; a copy within a device needn't wait, and here it does.)
+
+cudaError_t cudaMemcpy(void* to, const void* from, std::size_t size, cudaMemcpyKind) {
+    const cuMemcpy_params told{reinterpret_cast<CUdeviceptr>(to), reinterpret_cast<CUdeviceptr>(from), size};
+    return traced_call(CUPTI_DRIVER_TRACE_CBID_cuMemcpy, "cuMemcpy", told, [&] {
+        return in_legacy_stream("cudaMemcpy", [&](machine& m, stream& on) {
+            if (size == 0) return cudaSuccess;
+            const int current = m.current()->device;
+            if (to == nullptr || from == nullptr || !copies(m, to, on, current) || !copies(m, from, on, current))
+                return cudaErrorInvalidValue;
+            m.enqueue(on, copying(to, from, size));
+            return cudaSuccess;
+        });
+    });
+}
+
+cudaError_t cudaMemset(void* to, int value, std::size_t size) {
+    const cuMemsetD8_v2_params told{reinterpret_cast<CUdeviceptr>(to), static_cast<unsigned char>(value), size};
+    return traced_call(CUPTI_DRIVER_TRACE_CBID_cuMemsetD8_v2, "cuMemsetD8_v2", told, [&] {
+        return in_legacy_stream("cudaMemset", [&](machine& m, stream& on) {
+            if (size == 0) return cudaSuccess;
+            if (to == nullptr || !m.reaches(on.in->device, m.place_of(to))) return cudaErrorInvalidValue;
+            m.enqueue(on, {.effect = [=] { std::memset(to, value, size); }, .writes = range_of(to, size)});
+            return cudaSuccess;
         });
     });
 }
