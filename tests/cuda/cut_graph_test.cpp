@@ -182,6 +182,7 @@ TEST_CASE("urgent work runs between two pieces of a graph", "[cuda][graph][launc
         std::optional<gate_type> gate;
         gate.emplace(f.node, first, gpushare::launch_gate({.longest_hold = 1h}),
                      cuda::launch_shell_options{.waits = cuda::launch_wait::stream, .gap = ns{0}});
+        rig::load_kernels();
         const auto urgent = gate->add({.level = 1});
         const auto batch = gate->add({});
         std::optional<gate_type::binding> bound;

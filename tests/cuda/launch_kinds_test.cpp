@@ -15,6 +15,7 @@
 #include <vector>
 
 #include <gpushare/backend/cuda/detail/launch_call.hpp>
+#include <gpushare/backend/cuda/detail/sync_call.hpp>
 #include <gpushare/backend/cuda/launch_gate.hpp>
 #include <gpushare/compute/launch_gate.hpp>
 
@@ -167,6 +168,180 @@ TEST_CASE("a copy is known by its size, and by where it may wait for the host's 
     REQUIRE(moved);
     CHECK(moved->guess == first->guess);
     CHECK(addresses_of(*moved).empty());
+}
+
+TEST_CASE("discarded and decompressed memory, and kernels of older functions, are read", "[cuda][launch_gate]") {
+    std::size_t sizes[] = {100, 200};
+    cuMemDiscardAndPrefetchBatchAsync_params pages{};
+    pages.sizes = sizes;
+    pages.count = 2;
+    const auto discarded = read(CUPTI_DRIVER_TRACE_CBID_cuMemDiscardAndPrefetchBatchAsync_ptsz, pages);
+    REQUIRE(discarded);
+    CHECK(discarded->copies);
+    CHECK(discarded->of_thread());
+    CHECK(discarded->guess == ns{2000 + 512 / 25});
+
+    CUmemDecompressParams packed[2] = {};
+    packed[0].srcNumBytes = 100;
+    packed[1].dstNumBytes = 200;
+    cuMemBatchDecompressAsync_params some{};
+    some.paramsArray = packed;
+    some.count = 2;
+    const auto unpacked = read(CUPTI_DRIVER_TRACE_CBID_cuMemBatchDecompressAsync, some);
+    REQUIRE(unpacked);
+    CHECK(unpacked->stream == CU_STREAM_LEGACY);
+    CHECK(unpacked->guess == discarded->guess);
+    CHECK_FALSE(unpacked->copies);
+
+    auto* const f = reinterpret_cast<CUfunction>(16);
+    auto* const s = reinterpret_cast<CUstream>(32);
+    const auto grid = read(CUPTI_DRIVER_TRACE_CBID_cuLaunchGridAsync, cuLaunchGridAsync_params{f, 3, 4, s});
+    REQUIRE(grid);
+    CHECK(grid->stream == s);
+    CHECK(grid->blocks == 12);
+    CHECK(grid->code == f);
+    CHECK(read(CUPTI_DRIVER_TRACE_CBID_cuLaunchGrid, cuLaunchGrid_params{f, 3, 4})->stream == CU_STREAM_LEGACY);
+    CHECK(read(CUPTI_DRIVER_TRACE_CBID_cuLaunch, cuLaunch_params{f})->blocks == 1);
+
+    CUDA_LAUNCH_PARAMS parts[2] = {};
+    parts[0].function = f;
+    parts[0].gridDimX = parts[0].gridDimY = parts[0].gridDimZ = 2;
+    parts[0].hStream = s;
+    cuLaunchCooperativeKernelMultiDevice_params together{parts, 2, 0};
+    constexpr auto multi = CUPTI_DRIVER_TRACE_CBID_cuLaunchCooperativeKernelMultiDevice;
+    CHECK(read(multi, together)->stream == s);
+    CHECK(read(multi, together)->blocks == 8);
+    together.numDevices = 0;
+    CHECK_FALSE(read(multi, together));
+}
+
+// ---- synchronous copies and fills
+
+namespace {
+
+/// 64 bytes of the device's and of the host's, which is pinned.
+struct both_sides {
+    both_sides() {
+        REQUIRE(cudaMalloc(&device, 64) == cudaSuccess);
+        REQUIRE(cudaHostAlloc(&host, 64, 0) == cudaSuccess);
+    }
+    ~both_sides() {
+        CHECK(cudaFree(device) == cudaSuccess);
+        CHECK(cudaFreeHost(host) == cudaSuccess);
+    }
+    [[nodiscard]] cudaError_t move(bool fills) const {
+        return fills ? cudaMemset(device, 7, 64) : cudaMemcpy(device, host, 64, cudaMemcpyDefault);
+    }
+    void *device = nullptr, *host = nullptr;
+};
+
+}  // namespace
+
+TEST_CASE("a synchronous copy or fill waits as a kernel does, and counts once", "[cuda][launch_gate]") {
+    const bool waits = GENERATE(true, false);
+    const bool fills = GENERATE(true, false);
+    const standin::session gpu{{.devices = 1}};
+    {
+        rig r{{.longest_hold = 1h}, waits ? in_streams : no_gaps};
+        const both_sides memory;
+        auto request = std::make_optional(r.gate->announce(r.urgent));
+        auto engine = std::async(std::launch::async, [&] {
+            const auto inside = r.gate->enter(r.batch);
+            return memory.move(fills);
+        });
+        REQUIRE(eventually([&] { return r.gate->held() == 1; }));
+        CHECK(standin::count(fills ? "cudaMemset" : "cudaMemcpy") == 0);
+        {
+            const auto inside = r.gate->enter(r.urgent);  // and isn't held itself
+            CHECK(memory.move(fills) == cudaSuccess);
+        }
+        CHECK(r.gate->held() == 1);
+        request.reset();
+        CHECK(engine.get() == cudaSuccess);
+        CHECK(r.gate->usage(r.batch).launches == 1);
+        CHECK(r.gate->usage(r.batch).held == 1);
+        CHECK(r.gate->usage(r.batch).device_time == 0ns);
+        CHECK(r.gate->in_flight(r.batch) == 0ns);
+        CHECK(r.gate->usage(r.urgent).launches == 1);
+    }
+    (void)standin::take_findings();  // that they use the default stream
+}
+
+TEST_CASE("a synchronous copy goes after the longest hold, and one that fails counts for nothing",
+          "[cuda][launch_gate][fault]") {
+    const standin::session gpu{stepped};
+    {
+        const both_sides memory;
+        rig r{{.longest_hold = 20ms}};
+        const auto request = r.gate->announce(r.urgent);
+        const auto copy = [&] {
+            return meanwhile([&] {
+                const auto inside = r.gate->enter(r.batch);
+                return memory.move(false);
+            });
+        };
+        CHECK(copy() == cudaSuccess);
+        const auto forced = r.gate->take_forced();
+        REQUIRE(forced);
+        CHECK(forced->client == r.batch.number());
+        standin::inject({.call = "cudaMemcpy", .code = cudaErrorInvalidValue});
+        CHECK(copy() == cudaErrorInvalidValue);
+        CHECK(r.gate->usage(r.batch).launches == 1);
+        CHECK(r.gate->in_flight(r.batch) == 0ns);
+    }
+    (void)standin::take_findings();
+}
+
+TEST_CASE("a request's synchronous copy comes through beside closed streams", "[cuda][launch_gate][fault]") {
+    const standin::session gpu{stepped};
+    {
+        waiting_rig w;
+        const both_sides memory;
+        cudaStream_t blocking = nullptr;
+        REQUIRE(cudaStreamCreateWithPriority(&blocking, cudaStreamDefault, 0) == cudaSuccess);
+        auto request = std::make_optional(w.r.gate->announce(w.r.urgent));
+        {
+            const auto inside = w.r.gate->enter(w.r.batch);
+            CHECK(launch(blocking, conv, 100us, &w.ran) == cudaSuccess);
+        }
+        CHECK(meanwhile([&] {
+                  const auto inside = w.r.gate->enter(w.r.urgent);
+                  return memory.move(false);
+              }) == cudaSuccess);
+        CHECK(w.ran == 1);
+        w.batch_launches(1);  // closed again
+        standin::advance(1ms);
+        CHECK(w.ran == 1);
+        request.reset();
+        standin::advance(1ms);
+        CHECK(w.ran == 2);
+        raw::destroy(blocking);
+    }
+    (void)standin::take_findings();
+}
+
+TEST_CASE("each synchronous copy and fill is read, for both default streams", "[cuda][launch_gate]") {
+    cuMemcpyHtoD_v2_params copy{};
+    copy.ByteCount = 1 << 20;
+    const auto whole = read(CUPTI_DRIVER_TRACE_CBID_cuMemcpyHtoD_v2, copy);
+    REQUIRE(whole);
+    CHECK(whole->stream == CU_STREAM_LEGACY);
+    CHECK(whole->waits == cuda::detail::wait_reach::legacy);
+    CHECK(whole->is_synchronous());
+    CHECK(whole->guess == ns{2000 + (1 << 20) / 25});
+    const auto of_thread = read(CUPTI_DRIVER_TRACE_CBID_cuMemcpyHtoD_v2_ptds, copy);
+    REQUIRE(of_thread);
+    CHECK(of_thread->of_thread());
+    CHECK(of_thread->waits == cuda::detail::wait_reach::stream);
+    CHECK(of_thread->key == whole->key);
+    cuMemsetD32_v2_params fill{};
+    fill.N = 1 << 18;
+    CHECK(read(CUPTI_DRIVER_TRACE_CBID_cuMemsetD32_v2, fill)->guess == whole->guess);
+    CUDA_MEMCPY3D box{};
+    box.WidthInBytes = box.Height = 1 << 5;
+    box.Depth = 1 << 10;
+    CHECK(read(CUPTI_DRIVER_TRACE_CBID_cuMemcpy3D_v2, cuMemcpy3D_v2_params{&box})->guess == whole->guess);
+    CHECK(cuda::detail::reach_of(CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D8_v2_ptds) == cuda::detail::wait_reach::stream);
 }
 
 // ---- streams that each thread has of its own

@@ -73,6 +73,13 @@ struct rig {
           urgent(gate->add({.level = 1})),
           batch(gate->add({})) {
         REQUIRE(cudaSetDevice(0) == cudaSuccess);
+        if (gate->waits_in_streams()) load_kernels();
+    }
+    /// The first launch of a kernel may wait for the device, so gates that wait in streams hold it.
+    static void load_kernels() {
+        const cudaStream_t s = raw::make_stream();
+        for (const char* const kernel : {&conv, &gemm, &norm}) CHECK(launch(s, *kernel, ns{0}) == cudaSuccess);
+        raw::destroy(s);
     }
     cuda::node node;
     std::optional<gate_type> gate;

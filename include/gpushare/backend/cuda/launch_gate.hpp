@@ -20,7 +20,7 @@
 // wait.
 //
 // Launches that pass are those of the driver's functions that CUDA's runtime and libraries use:
-// kernels, cooperative kernels, graphs, asynchronous copies, prefetches and fills, on the gate's
+// kernels, cooperative kernels, graphs, copies, prefetches, decompressions and fills, on the gate's
 // device. The waiting thread is inside such a call. If it holds a lock of the engine that an urgent
 // thread needs, both wait until the core lets the launch go (`longest_hold`); take_forced() names
 // both.

@@ -29,7 +29,9 @@
 #include <gpushare/backend/cuda/detail/launch_call.hpp>
 #include <gpushare/backend/cuda/detail/launch_hub.hpp>
 #include <gpushare/backend/cuda/detail/own_calls.hpp>
+#include <gpushare/backend/cuda/detail/patience.hpp>
 #include <gpushare/backend/cuda/detail/stream_waits.hpp>
+#include <gpushare/backend/cuda/detail/sync_call.hpp>
 #include <gpushare/backend/cuda/detail/thread_polls.hpp>
 #include <gpushare/backend/cuda/device.hpp>
 #include <gpushare/concepts.hpp>
@@ -88,8 +90,9 @@ struct launch_shell_options {
     /// With `stream`, a thread is held only for its share, for running too far ahead, and while the
     /// waits of streams are open because a thread waits for the device. If the driver has no such
     /// waits, threads are held. A launch into the legacy default stream always holds its thread,
-    /// since a wait there would stop other streams. So do copies of pageable memory, which may wait
-    /// inside the driver, and host functions in a stream, for which another thread may wait.
+    /// since a wait there would stop other streams. So do synchronous copies, copies of pageable
+    /// memory and the first launch of each kernel, which may wait inside the driver, and host
+    /// functions in a stream, for which another thread may wait.
     launch_wait waits = launch_wait::thread;
     /// Captures waits as well, so that a graph can be stopped between two pieces. Only clients of
     /// the level of the capture, or below, may launch such a graph: launched by a higher client,
@@ -262,6 +265,7 @@ public:
             if (!is_here(*find(who), call)) return launch_verdict::elsewhere;
             if (find(who)->later) settle(who.client, time_.now());
             if (call.host) return before_host(lock, who, call, note);
+            if (call.is_synchronous()) return before_synchronous(lock, who, call, note);
             return before_launch(lock, who, call, note);
         } catch (...) {  // no memory for a new stream: the launch isn't followed
             return launch_verdict::passes;
@@ -277,9 +281,11 @@ public:
             --c->inside;
             wake();
         }
-        launch_batches* const in = c->on(call);
-        if (in == nullptr || call.host) return;
+        if (call.host) return;
         const ns predicted{static_cast<std::int64_t>((note & (waits_inside - 1)) - 1)};
+        if (call.is_synchronous()) return after_synchronous(*c, who.client, predicted, result);
+        launch_batches* const in = c->on(call);
+        if (in == nullptr) return;
         if (result != CUDA_SUCCESS) {
             const ns charge = charged(call, predicted);
             if (in->take_back(predicted, charge)) {
@@ -302,7 +308,8 @@ public:
         if (!in_stream_ || launch_hub::in_child() || !concerns(call)) return false;
         std::unique_lock lock(mutex_);
         ++looking_;
-        const bool opens = look(lock, who, call);
+        unsigned looks = 0;
+        const bool opens = look(lock, who, call, time_.now(), false, looks);
         --looking_;
         if (!opens) return false;
         begin_opening();
@@ -764,6 +771,60 @@ private:
         const sync_call waits{.reach = wait_reach::stream, .stream = call.stream};
         return needs_all(who.client, waits) && is_pageable(call);
     }
+    // The driver may wait inside the call: to load code, or for a synchronous copy. Waits here until
+    // nothing stops the work for which the driver waits. `since`: when the call began to wait. Returns
+    // a flag for after() if the waits must stay open until then. The mutex is given up meanwhile.
+    [[nodiscard]] std::uint64_t opens_inside(std::unique_lock<std::mutex>& lock, launch_owner who,
+                                             const launch_call& call, instant since) noexcept {
+        ++held_;
+        unsigned looks = 0;
+        const bool opens = look(lock, &who, sync_of(call), since, true, looks);
+        if (client_state* const c = find(who))
+            count_hold(*c, looks, time_.now() - since);
+        else
+            --held_;
+        if (!opens) return 0;
+        begin_opening();
+        return waits_opened;
+    }
+    // A synchronous copy holds its thread, as a launch into the legacy stream does. An event behind
+    // the copy would stop other streams. So the copy counts as over when it returns, after its
+    // predicted time.
+    [[nodiscard]] launch_verdict before_synchronous(std::unique_lock<std::mutex>& lock, launch_owner who,
+                                                    const launch_call& call, std::uint64_t& note) noexcept {
+        if (in_stream_ && find(who)->requests != 0) {
+            end_polls(time_.now());
+            waits_.keep(find(who)->level);
+        }
+        const instant since = time_.now();
+        (void)hold(lock, who, call.guess, &call, false);
+        if (!passes_gate(who)) return launch_verdict::passes;
+        const std::uint64_t how = in_stream_ ? opens_inside(lock, who, call, since) : 0;
+        client_state* const c = find(who);
+        if (c == nullptr) return abandon_opening(how);
+        const instant now = time_.now();
+        ++launches_;
+        ++c->launches;
+        core_.launched(who.client, {call.guess, charged(call, call.guess)}, now, false);
+        present(*c, who.client, now);
+        note = (static_cast<std::uint64_t>(call.guess.count()) + 1) | how;
+        return launch_verdict::followed;
+    }
+    void after_synchronous(client_state& c, std::uint32_t number, ns predicted, CUresult result) noexcept {
+        const instant now = time_.now();
+        const bool went = result == CUDA_SUCCESS;
+        core_.finished(number, {predicted, ns{0}}, {went ? predicted : ns{0}, ns{0}}, now);
+        if (went) {
+            c.used_so_far.time += predicted;
+            ++c.used_so_far.launches;
+        }
+        absent_if_idle(c, number, now);
+        wake();
+    }
+    [[nodiscard]] launch_verdict abandon_opening(std::uint64_t how) noexcept {
+        if ((how & waits_opened) != 0) end_opening();
+        return launch_verdict::passes;
+    }
     [[nodiscard]] launch_verdict before_launch(std::unique_lock<std::mutex>& lock, launch_owner who,
                                                const launch_call& call, std::uint64_t& note) {
         const entry e = entry_of(who, call);
@@ -773,10 +834,16 @@ private:
             end_polls(time_.now());
             waits_.keep(find(who)->level);
         }
+        const bool may_wait = in_stream_ && call.waits != wait_reach::none;
+        const instant since = may_wait ? time_.now() : instant{};
         instant now = hold(lock, who, predicted, &call, alone);
         if (!passes_gate(who)) return launch_verdict::passes;
         std::uint64_t how = 0;
-        if (in_stream_ && !is_gated(*find(who)) && opens_for_copy(who, call)) {
+        if (may_wait) {
+            how = opens_inside(lock, who, call, since);
+            if (!passes_gate(who)) return abandon_opening(how);
+            now = time_.now();
+        } else if (in_stream_ && !is_gated(*find(who)) && opens_for_copy(who, call)) {
             begin_opening();
             how = waits_opened;
         } else if (in_stream_ && is_gated(*find(who)) && is_pageable(call)) {
@@ -841,6 +908,7 @@ private:
         const instant since = time_.now();
         instant closed = since;  // last
         std::uint64_t how = waits_inside;
+        patience seen;
         ++held_;
         ++find(who)->passing;
         for (unsigned looks = 0;; ++looks) {
@@ -866,7 +934,7 @@ private:
                 begin_opening();
                 how |= waits_opened;
             }
-            wait(lock, {.own = true}, looks, front.value_or(who.client));
+            wait(lock, {.own = true}, seen, front.value_or(who.client), now);
         }
         --held_;
         if (client_state* const c = find(who)) --c->passing;
@@ -959,17 +1027,20 @@ private:
         return of_stream == device_->ordinal();
     }
     // Waits until the call's work is over (false) or the waits must be opened for it (true).
-    [[nodiscard]] bool look(std::unique_lock<std::mutex>& lock, const launch_owner* who,
-                            const sync_call& call) noexcept {
-        const instant since = time_.now();
-        for (unsigned looks = 0; !closed_ && !device_->health().lost(); ++looks) {
+    // `launches`: the client enqueues work in the call, which counts as stopped, too. `looks`: how
+    // often the thread has looked.
+    [[nodiscard]] bool look(std::unique_lock<std::mutex>& lock, const launch_owner* who, const sync_call& call,
+                            instant since, bool launches, unsigned& looks) noexcept {
+        patience seen;
+        for (looks = 0; !closed_ && !device_->health().lost(); ++looks) {
             const instant now = time_.now();
             const client_state* const c = who != nullptr ? find(*who) : nullptr;
             const auto own = c != nullptr ? std::optional(who->client) : std::nullopt;
             const bool gated = c != nullptr && is_gated(*c);
             settle_all(gated ? *own : nobody, call.context, now);
             if (!may_wait(call)) return false;
-            const auto stopped = first_stopped(call);
+            auto stopped = first_stopped(call);
+            if (!stopped && launches && gated && waits_.closed_above(c->level)) stopped = *own;
             const bool own_runs = gated && call.drains && core_.in_flight(*own) != ns{0};
             if (!stopped && !own_runs && call.reach >= wait_reach::legacy) return true;
             if (const auto held = core_.awaited(own, needs_all(own, call), now, since); stopped && held) {
@@ -977,7 +1048,7 @@ private:
                 return true;
             }
             if (gated)
-                wait(lock, {.own = true}, looks, *own);
+                wait(lock, {.own = true}, seen, *own, now);
             else
                 nap(lock, looks);
         }
@@ -1045,7 +1116,7 @@ private:
         if (stays_out && !core_.awaited(std::nullopt, false, now, since)) return {.own = true};
         const launch_batches* const in = c.on(*call);
         if (in != nullptr && !(in->has_room() && core_.takes_more(in->launches()))) return {.own = true};
-        if (!is_legacy(*call)) return a;
+        if (!is_legacy(*call) && !call->is_synchronous()) return a;
         const auto above = core_.closed(who.client, now, since);
         if (!above.goes || above.forced) return above;
         const ns already = core_.in_flight(who.client);
@@ -1060,6 +1131,7 @@ private:
         if (a.goes) return since;
         ++held_;
         instant now = since;
+        patience seen;
         for (unsigned looks = 0;; ++looks) {
             settle_all(who.client, call != nullptr ? call->context : nullptr, now);
             end_polls(now);
@@ -1070,7 +1142,7 @@ private:
             if (a.by_time)
                 (void)changed_.wait_for(lock, nap_until(a.again, now, looks, who.client));
             else
-                wait(lock, a, looks, who.client);
+                wait(lock, a, seen, who.client, now);
             now = time_.now();
         }
         --held_;
@@ -1096,20 +1168,20 @@ private:
     // One wait of a held thread. While the device works for the client that holds the thread up
     // (maybe its own), the thread sleeps for half of the remaining time and then polls, so that the
     // launch follows within a microsecond or two, unless predictions are wrong. While only that
-    // client's thread works, this thread sleeps until it is woken, for 1 ms at most.
-    void wait(std::unique_lock<std::mutex>& lock, const typename Core::answer& a, unsigned looks,
-              std::uint32_t own) noexcept {
+    // client's thread works, this thread polls for a moment, since the request may end. Then it
+    // sleeps until it is woken, for 1 ms at most.
+    void wait(std::unique_lock<std::mutex>& lock, const typename Core::answer& a, patience& seen, std::uint32_t own,
+              instant now) noexcept {
         constexpr ns nap{50'000}, longest_nap{1'000'000};
         constexpr unsigned awake = 64;
-        const ns left = core_.in_flight(a.own ? own : a.held_by);
-        if (left == ns{0} && a.again == never)
-            (void)changed_.wait_for(lock, longest_nap);
-        else if (left > nap * 4)
-            (void)changed_.wait_for(lock, std::min(left / 2, longest_nap));
-        else if (looks > awake)
-            (void)changed_.wait_for(lock, nap);
+        const std::uint32_t whose = a.own ? own : a.held_by;
+        const ns left = core_.in_flight(whose), remaining = seen.remaining(whose, left, now);
+        if (remaining > nap * 4)
+            (void)changed_.wait_for(lock, std::min(remaining / 2, longest_nap));
+        else if (seen.look(whose, !a.own && clients_[whose].requests != 0, left) <= awake)
+            look_without_lock(lock, whose);
         else
-            look_without_lock(lock, a.own ? own : a.held_by);
+            (void)changed_.wait_for(lock, left == ns{0} && a.again == never ? longest_nap : nap);
     }
     // How long a thread sleeps that only time or the end of its own launches lets go. The thread
     // looks at its launches less and less often. The loss of the device wakes no thread, so each

@@ -14,6 +14,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <optional>
 #include <span>
 
@@ -25,6 +26,15 @@ inline namespace GPUSHARE_ABI {
 namespace cuda {
 namespace detail {
 
+/// The work for which a call of the driver waits.
+enum class wait_reach : std::uint8_t {
+    none,
+    stream,  ///< one stream
+    event,   ///< the work before an event
+    legacy,  ///< the legacy default stream, and the streams that it waits for
+    all,     ///< possibly all work of the device
+};
+
 /// The facts of one launch.
 struct launch_call {
     CUstream stream = nullptr;    // never null: CU_STREAM_LEGACY, CU_STREAM_PER_THREAD
@@ -32,9 +42,14 @@ struct launch_call {
     std::uint64_t key = 0;        // equal for launches that are expected to take equally long
     std::uint32_t blocks = 0;     // the blocks of a kernel; 0: unknown
     bool copies = false;          // a copy, which needs almost no SMs
+    bool graph = false;
     // A host function: not a launch, but it runs in the stream's order.
     bool host = false;
-    ns guess{20'000};  // the prediction before anything is measured
+    ns guess{20'000};            // the prediction before anything is measured
+    const void* code = nullptr;  // the function or executable graph; null for copies and fills
+    // What the driver may wait for inside the call. A synchronous copy waits for its stream, and
+    // the launch of code that isn't loaded yet may wait for all work.
+    wait_reach waits = wait_reach::none;
     // The thread whose per-thread default stream this is; 0: another stream.
     std::uint64_t thread = 0;
     // The addresses of a copy, which may be host memory. For a batch of copies, plain ones or in
@@ -45,6 +60,10 @@ struct launch_call {
 
     /// Whether the stream is the per-thread default stream, which differs for each thread.
     [[nodiscard]] bool of_thread() const noexcept { return stream == CU_STREAM_PER_THREAD; }
+    /// Whether the call is a synchronous copy or fill, which counts as over when the call returns.
+    [[nodiscard]] bool is_synchronous() const noexcept {
+        return waits == wait_reach::stream || waits == wait_reach::legacy;
+    }
     /// Whether f(address) is true for any address that the launch copies from or to.
     template <class F>
     [[nodiscard]] bool any_address(F f) const noexcept {
@@ -66,7 +85,8 @@ struct launch_call {
     return mine;
 }
 
-/// The driver's functions that launch something.
+/// The driver's functions that launch something: for each, its form for the legacy default stream
+/// and the form for the per-thread one. See also launches::synchronous.
 inline constexpr CUpti_CallbackId launch_ids[] = {
     CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel,
     CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel_ptsz,
@@ -110,6 +130,12 @@ inline constexpr CUpti_CallbackId launch_ids[] = {
     CUPTI_DRIVER_TRACE_CBID_cuMemPrefetchAsync_v2_ptsz,
     CUPTI_DRIVER_TRACE_CBID_cuMemPrefetchBatchAsync,
     CUPTI_DRIVER_TRACE_CBID_cuMemPrefetchBatchAsync_ptsz,
+    CUPTI_DRIVER_TRACE_CBID_cuMemDiscardBatchAsync,
+    CUPTI_DRIVER_TRACE_CBID_cuMemDiscardBatchAsync_ptsz,
+    CUPTI_DRIVER_TRACE_CBID_cuMemDiscardAndPrefetchBatchAsync,
+    CUPTI_DRIVER_TRACE_CBID_cuMemDiscardAndPrefetchBatchAsync_ptsz,
+    CUPTI_DRIVER_TRACE_CBID_cuMemBatchDecompressAsync,
+    CUPTI_DRIVER_TRACE_CBID_cuMemBatchDecompressAsync_ptsz,
     CUPTI_DRIVER_TRACE_CBID_cuMemsetD8Async,
     CUPTI_DRIVER_TRACE_CBID_cuMemsetD8Async_ptsz,
     CUPTI_DRIVER_TRACE_CBID_cuMemsetD16Async,
@@ -123,6 +149,18 @@ inline constexpr CUpti_CallbackId launch_ids[] = {
     CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D32Async,
     CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D32Async_ptsz,
 };
+/// Older ones, which don't exist for the per-thread default stream.
+inline constexpr CUpti_CallbackId old_launch_ids[] = {
+    CUPTI_DRIVER_TRACE_CBID_cuLaunch,
+    CUPTI_DRIVER_TRACE_CBID_cuLaunchGrid,
+    CUPTI_DRIVER_TRACE_CBID_cuLaunchGridAsync,
+    CUPTI_DRIVER_TRACE_CBID_cuLaunchCooperativeKernelMultiDevice,
+};
+/// Whether the function launches a kernel or a graph.
+[[nodiscard]] constexpr bool launches_code(CUpti_CallbackId id) noexcept {
+    return std::find(launch_ids, launch_ids + 8, id) != launch_ids + 8 ||
+           std::find(std::begin(old_launch_ids), std::end(old_launch_ids), id) != std::end(old_launch_ids);
+}
 /// The functions that enqueue a host function.
 inline constexpr CUpti_CallbackId host_ids[] = {
     CUPTI_DRIVER_TRACE_CBID_cuLaunchHostFunc,
@@ -130,130 +168,8 @@ inline constexpr CUpti_CallbackId host_ids[] = {
     CUPTI_DRIVER_TRACE_CBID_cuStreamAddCallback,
     CUPTI_DRIVER_TRACE_CBID_cuStreamAddCallback_ptsz,
 };
-/// The functions that query whether work is over, without waiting.
-inline constexpr CUpti_CallbackId poll_ids[] = {
-    CUPTI_DRIVER_TRACE_CBID_cuStreamQuery,
-    CUPTI_DRIVER_TRACE_CBID_cuStreamQuery_ptsz,
-    CUPTI_DRIVER_TRACE_CBID_cuEventQuery,
-};
-[[nodiscard]] constexpr bool is_poll(CUpti_CallbackId id) noexcept {
-    return id == poll_ids[0] || id == poll_ids[1] || id == poll_ids[2];
-}
 /// The function that destroys a stream.
 inline constexpr CUpti_CallbackId stream_end_id = CUPTI_DRIVER_TRACE_CBID_cuStreamDestroy_v2;
-
-/// The work for which a call of the driver waits.
-enum class wait_reach : std::uint8_t {
-    none,
-    stream,  ///< one stream
-    event,   ///< the work before an event
-    legacy,  ///< the legacy default stream, and the streams that it waits for
-    all,     ///< possibly all work of the device
-};
-/// A call in which the driver may wait for work.
-struct sync_call {
-    wait_reach reach = wait_reach::none;
-    CUstream stream = nullptr;  // never null
-    CUevent event = nullptr;
-    CUcontext context = nullptr;  // the current context
-    bool is_here = false;         // the call waits for work in that context
-    bool drains = false;          // the call certainly waits, for all work enqueued by then
-
-    /// The stream or event for which the call waits, if it is one.
-    [[nodiscard]] const void* awaited() const noexcept {
-        return event != nullptr ? static_cast<const void*>(event) : stream;
-    }
-};
-
-namespace launches {
-
-// Functions that free or allocate memory, load or unload code, or end a context: each may wait for
-// all of the device. (Programming Guide, "Implicit Synchronization" and "Lazy Loading"; Driver API,
-// at these functions.)
-inline constexpr CUpti_CallbackId all_ids[] = {
-    CUPTI_DRIVER_TRACE_CBID_cuCtxSynchronize,
-    CUPTI_DRIVER_TRACE_CBID_cuCtxSynchronize_v2,
-    CUPTI_DRIVER_TRACE_CBID_cuMemFree,
-    CUPTI_DRIVER_TRACE_CBID_cuMemFree_v2,
-    CUPTI_DRIVER_TRACE_CBID_cuMemFreeHost,
-    CUPTI_DRIVER_TRACE_CBID_cuMemHostUnregister,
-    CUPTI_DRIVER_TRACE_CBID_cuMemHostRegister,
-    CUPTI_DRIVER_TRACE_CBID_cuMemHostRegister_v2,
-    CUPTI_DRIVER_TRACE_CBID_cuMemUnmap,
-    CUPTI_DRIVER_TRACE_CBID_cuMemRelease,
-    CUPTI_DRIVER_TRACE_CBID_cuMemPoolTrimTo,
-    CUPTI_DRIVER_TRACE_CBID_cuMemAlloc_v2,
-    CUPTI_DRIVER_TRACE_CBID_cuMemAllocPitch_v2,
-    CUPTI_DRIVER_TRACE_CBID_cuMemAllocManaged,
-    CUPTI_DRIVER_TRACE_CBID_cuMemAllocHost_v2,
-    CUPTI_DRIVER_TRACE_CBID_cuMemHostAlloc,
-    CUPTI_DRIVER_TRACE_CBID_cuMemHostAlloc_v2,
-    CUPTI_DRIVER_TRACE_CBID_cuArrayCreate_v2,
-    CUPTI_DRIVER_TRACE_CBID_cuArray3DCreate_v2,
-    CUPTI_DRIVER_TRACE_CBID_cuArrayDestroy,
-    CUPTI_DRIVER_TRACE_CBID_cuMipmappedArrayCreate,
-    CUPTI_DRIVER_TRACE_CBID_cuMipmappedArrayDestroy,
-    CUPTI_DRIVER_TRACE_CBID_cuModuleLoad,
-    CUPTI_DRIVER_TRACE_CBID_cuModuleLoadData,
-    CUPTI_DRIVER_TRACE_CBID_cuModuleLoadDataEx,
-    CUPTI_DRIVER_TRACE_CBID_cuModuleLoadFatBinary,
-    CUPTI_DRIVER_TRACE_CBID_cuModuleUnload,
-    CUPTI_DRIVER_TRACE_CBID_cuLibraryLoadData,
-    CUPTI_DRIVER_TRACE_CBID_cuLibraryLoadFromFile,
-    CUPTI_DRIVER_TRACE_CBID_cuLibraryUnload,
-    CUPTI_DRIVER_TRACE_CBID_cuFuncLoad,
-    CUPTI_DRIVER_TRACE_CBID_cuCtxDestroy,
-    CUPTI_DRIVER_TRACE_CBID_cuCtxDestroy_v2,
-    CUPTI_DRIVER_TRACE_CBID_cuGreenCtxDestroy,
-    CUPTI_DRIVER_TRACE_CBID_cuDevicePrimaryCtxRelease_v2,
-    CUPTI_DRIVER_TRACE_CBID_cuDevicePrimaryCtxReset_v2,
-};
-// Synchronous copies and fills, which go into the legacy default stream. (Programming Guide,
-// "Default Stream"; Driver API, "API synchronization behavior".)
-inline constexpr CUpti_CallbackId legacy_ids[] = {
-    CUPTI_DRIVER_TRACE_CBID_cuMemcpy,         CUPTI_DRIVER_TRACE_CBID_cuMemcpyPeer,
-    CUPTI_DRIVER_TRACE_CBID_cuMemcpyHtoD_v2,  CUPTI_DRIVER_TRACE_CBID_cuMemcpyDtoH_v2,
-    CUPTI_DRIVER_TRACE_CBID_cuMemcpyDtoD_v2,  CUPTI_DRIVER_TRACE_CBID_cuMemcpyDtoA_v2,
-    CUPTI_DRIVER_TRACE_CBID_cuMemcpyAtoD_v2,  CUPTI_DRIVER_TRACE_CBID_cuMemcpyHtoA_v2,
-    CUPTI_DRIVER_TRACE_CBID_cuMemcpyAtoH_v2,  CUPTI_DRIVER_TRACE_CBID_cuMemcpyAtoA_v2,
-    CUPTI_DRIVER_TRACE_CBID_cuMemcpy2D_v2,    CUPTI_DRIVER_TRACE_CBID_cuMemcpy2DUnaligned_v2,
-    CUPTI_DRIVER_TRACE_CBID_cuMemcpy3D_v2,    CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DPeer,
-    CUPTI_DRIVER_TRACE_CBID_cuMemsetD8_v2,    CUPTI_DRIVER_TRACE_CBID_cuMemsetD16_v2,
-    CUPTI_DRIVER_TRACE_CBID_cuMemsetD32_v2,   CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D8_v2,
-    CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D16_v2, CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D32_v2,
-};
-// The same, for the per-thread default stream.
-inline constexpr CUpti_CallbackId of_thread_ids[] = {
-    CUPTI_DRIVER_TRACE_CBID_cuMemcpy_ptds,         CUPTI_DRIVER_TRACE_CBID_cuMemcpyPeer_ptds,
-    CUPTI_DRIVER_TRACE_CBID_cuMemcpyHtoD_v2_ptds,  CUPTI_DRIVER_TRACE_CBID_cuMemcpyDtoH_v2_ptds,
-    CUPTI_DRIVER_TRACE_CBID_cuMemcpyDtoD_v2_ptds,  CUPTI_DRIVER_TRACE_CBID_cuMemcpyDtoA_v2_ptds,
-    CUPTI_DRIVER_TRACE_CBID_cuMemcpyAtoD_v2_ptds,  CUPTI_DRIVER_TRACE_CBID_cuMemcpyHtoA_v2_ptds,
-    CUPTI_DRIVER_TRACE_CBID_cuMemcpyAtoH_v2_ptds,  CUPTI_DRIVER_TRACE_CBID_cuMemcpyAtoA_v2_ptds,
-    CUPTI_DRIVER_TRACE_CBID_cuMemcpy2D_v2_ptds,    CUPTI_DRIVER_TRACE_CBID_cuMemcpy2DUnaligned_v2_ptds,
-    CUPTI_DRIVER_TRACE_CBID_cuMemcpy3D_v2_ptds,    CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DPeer_ptds,
-    CUPTI_DRIVER_TRACE_CBID_cuMemsetD8_v2_ptds,    CUPTI_DRIVER_TRACE_CBID_cuMemsetD16_v2_ptds,
-    CUPTI_DRIVER_TRACE_CBID_cuMemsetD32_v2_ptds,   CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D8_v2_ptds,
-    CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D16_v2_ptds, CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D32_v2_ptds,
-};
-
-[[nodiscard]] consteval std::array<wait_reach, CUPTI_DRIVER_TRACE_CBID_SIZE> reaches() noexcept {
-    std::array<wait_reach, CUPTI_DRIVER_TRACE_CBID_SIZE> of{};
-    for (const CUpti_CallbackId id : all_ids) of[id] = wait_reach::all;
-    for (const CUpti_CallbackId id : legacy_ids) of[id] = wait_reach::legacy;
-    for (const CUpti_CallbackId id : of_thread_ids) of[id] = wait_reach::stream;
-    of[CUPTI_DRIVER_TRACE_CBID_cuStreamSynchronize] = wait_reach::stream;
-    of[CUPTI_DRIVER_TRACE_CBID_cuStreamSynchronize_ptsz] = wait_reach::stream;
-    of[CUPTI_DRIVER_TRACE_CBID_cuEventSynchronize] = wait_reach::event;
-    return of;
-}
-inline constexpr auto reach_of_id = reaches();
-
-}  // namespace launches
-
-/// The work for which the function waits. Most functions wait for nothing.
-[[nodiscard]] constexpr wait_reach reach_of(CUpti_CallbackId id) noexcept {
-    return id < launches::reach_of_id.size() ? launches::reach_of_id[id] : wait_reach::none;
-}
 
 namespace launches {
 
@@ -271,6 +187,7 @@ template <class Dimensions>
 [[nodiscard]] launch_call kernel(CUfunction f, const Dimensions& d) noexcept {
     launch_call c;
     c.stream = d.hStream;
+    c.code = f;
     c.key = key_of(number(f), d.gridDimX, d.gridDimY, d.gridDimZ, d.blockDimX, d.blockDimY, d.blockDimZ);
     const std::uint64_t blocks = std::uint64_t{d.gridDimX} * d.gridDimY * d.gridDimZ;
     c.blocks = static_cast<std::uint32_t>(std::min<std::uint64_t>(blocks, 0xffff'ffffU));
@@ -316,7 +233,42 @@ template <class P, class OfThread>
         case CUPTI_DRIVER_TRACE_CBID_cuGraphLaunch:
         case CUPTI_DRIVER_TRACE_CBID_cuGraphLaunch_ptsz: {
             const auto& g = as<cuGraphLaunch_params, cuGraphLaunch_ptsz_params>(p);
-            return launch_call{.stream = g.hStream, .key = key_of(id, number(g.hGraph)), .guess = ns{500'000}};
+            return launch_call{.stream = g.hStream,
+                               .key = key_of(id, number(g.hGraph)),
+                               .graph = true,
+                               .guess = ns{500'000},
+                               .code = g.hGraph};
+        }
+        default: return std::nullopt;
+    }
+}
+
+// Kernels of older functions. Block and shared memory are set beforehand, so the block isn't known.
+[[nodiscard]] inline launch_call old_kernel(CUfunction f, int width, int height, CUstream s) noexcept {
+    launch_call c;
+    c.stream = s;
+    c.code = f;
+    c.key = key_of(number(f), width, height);
+    c.blocks = static_cast<std::uint32_t>(width) * static_cast<std::uint32_t>(height);
+    return c;
+}
+[[nodiscard]] inline std::optional<launch_call> read_old_kernel(CUpti_CallbackId id, const void* p) noexcept {
+    switch (id) {
+        case CUPTI_DRIVER_TRACE_CBID_cuLaunch:
+            return old_kernel(static_cast<const cuLaunch_params*>(p)->f, 1, 1, nullptr);
+        case CUPTI_DRIVER_TRACE_CBID_cuLaunchGrid: {
+            const auto& k = *static_cast<const cuLaunchGrid_params*>(p);
+            return old_kernel(k.f, k.grid_width, k.grid_height, nullptr);
+        }
+        case CUPTI_DRIVER_TRACE_CBID_cuLaunchGridAsync: {
+            const auto& k = *static_cast<const cuLaunchGridAsync_params*>(p);
+            return old_kernel(k.f, k.grid_width, k.grid_height, k.hStream);
+        }
+        case CUPTI_DRIVER_TRACE_CBID_cuLaunchCooperativeKernelMultiDevice: {
+            // A kernel for each device, of which the first one counts.
+            const auto& all = *static_cast<const cuLaunchCooperativeKernelMultiDevice_params*>(p);
+            if (all.numDevices == 0) return std::nullopt;
+            return kernel(all.launchParamsList->function, *all.launchParamsList);
         }
         default: return std::nullopt;
     }
@@ -332,6 +284,8 @@ template <class P>
         for (const auto& o : std::span(c.opList, c.numOps)) sum += o.extent.width * o.extent.height * o.extent.depth;
     else if constexpr (requires { c.sizes; })
         for (const std::size_t size : std::span(c.sizes, c.count)) sum += size;
+    else if constexpr (requires { c.paramsArray; })
+        for (const auto& o : std::span(c.paramsArray, c.count)) sum += std::max(o.srcNumBytes, o.dstNumBytes);
     else if constexpr (requires { c.count; })
         return c.count;
     else if constexpr (requires { c.N; })
@@ -368,10 +322,69 @@ void find_ends(launch_call& to, const P& c) noexcept {
 template <class P, class OfThread>
 [[nodiscard]] launch_call moved(CUpti_CallbackId id, const void* p, std::uint64_t element = 1) noexcept {
     const auto& c = as<P, OfThread>(p);
-    launch_call call = transfer(c.hStream, id, elements_of(c) * element);
+    CUstream s = nullptr;
+    if constexpr (requires { c.hStream; })
+        s = c.hStream;
+    else
+        s = c.stream;
+    launch_call call = transfer(s, id, elements_of(c) * element);
     find_ends(call, c);
     return call;
 }
+
+// A synchronous copy or fill: the functions for the two default streams, and how to read them.
+struct synchronous_copy {
+    CUpti_CallbackId id, of_thread;
+    launch_call (*read)(CUpti_CallbackId id, const void* parameters) noexcept;
+};
+template <class P, class OfThread, std::uint64_t element = 1>
+[[nodiscard]] launch_call moved_now(CUpti_CallbackId id, const void* p) noexcept {
+    return transfer(nullptr, id, elements_of(as<P, OfThread>(p)) * element);
+}
+// Synchronous copies and fills, which go into the default stream. (Programming Guide, "Default
+// Stream"; Driver API, "API synchronization behavior".)
+inline constexpr synchronous_copy synchronous[] = {
+    {CUPTI_DRIVER_TRACE_CBID_cuMemcpy, CUPTI_DRIVER_TRACE_CBID_cuMemcpy_ptds,
+     &moved_now<cuMemcpy_params, cuMemcpy_ptds_params>},
+    {CUPTI_DRIVER_TRACE_CBID_cuMemcpyPeer, CUPTI_DRIVER_TRACE_CBID_cuMemcpyPeer_ptds,
+     &moved_now<cuMemcpyPeer_params, cuMemcpyPeer_ptds_params>},
+    {CUPTI_DRIVER_TRACE_CBID_cuMemcpyHtoD_v2, CUPTI_DRIVER_TRACE_CBID_cuMemcpyHtoD_v2_ptds,
+     &moved_now<cuMemcpyHtoD_v2_params, cuMemcpyHtoD_v2_ptds_params>},
+    {CUPTI_DRIVER_TRACE_CBID_cuMemcpyDtoH_v2, CUPTI_DRIVER_TRACE_CBID_cuMemcpyDtoH_v2_ptds,
+     &moved_now<cuMemcpyDtoH_v2_params, cuMemcpyDtoH_v2_ptds_params>},
+    {CUPTI_DRIVER_TRACE_CBID_cuMemcpyDtoD_v2, CUPTI_DRIVER_TRACE_CBID_cuMemcpyDtoD_v2_ptds,
+     &moved_now<cuMemcpyDtoD_v2_params, cuMemcpyDtoD_v2_ptds_params>},
+    {CUPTI_DRIVER_TRACE_CBID_cuMemcpyDtoA_v2, CUPTI_DRIVER_TRACE_CBID_cuMemcpyDtoA_v2_ptds,
+     &moved_now<cuMemcpyDtoA_v2_params, cuMemcpyDtoA_v2_ptds_params>},
+    {CUPTI_DRIVER_TRACE_CBID_cuMemcpyAtoD_v2, CUPTI_DRIVER_TRACE_CBID_cuMemcpyAtoD_v2_ptds,
+     &moved_now<cuMemcpyAtoD_v2_params, cuMemcpyAtoD_v2_ptds_params>},
+    {CUPTI_DRIVER_TRACE_CBID_cuMemcpyHtoA_v2, CUPTI_DRIVER_TRACE_CBID_cuMemcpyHtoA_v2_ptds,
+     &moved_now<cuMemcpyHtoA_v2_params, cuMemcpyHtoA_v2_ptds_params>},
+    {CUPTI_DRIVER_TRACE_CBID_cuMemcpyAtoH_v2, CUPTI_DRIVER_TRACE_CBID_cuMemcpyAtoH_v2_ptds,
+     &moved_now<cuMemcpyAtoH_v2_params, cuMemcpyAtoH_v2_ptds_params>},
+    {CUPTI_DRIVER_TRACE_CBID_cuMemcpyAtoA_v2, CUPTI_DRIVER_TRACE_CBID_cuMemcpyAtoA_v2_ptds,
+     &moved_now<cuMemcpyAtoA_v2_params, cuMemcpyAtoA_v2_ptds_params>},
+    {CUPTI_DRIVER_TRACE_CBID_cuMemcpy2D_v2, CUPTI_DRIVER_TRACE_CBID_cuMemcpy2D_v2_ptds,
+     &moved_now<cuMemcpy2D_v2_params, cuMemcpy2D_v2_ptds_params>},
+    {CUPTI_DRIVER_TRACE_CBID_cuMemcpy2DUnaligned_v2, CUPTI_DRIVER_TRACE_CBID_cuMemcpy2DUnaligned_v2_ptds,
+     &moved_now<cuMemcpy2DUnaligned_v2_params, cuMemcpy2DUnaligned_v2_ptds_params>},
+    {CUPTI_DRIVER_TRACE_CBID_cuMemcpy3D_v2, CUPTI_DRIVER_TRACE_CBID_cuMemcpy3D_v2_ptds,
+     &moved_now<cuMemcpy3D_v2_params, cuMemcpy3D_v2_ptds_params>},
+    {CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DPeer, CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DPeer_ptds,
+     &moved_now<cuMemcpy3DPeer_params, cuMemcpy3DPeer_ptds_params>},
+    {CUPTI_DRIVER_TRACE_CBID_cuMemsetD8_v2, CUPTI_DRIVER_TRACE_CBID_cuMemsetD8_v2_ptds,
+     &moved_now<cuMemsetD8_v2_params, cuMemsetD8_v2_ptds_params>},
+    {CUPTI_DRIVER_TRACE_CBID_cuMemsetD16_v2, CUPTI_DRIVER_TRACE_CBID_cuMemsetD16_v2_ptds,
+     &moved_now<cuMemsetD16_v2_params, cuMemsetD16_v2_ptds_params, 2>},
+    {CUPTI_DRIVER_TRACE_CBID_cuMemsetD32_v2, CUPTI_DRIVER_TRACE_CBID_cuMemsetD32_v2_ptds,
+     &moved_now<cuMemsetD32_v2_params, cuMemsetD32_v2_ptds_params, 4>},
+    {CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D8_v2, CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D8_v2_ptds,
+     &moved_now<cuMemsetD2D8_v2_params, cuMemsetD2D8_v2_ptds_params>},
+    {CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D16_v2, CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D16_v2_ptds,
+     &moved_now<cuMemsetD2D16_v2_params, cuMemsetD2D16_v2_ptds_params, 2>},
+    {CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D32_v2, CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D32_v2_ptds,
+     &moved_now<cuMemsetD2D32_v2_params, cuMemsetD2D32_v2_ptds_params, 4>},
+};
 
 [[nodiscard]] inline std::optional<launch_call> read_copy(CUpti_CallbackId id, const void* p) noexcept {
     switch (id) {
@@ -437,6 +450,43 @@ template <class P, class OfThread>
     }
 }
 
+// Memory that is discarded, or decompressed.
+[[nodiscard]] inline std::optional<launch_call> read_contents(CUpti_CallbackId id, const void* p) noexcept {
+    switch (id) {
+        case CUPTI_DRIVER_TRACE_CBID_cuMemDiscardBatchAsync:
+        case CUPTI_DRIVER_TRACE_CBID_cuMemDiscardBatchAsync_ptsz:
+            return moved<cuMemDiscardBatchAsync_params, cuMemDiscardBatchAsync_ptsz_params>(id, p);
+        case CUPTI_DRIVER_TRACE_CBID_cuMemDiscardAndPrefetchBatchAsync:
+        case CUPTI_DRIVER_TRACE_CBID_cuMemDiscardAndPrefetchBatchAsync_ptsz:
+            return moved<cuMemDiscardAndPrefetchBatchAsync_params, cuMemDiscardAndPrefetchBatchAsync_ptsz_params>(id,
+                                                                                                                  p);
+        case CUPTI_DRIVER_TRACE_CBID_cuMemBatchDecompressAsync:
+        case CUPTI_DRIVER_TRACE_CBID_cuMemBatchDecompressAsync_ptsz: {
+            // The driver may decompress by a kernel.
+            launch_call call = moved<cuMemBatchDecompressAsync_params, cuMemBatchDecompressAsync_ptsz_params>(id, p);
+            call.copies = false;
+            return call;
+        }
+        default: return std::nullopt;
+    }
+}
+
+[[nodiscard]] constexpr bool is_synchronous(CUpti_CallbackId id) noexcept {
+    for (const synchronous_copy& c : synchronous)
+        if (c.id == id || c.of_thread == id) return true;
+    return false;
+}
+[[nodiscard]] inline std::optional<launch_call> read_synchronous(CUpti_CallbackId id, const void* p) noexcept {
+    for (const synchronous_copy& c : synchronous) {
+        if (c.id != id && c.of_thread != id) continue;
+        launch_call call = c.read(c.id, p);
+        call.stream = c.id == id ? CU_STREAM_LEGACY : CU_STREAM_PER_THREAD;
+        call.waits = c.id == id ? wait_reach::legacy : wait_reach::stream;
+        return call;
+    }
+    return std::nullopt;
+}
+
 [[nodiscard]] inline std::optional<launch_call> read_host_function(CUpti_CallbackId id, const void* p) noexcept {
     switch (id) {
         case CUPTI_DRIVER_TRACE_CBID_cuLaunchHostFunc:
@@ -491,50 +541,15 @@ template <class P, class OfThread>
     if (!call) call = launches::read_copy(id, data.functionParams);
     if (!call) call = launches::read_fill(id, data.functionParams);
     if (!call) call = launches::read_other_copy(id, data.functionParams);
+    if (!call) call = launches::read_contents(id, data.functionParams);
+    if (!call) call = launches::read_synchronous(id, data.functionParams);
+    if (!call) call = launches::read_old_kernel(id, data.functionParams);
     if (!call) call = launches::read_host_function(id, data.functionParams);
     if (!call) return call;
     if (call->stream == nullptr)
         call->stream = launches::on_stream_of_thread(id) ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
     call->context = data.context;
     if (call->of_thread()) call->thread = number_of_thread();
-    return call;
-}
-
-/// Reads a call of a polling function, as if the function waited. Call inside the callback.
-[[nodiscard]] inline sync_call read_poll(CUpti_CallbackId id, const CUpti_CallbackData& data) noexcept {
-    sync_call call{.reach = wait_reach::event, .context = data.context, .drains = true};
-    if (id == CUPTI_DRIVER_TRACE_CBID_cuEventQuery) {
-        call.event = static_cast<const cuEventQuery_params*>(data.functionParams)->hEvent;
-    } else {
-        call.stream = launches::as<cuStreamQuery_params, cuStreamQuery_ptsz_params>(data.functionParams).hStream;
-        if (call.stream == nullptr)
-            call.stream = id == CUPTI_DRIVER_TRACE_CBID_cuStreamQuery ? CU_STREAM_LEGACY : CU_STREAM_PER_THREAD;
-        call.reach = call.stream == CU_STREAM_LEGACY ? wait_reach::legacy : wait_reach::stream;
-    }
-    call.is_here = call.reach != wait_reach::stream || call.stream == CU_STREAM_PER_THREAD;
-    return call;
-}
-
-/// Reads a call of a waiting function. Call inside the callback.
-[[nodiscard]] inline sync_call read_sync(CUpti_CallbackId id, const CUpti_CallbackData& data) noexcept {
-    sync_call call{.reach = reach_of(id), .context = data.context};
-    if (id == CUPTI_DRIVER_TRACE_CBID_cuEventSynchronize) {
-        call.event = static_cast<const cuEventSynchronize_params*>(data.functionParams)->hEvent;
-    } else if (id == CUPTI_DRIVER_TRACE_CBID_cuStreamSynchronize) {
-        call.stream = static_cast<const cuStreamSynchronize_params*>(data.functionParams)->hStream;
-        if (call.stream == nullptr) call.stream = CU_STREAM_LEGACY;
-        if (call.stream == CU_STREAM_LEGACY) call.reach = wait_reach::legacy;
-    } else if (id == CUPTI_DRIVER_TRACE_CBID_cuStreamSynchronize_ptsz) {
-        call.stream = static_cast<const cuStreamSynchronize_ptsz_params*>(data.functionParams)->hStream;
-        if (call.stream == nullptr) call.stream = CU_STREAM_PER_THREAD;
-        if (call.stream == CU_STREAM_LEGACY) call.reach = wait_reach::legacy;
-    } else if (call.reach == wait_reach::stream) {
-        call.stream = CU_STREAM_PER_THREAD;
-    }
-    call.is_here = call.reach == wait_reach::legacy || call.reach == wait_reach::event ||
-                   call.stream == CU_STREAM_PER_THREAD || id == CUPTI_DRIVER_TRACE_CBID_cuCtxSynchronize;
-    call.drains = call.reach != wait_reach::all || id == CUPTI_DRIVER_TRACE_CBID_cuCtxSynchronize ||
-                  id == CUPTI_DRIVER_TRACE_CBID_cuCtxSynchronize_v2 || id == CUPTI_DRIVER_TRACE_CBID_cuMemFree_v2;
     return call;
 }
 

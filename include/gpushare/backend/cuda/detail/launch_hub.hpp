@@ -9,10 +9,12 @@
 //
 // CUPTI has one subscriber for each process, so there is one hub for each process while a gate
 // exists. If neither the thread nor the stream of a launch is bound, the launch costs two loads and
-// a look at a thread-local pointer.
+// a look at a thread-local pointer. If a gate makes streams wait, the hub also looks whether the
+// launched code was used before.
 #pragma once
 
 #include <cuda.h>
+#include <cuda_runtime_api.h>
 #include <cupti.h>
 #include <pthread.h>
 
@@ -33,8 +35,11 @@
 #include <vector>
 
 #include <gpushare/backend/cuda/detail/launch_call.hpp>
+#include <gpushare/backend/cuda/detail/loaded_code.hpp>
 #include <gpushare/backend/cuda/detail/own_calls.hpp>
+#include <gpushare/backend/cuda/detail/sync_call.hpp>
 #include <gpushare/backend/cuda/detail/thread_polls.hpp>
+#include <gpushare/backend/cuda/error.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
@@ -148,13 +153,16 @@ private:
     thread_binding* outer_;
 };
 
-/// A launch that a gate follows, from its entry to its exit. Kept by the launching thread.
+/// A launch from its entry to its exit, if a gate follows the launch or the driver may wait in it.
+/// Kept by the launching thread.
 struct launch_under_way {
     std::uint8_t turn = 0;   // never 0 while the launch is under way
     bool by_stream = false;  // the launch is bound by its stream; otherwise by the thread
     launch_listener* gate = nullptr;
     std::uint64_t number = 0;  // the number of the gate, which may be destroyed meanwhile
     launch_owner who{};
+    std::uint64_t wait = 0;  // the number of the wait for which gates keep their waits open
+    code_use loads{};        // code that is used for the first time
 };
 /// The launches under way of the calling thread; several only if one launch is made inside another.
 class launches_under_way {
@@ -206,6 +214,8 @@ public:
         }
         if (joined_ == 0) subscribe();
         if (gate->waits_in_streams()) watch_waits();
+        // Nobody watched until now whether code was unloaded.
+        if (in_streams_.load(std::memory_order_relaxed) == 0) loaded_.clear();
         ++joined_;
         const std::lock_guard lock(mutex_);
         gates_.push_back(gate);
@@ -300,6 +310,13 @@ private:
         if (code == CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED) throw subscriber_taken(holder);
         check_cupti(code, "subscribing to the driver's launches");
         for (const CUpti_CallbackId id : launch_ids) enable(id);
+        for (const auto& copy : launches::synchronous) {
+            enable(copy.id);
+            enable(copy.of_thread);
+        }
+        // Later versions of CUPTI may not know them.
+        for (const CUpti_CallbackId id : old_launch_ids)
+            (void)cuptiEnableCallback(1, subscriber_, CUPTI_CB_DOMAIN_DRIVER_API, id);
         enable(stream_end_id);
     }
     // Also subscribes to calls that wait or poll, which matter if streams wait.
@@ -342,14 +359,11 @@ private:
         if (!waits && id != stream_end_id && thread_polls::of_thread().any()) forget_polls();
         // The stream's binding may have ended inside the call.
         const bool followed = data.callbackSite == CUPTI_API_EXIT && launches_under_way::any();
-        if (thread == nullptr && !any && id != stream_end_id && !waits && !followed) return;
+        const bool is_new = in_streams && (waits || (data.callbackSite == CUPTI_API_ENTER && launches_code(id)));
+        if (thread == nullptr && !any && id != stream_end_id && !is_new && !followed) return;
         if (in_child()) return;
-        if (waits) {
-            if (own_calls::depth() != 0) return;
-            if (data.callbackSite == CUPTI_API_ENTER)
-                wait_begins(thread, any, read_sync(id, data), *data.correlationData);
-            else
-                wait_ends(*data.correlationData);
+        if (waits && !launches::is_synchronous(id)) {
+            if (own_calls::depth() == 0) waited(thread, any, id, data);
             return;
         }
         if (id == stream_end_id) {
@@ -357,7 +371,25 @@ private:
                 stream_ends(static_cast<const cuStreamDestroy_v2_params*>(data.functionParams)->hStream);
             return;
         }
-        if (const auto call = read_launch(id, data)) to_owner(thread, any, *call, data);
+        if (const auto call = read_launch(id, data)) launched(thread, any, in_streams, *call, data);
+    }
+    void waited(const thread_binding* thread, bool any, CUpti_CallbackId id, const CUpti_CallbackData& data) noexcept {
+        const sync_call call = read_sync(id, data);
+        std::uint64_t& number = *data.correlationData;
+        if (data.callbackSite == CUPTI_API_ENTER) {
+            number = 0;
+            if (unloads(id)) loaded_.clear();
+            if (call.loads.what == nullptr || !loaded_.has(call.loads))
+                number = wait_begins(thread, any, call, nullptr);
+            return;
+        }
+        if (const void* const graph = made_graph(id, data)) loaded_.forget(graph);
+        if (call.loads.what != nullptr && succeeded(data)) loaded_.add(call.loads);
+        wait_ends(number);
+    }
+    [[nodiscard]] static bool succeeded(const CUpti_CallbackData& data) noexcept {
+        const auto* const result = static_cast<const CUresult*>(data.functionReturnValue);
+        return result == nullptr || *result == CUDA_SUCCESS;
     }
     // Calls f for each gate. The loop goes by index and keeps each gate meanwhile, because a gate's
     // lock isn't taken under the hub's. The loop begins at the last gate, so that it omits none if
@@ -378,17 +410,21 @@ private:
             if (gate != nullptr) f(gate);
         }
     }
-    // A waiting thread may wait for streams of any gate. The waiting client is the thread's or,
-    // without one, the stream's.
-    void wait_begins(const thread_binding* thread, bool any, const sync_call& call, std::uint64_t& note) noexcept {
-        note = 0;
+    // A waiting thread may wait for streams of any gate, but for `beside`, which sees to it by
+    // itself. The waiting client is the thread's or, without one, the stream's. Returns the number
+    // for wait_ends(); 0 if no gate keeps its waits open.
+    [[nodiscard]] std::uint64_t wait_begins(const thread_binding* thread, bool any, const sync_call& call,
+                                            const launch_listener* beside) noexcept {
+        std::uint64_t note = 0;
         const bound_stream owner = thread == nullptr ? owner_of(call, any) : bound_stream{};
         const launch_listener* const of = thread != nullptr ? &thread->gate() : owner.gate.get();
         const launch_owner who = thread != nullptr ? thread->who() : owner.who;
         each_gate([&](const std::shared_ptr<launch_listener>& gate) {
-            if (gate->waits_in_streams() && gate->synchronises(gate.get() == of ? &who : nullptr, call))
+            if (gate->waits_in_streams() && gate.get() != beside &&
+                gate->synchronises(gate.get() == of ? &who : nullptr, call))
                 remember(gate, note);
         });
+        return note;
     }
     void remember(const std::shared_ptr<launch_listener>& gate, std::uint64_t& note) noexcept {
         try {
@@ -460,49 +496,89 @@ private:
     [[nodiscard]] bound_stream owner_of(const sync_call& call, bool any) noexcept {
         return any && call.stream != nullptr && may_be_bound(call.stream) ? find(call.stream) : bound_stream{};
     }
-    // The launch belongs to the stream's client or, if the stream isn't bound, to the thread's
-    // client. If the launch is for another device than that client's gate, it belongs to the scope
-    // around.
-    void to_owner(const thread_binding* thread, bool any, const launch_call& call,
+    // A launch that may wait inside the driver passes its own gate first, which may hold it. Then the
+    // other gates open their waits for it.
+    void launched(const thread_binding* thread, bool any, bool in_streams, launch_call call,
                   const CUpti_CallbackData& data) noexcept {
-        // Passed from entry to exit; 0 if the launch isn't followed.
-        std::uint64_t& note = *data.correlationData;
+        std::uint64_t& note = *data.correlationData;  // passed from entry to exit; 0: nothing to do there
         if (data.callbackSite != CUPTI_API_ENTER) {
-            const auto* const result = static_cast<const CUresult*>(data.functionReturnValue);
-            if (note != 0) ended(call, note, result != nullptr ? *result : CUDA_SUCCESS);
+            if (note != 0) ended(call, note, succeeded(data), data);
             return;
         }
         note = 0;
+        launch_under_way l;
+        if (in_streams && own_calls::depth() == 0) l.loads = first_use(call);
+        if (l.loads.what != nullptr) call.waits = wait_reach::all;
+        const bool followed = to_owner(thread, any, call, note, l);
+        if (in_streams && call.waits != wait_reach::none && own_calls::depth() == 0)
+            l.wait = wait_begins(thread, any, sync_of(call), followed ? l.gate : nullptr);
+        if (!followed && l.wait == 0 && l.loads.what == nullptr) return;
+        launch_under_way& kept = launches_under_way::next();
+        l.turn = kept.turn;
+        kept = l;
+        note |= std::uint64_t{l.turn} << 56;
+    }
+    // The code of the launch, if it wasn't used before; otherwise none.
+    [[nodiscard]] code_use first_use(const launch_call& call) const noexcept {
+        if (call.code == nullptr) return {};
+        code_use use{.what = call.code, .context = call.context, .graph = call.graph};
+        if (!loaded_.has(use)) {
+            // In a capture, the driver records the function, and the graph may load it later.
+            cudaStreamCaptureStatus now = cudaStreamCaptureStatusNone;
+            const bool known = handled(cudaStreamIsCapturing(call.stream, &now)) == cudaSuccess;
+            if (known && now == cudaStreamCaptureStatusNone) return use;
+            use.how = code_use::way::record;
+            if (!loaded_.has(use)) return use;
+        }
+        return {};
+    }
+    // The launch belongs to the stream's client or, if the stream isn't bound, to the thread's
+    // client. If the launch is for another device than that client's gate, it belongs to the scope
+    // around. Returns whether a gate follows the launch.
+    [[nodiscard]] bool to_owner(const thread_binding* thread, bool any, const launch_call& call, std::uint64_t& note,
+                                launch_under_way& l) noexcept {
         if (any && may_be_bound(call.stream)) {
             const bound_stream b = find(call.stream);  // keeps the gate alive meanwhile
-            if (b.gate != nullptr && !is_elsewhere(*b.gate, b.who, true, call, note)) return;
+            if (b.gate != nullptr) {
+                l.by_stream = true;
+                const launch_verdict is = passed(*b.gate, b.who, call, note, l);
+                if (is != launch_verdict::elsewhere) return is == launch_verdict::followed;
+            }
         }
-        for (; thread != nullptr; thread = thread->outer())
-            if (!is_elsewhere(thread->gate(), thread->who(), false, call, note)) return;
-    }
-    // Passes the launch to a gate. If the gate follows it, the highest byte of `note` gets the turn
-    // under which the thread keeps the launch's owner.
-    [[nodiscard]] static bool is_elsewhere(launch_listener& gate, launch_owner who, bool by_stream,
-                                           const launch_call& call, std::uint64_t& note) noexcept {
-        const launch_verdict verdict = gate.before(who, call, note);
-        if (verdict != launch_verdict::followed) {
-            note = 0;
-            return verdict == launch_verdict::elsewhere;
+        l.by_stream = false;
+        for (; thread != nullptr; thread = thread->outer()) {
+            const launch_verdict is = passed(thread->gate(), thread->who(), call, note, l);
+            if (is != launch_verdict::elsewhere) return is == launch_verdict::followed;
         }
-        launch_under_way& l = launches_under_way::next();
-        l = {.turn = l.turn, .by_stream = by_stream, .gate = &gate, .number = gate.number(), .who = who};
-        note |= std::uint64_t{l.turn} << 56;
         return false;
+    }
+    // Passes the launch to a gate.
+    [[nodiscard]] static launch_verdict passed(launch_listener& gate, launch_owner who, const launch_call& call,
+                                               std::uint64_t& note, launch_under_way& l) noexcept {
+        const launch_verdict is = gate.before(who, call, note);
+        if (is != launch_verdict::followed) {
+            note = 0;
+            return is;
+        }
+        l.gate = &gate;
+        l.number = gate.number();
+        l.who = who;
+        return is;
     }
     // Reports the end of a launch. A scope exists until its thread has left the call, but the gate
     // of a bound stream may be gone.
-    void ended(const launch_call& call, std::uint64_t note, CUresult result) noexcept {
+    void ended(const launch_call& call, std::uint64_t note, bool went, const CUpti_CallbackData& data) noexcept {
         const launch_under_way l = launches_under_way::take(static_cast<std::uint8_t>(note >> 56));
+        if (l.turn == 0) return;
+        if (l.loads.what != nullptr && went) loaded_.add(l.loads);
+        wait_ends(l.wait);
         if (l.gate == nullptr) return;
+        const auto* const result = static_cast<const CUresult*>(data.functionReturnValue);
+        const CUresult code = result != nullptr ? *result : CUDA_SUCCESS;
         const std::uint64_t theirs = note & ((std::uint64_t{1} << 56) - 1);
-        if (!l.by_stream) return l.gate->after(l.who, call, theirs, result);
+        if (!l.by_stream) return l.gate->after(l.who, call, theirs, code);
         each_gate([&](const std::shared_ptr<launch_listener>& gate) {
-            if (gate->number() == l.number) gate->after(l.who, call, theirs, result);
+            if (gate->number() == l.number) gate->after(l.who, call, theirs, code);
         });
     }
 
@@ -551,6 +627,7 @@ private:
     std::uint64_t bindings_ = 0;  // the number of bindings so far
     std::vector<wait_under_way> waits_;
     std::uint64_t last_wait_ = 0;
+    loaded_code loaded_;
 };
 
 }  // namespace detail
