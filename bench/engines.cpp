@@ -74,15 +74,20 @@ double alone_rate(const engines::busy_model& m, std::uint64_t seed) {
 struct round_of {
     engines::answers urgent_alone;
     std::map<std::string, engines::outcome> beside;  // by "NEIGHBOUR STRATEGY"
-    std::map<std::string, double> alone, held_alone, gated_alone;
+    std::map<std::string, double> alone, held_alone, gated_alone, in_default_pieces_alone;
+    double inference_in_default_pieces = 0;  // the rate beside the requests
 };
 
 std::string key(std::string_view name, strategy how) { return std::string(name) + ' ' + std::string(to_string(how)); }
 
+constexpr gpushare::ns default_piece{200'000};  // of launch_shell_options
+
 // The rate behind a gate whose urgent client never asks.
-double rate_behind(engines::setting s, const engines::recording& all, const neighbour& n, std::uint64_t seed) {
+double rate_behind(engines::setting s, const engines::recording& all, const neighbour& n, std::uint64_t seed,
+                   gpushare::ns piece = engines::busy_model{}.piece) {
     s.served = {bert(all, 0)};
     s.busy = {busy(all, n)};
+    s.busy[0].piece = piece;
     return engines::colocate(s, seed).busy[0].iterations_per_s;
 }
 
@@ -95,21 +100,28 @@ round_of measure(const engines::recording& all, std::uint64_t seed) {
         const auto m = busy(all, n);
         r.alone[n.name] = alone_rate(m, seed);
         r.gated_alone[n.name] = rate_behind({.how = strategy::gated}, all, n, seed);
+        r.in_default_pieces_alone[n.name] = rate_behind({.how = strategy::gated}, all, n, seed, default_piece);
         r.held_alone[n.name] = rate_behind({.how = strategy::held}, all, n, seed);
         for (const strategy how : strategies)
             r.beside[key(n.name, how)] = engines::colocate({.served = {urgent}, .busy = {m}, .how = how}, seed);
     }
+    auto inference = busy(all, neighbours[0]);
+    inference.piece = default_piece;
+    r.inference_in_default_pieces =
+        engines::colocate({.served = {urgent}, .busy = {inference}, .how = strategy::gated}, seed)
+            .busy[0]
+            .iterations_per_s;
     return r;
 }
 
-// Each seed on a thread of its own: time is virtual, so neighbours don't change a figure.
-std::vector<round_of> measured_rounds(const engines::recording& all, std::uint64_t seeds) {
-    std::vector<std::future<round_of>> under_way;
-    for (std::uint64_t seed = 1; seed <= seeds; ++seed)
-        under_way.push_back(std::async(std::launch::async, [&all, seed] { return measure(all, seed); }));
-    std::vector<round_of> rounds;
-    for (auto& round : under_way) rounds.push_back(round.get());
-    return rounds;
+// of(seed) of each, on a thread of its own: time is virtual, so neighbours don't change a figure.
+template <class Of>
+auto of_seeds(std::uint64_t seeds, Of of) {
+    std::vector<std::future<decltype(of(seeds))>> under_way;
+    for (std::uint64_t seed = 1; seed <= seeds; ++seed) under_way.push_back(std::async(std::launch::async, of, seed));
+    std::vector<decltype(of(seeds))> results;
+    for (auto& result : under_way) results.push_back(result.get());
+    return results;
 }
 
 template <class Of>
@@ -209,6 +221,12 @@ void report_costs(bench::report& out, const engines::recording& all, const std::
     tight.gate.in_flight = gpushare::ns{1000};
     out.figure("engines.gate_cost_pct", worst(&round_of::gated_alone), "%",
                {bench::at_most(cost_bar), cost(dear), "a wait that costs its stream 50 us"});
+    out.figure("engines.gate_cost_pct_default_piece", worst(&round_of::in_default_pieces_alone), "%");
+    out.figure(
+        "engines.background_pct_inference_default_piece",
+        each(rounds,
+             [](const round_of& r) { return 100 * r.inference_in_default_pieces / r.alone.at(neighbours[0].name); }),
+        "%");
     const double planted = cost(tight);
     out.figure("engines.hold_cost_pct", worst(&round_of::held_alone), "%",
                {bench::at_most(cost_bar), planted, "one launch in flight at a time"});
@@ -261,10 +279,13 @@ division_errors divide(const engines::recording& all, strategy how, const std::v
 void report_shares(bench::report& out, const engines::recording& all, std::uint64_t seeds) {
     const std::vector<std::uint32_t> divisions[] = {{30, 70}, {70, 30}, {10, 90}, {90, 10}, {0, 30, 70}, {20, 30, 50}};
     std::vector<double> share, of_alone, metering, progress;
-    for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
+    const auto errors = of_seeds(seeds, [&](std::uint64_t seed) {
         division_errors worst;
         for (const auto& weights : divisions)
             for (const strategy how : {strategy::held, strategy::gated}) worst.add(divide(all, how, weights, seed));
+        return worst;
+    });
+    for (const division_errors& worst : errors) {
         share.push_back(worst.share_pp);
         of_alone.push_back(worst.of_alone_pp);
         metering.push_back(worst.metering_pct);
@@ -384,22 +405,20 @@ late_tokens late_of(const engines::answers& beside, const engines::answers& alon
     };
     return {late(alone), late(beside) - late(alone)};
 }
-std::vector<late_tokens> late_beside(engines::setting s, std::uint64_t seeds) {
-    std::vector<late_tokens> of_seeds;
-    const auto neighbour_models = s.busy;
-    for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
-        s.busy = neighbour_models;
-        s.served[0].arrivals = seed;
-        const auto both = engines::colocate(s, seed);
-        s.busy.clear();
-        of_seeds.push_back(late_of(both.served[0], engines::colocate(s, seed).served[0]));
-        of_seeds.back().background_per_s = both.busy[0].iterations_per_s;
-    }
-    return of_seeds;
+std::vector<late_tokens> late_beside(const engines::setting& s, std::uint64_t seeds) {
+    return of_seeds(seeds, [&s](std::uint64_t seed) {
+        engines::setting of = s;
+        of.served[0].arrivals = seed;
+        const auto both = engines::colocate(of, seed);
+        of.busy.clear();
+        late_tokens late = late_of(both.served[0], engines::colocate(of, seed).served[0]);
+        late.background_per_s = both.busy[0].iterations_per_s;
+        return late;
+    });
 }
-std::vector<double> part(const std::vector<late_tokens>& of_seeds, double late_tokens::*which) {
+std::vector<double> part(const std::vector<late_tokens>& seeds, double late_tokens::*which) {
     std::vector<double> values;
-    for (const late_tokens& late : of_seeds) values.push_back(late.*which);
+    for (const late_tokens& late : seeds) values.push_back(late.*which);
     return values;
 }
 
@@ -411,7 +430,9 @@ void report_late_floors(bench::report& out, const engines::setting& s, const std
         return late;
     };
     engines::setting each_kernel = s, slows_nobody = s, shorter = s, even = s, ahead = s;
-    each_kernel.busy[0].piece = each_kernel.host.wait_in_stream = gpushare::ns{0};
+    constexpr gpushare::ns none{0};
+    each_kernel.busy[0].piece = each_kernel.host.wait_in_stream = none;
+    each_kernel.host.gate = {none, none, none, none, none};
     figure("engines.decode_late_floor_pp", each_kernel);
     slows_nobody.device.beside_memory = 0;
     figure("engines.decode_late_no_slowdown_pp", slows_nobody);
@@ -574,7 +595,7 @@ int run(const char* json) {
     }
     const auto all = engines::read_recording(recorded.string());
     report_decoding(out, all);
-    const auto rounds = measured_rounds(all, 5);
+    const auto rounds = of_seeds(5, [&all](std::uint64_t seed) { return measure(all, seed); });
     for (const neighbour& n : neighbours) {
         report_gate(out, all, rounds, n);
         for (const strategy how : {strategy::plain, strategy::native, strategy::acquire, strategy::held})

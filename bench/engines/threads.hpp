@@ -46,6 +46,22 @@ enum class strategy : std::uint8_t {
     return names[static_cast<std::size_t>(s)];
 }
 
+/// What a launch gate takes of the host that launches. A thread that is bound to nobody pays nothing that was measurable.
+struct gate_costs {
+    ns callback{100};    ///< for each launch: by the experiment on an H100, where a launch took 4.3 us
+    ns record{1228};     ///< an event: gpu.record_ns on an H100, in bench/results/nvidia-h100-80gb-hbm3
+    ns query{183};       ///< of an event: gpu.query_of_reached_ns there
+    ns put_wait{1228};   ///< a wait into a stream: an assumption, as long as an event
+    ns experiment{400};  ///< in its place, all that the experiment took for a launch and its event: 200 to 400
+
+    /// For a batch: its end is recorded, and the ends before it are looked at. Behind a wait so is its beginning.
+    [[nodiscard]] constexpr ns of_batch(bool behind_wait) const noexcept {
+        return behind_wait ? put_wait + record * 2 + query * 3 : record + query * 4;
+    }
+    /// For a request that is one launch: as for a batch on an idle stream.
+    [[nodiscard]] constexpr ns of_request() const noexcept { return callback + record * 2 + query * 4; }
+};
+
 /// Times of a host and its driver, from data/h100: README.md and the recorded launches.
 struct host_costs {
     ns launch_latency{4500};   ///< from a launch to its arrival at the device
@@ -59,6 +75,7 @@ struct host_costs {
     ns seen{5000};             ///< until a waiting host thread has seen an end
     ns woken{3000};            ///< until a held thread launches again
     ns wait_in_stream{1500};   ///< what an open wait costs its stream: an assumption, to be measured
+    gate_costs gate{};         ///< and what the gate costs its host
 };
 
 /// An engine that always has work.
@@ -67,7 +84,8 @@ struct busy_model {
     double host_pace = 1;      ///< of the recorded time between two launches, without a profiler
     std::uint32_t weight = 1;  ///< of the device time of its level
     bool as_graph = false;     ///< an iteration is one launch
-    ns piece{200'000};         ///< of predicted work between two waits in its stream, or one launch
+    /// Of predicted work between two waits in its stream, or one launch. launch_shell_options has 200 us by default.
+    ns piece{250'000};
 };
 
 /// An engine that serves requests, at the level above.
@@ -190,6 +208,7 @@ public:
           client_(on.gate.add({.level = 0, .weight = m.weight, .in_stream = on.how == strategy::gated})),
           number_(on.clients++),
           stream_(on.gpu.make_stream({number_, 0, m.as_graph ? on.host.gap_in_graph : on.host.gap})) {
+        if (on.how == strategy::gated) on.gate.took(client_, m.piece);  // bounds count it
         on.on_open.emplace_back([this] { look_again(); });
         on.on_hold.emplace_back([this] { end_old_batch(held_); });
     }
@@ -230,10 +249,10 @@ private:
         }
         const std::size_t n = engine_.as_graph ? current().size() : 1;
         if (asks() && !may_go(n)) return;
-        const instant arrival = on_.gpu.now() + (engine_.as_graph ? on_.host.graph_start : on_.host.launch_latency);
+        spent_ = asks() ? of_launch() : ns{0};
         for (std::size_t i = 0; i < n; ++i) {
             const kernel& k = current()[next_];
-            launch(k, next_ + 1 == current().size(), arrival);
+            launch(k, next_ + 1 == current().size());
             ++next_;
         }
         if (next_ == current().size()) {
@@ -241,7 +260,11 @@ private:
             ++begun_;
         }
         const ns pace{std::llround(static_cast<double>(current()[next_].host.count()) * engine_.host_pace)};
-        on_.gpu.at(on_.gpu.now() + (engine_.as_graph ? on_.host.graph_start : pace), [this] { go_on(); });
+        on_.gpu.at(on_.gpu.now() + spent_ + (engine_.as_graph ? on_.host.graph_start : pace), [this] { go_on(); });
+    }
+    /// When what the host enqueues now reaches the device.
+    [[nodiscard]] instant arrival() const noexcept {
+        return on_.gpu.now() + spent_ + (engine_.as_graph ? on_.host.graph_start : on_.host.launch_latency);
     }
 
     // Else the thread goes on, once, when it is.
@@ -257,6 +280,15 @@ private:
 
     // ---- the gate
 
+    // What it takes of the host for each launch. A graph is one, and the waits in it were captured long ago.
+    [[nodiscard]] ns of_launch() const noexcept {
+        const gate_costs& gate = on_.host.gate;
+        if (each()) return gate.experiment;
+        return engine_.as_graph ? gate.callback + gate.of_batch(on_.how == strategy::gated) : gate.callback;
+    }
+    void spend_on_batch() noexcept {
+        if (!each() && !engine_.as_graph) spent_ += on_.host.gate.of_batch(on_.how == strategy::gated);
+    }
     [[nodiscard]] gpushare::launch_cost cost_of(const kernel& k, ns takes) const noexcept {
         return {takes, without_gaps(takes, 1) * std::min(k.blocks, h100.sms) / h100.sms};
     }
@@ -303,15 +335,15 @@ private:
     }
 
     // In front of a batch.
-    void put_wait(instant arrival) {
-        on_.gpu.wait_in_stream(stream_, on_.closed, arrival);
+    void put_wait() {
+        on_.gpu.wait_in_stream(stream_, on_.closed, arrival());
         // An open wait takes the stream's time, and nothing of an SM to speak of.
         wait_ = {.blocks = 1, .block = {32, 0, 0, 0}, .alone = on_.host.wait_in_stream};
         batches_.put_wait();
-        on_.gpu.launch(stream_, wait_, arrival, [this] { batches_.passed_wait(on_.gpu.now()); });
+        on_.gpu.launch(stream_, wait_, arrival(), [this] { batches_.passed_wait(on_.gpu.now()); });
     }
 
-    void launch(const kernel& k, bool last, instant arrival) {
+    void launch(const kernel& k, bool last) {
         const auto e = entry_of(k);
         history_.add(k.kind);
         const gpushare::launch_cost c = cost_of(k, on_.times.predicted(e));
@@ -321,16 +353,17 @@ private:
         const ns most = on_.gate.piece(client_, engine_.piece);
         const bool too_long = gated && batches_.open().predicted.time + c.time > most;
         if (asks() && (apart || too_long) && !batches_.open().entries.empty()) end_batch();
-        if (gated && batches_.open().entries.empty()) put_wait(arrival);
+        if (asks() && batches_.open().entries.empty()) spend_on_batch();
+        if (gated && batches_.open().entries.empty()) put_wait();
         if (asks()) {
             on_.gate.launched(client_, {c.time, c.charge, !apart}, on_.gpu.now(), alone);
-            batches_.add(e, c, arrival, on_.in_flight != launched_ - kernels_over_, on_.launches - launched_);
+            batches_.add(e, c, arrival(), on_.in_flight != launched_ - kernels_over_, on_.launches - launched_);
         }
         const ns full = gated ? engine_.piece : batch;
         const bool ends = asks() && (apart || each() || batches_.open().predicted.time >= full);
         ++on_.launches;
         ++on_.in_flight;
-        on_.gpu.launch(stream_, k, arrival, [this, last] {
+        on_.gpu.launch(stream_, k, arrival(), [this, last] {
             kernel_over();
             if (last) on_.gpu.at(on_.gpu.now() + on_.host.seen, [this] { iteration_over(); });
         });
@@ -388,6 +421,7 @@ private:
     bool samples_ = false;
     instant since_{}, sampled_{};
     ns longest_hold_{0};
+    ns spent_{0};  // of the host by the gate, for this launch so far
     batch_times batches_;
     gpushare::detail::launch_history history_;
     std::size_t launched_ = 0, kernels_over_ = 0;
@@ -452,6 +486,8 @@ private:
         waiting_.front().turn = on_.gpu.now();
         const iteration& graph = (*engine_.model)[0];
         instant arrival = on_.gpu.now() + on_.host.graph_start;
+        if (on_.how >= strategy::held)
+            arrival += on_.how == strategy::single ? on_.host.gate.experiment : on_.host.gate.of_request();
         if (on_.host.late > 0 && on_.gpu.random().fraction() < on_.host.late)
             arrival += on_.gpu.random().exponential(on_.host.late_by);
         on_.driver_free = on_.gpu.now() + on_.host.graph_launch;

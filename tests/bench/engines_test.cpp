@@ -260,6 +260,31 @@ TEST_CASE("a gate divides a device among engines by weight, and charges what the
     for (const auto& engine : r.busy) CHECK(engine.charged_s == Approx(engine.device_s).epsilon(0.01));
 }
 
+TEST_CASE("a gate takes time of the launching host, for launches, events and waits", "[engines]") {
+    std::vector<iteration> bound_by_host(1, iteration(40, filling(264, 10us)));
+    for (kernel& k : bound_by_host[0]) k.host = 20us;
+    engines::setting s{.busy = {{.model = &bound_by_host}}, .length = 500ms, .device = exact};
+    const auto rate = [&](strategy how, const engines::gate_costs& costs) {
+        s.how = how;
+        s.host.gate = costs;
+        return engines::colocate(s, 1).busy[0].iterations_per_s;
+    };
+    constexpr ns none{0};
+    const engines::gate_costs nothing{none, none, none, none, none}, calls{2us, none, none, none, none},
+        events{none, 30us, none, none, none}, waits{none, none, none, 50us, none};
+    const double plain = rate(strategy::plain, {});
+    for (const strategy how : {strategy::held, strategy::gated}) {
+        CAPTURE(to_string(how));
+        CHECK(rate(how, nothing) == Approx(plain).epsilon(0.005));
+        CHECK(rate(how, calls) == Approx(plain * 20 / 22).epsilon(0.005));
+    }
+    CHECK(rate(strategy::held, events) == Approx(plain * 20 / 22).epsilon(0.005));  // one for 15 launches
+    CHECK(rate(strategy::held, waits) == Approx(plain).epsilon(0.005));
+    CHECK(rate(strategy::gated, waits) == Approx(plain * 20 / 22).epsilon(0.02));  // one for some 25 launches
+    CHECK(rate(strategy::gated, events) < 0.98 * plain * 20 / 22);                 // and two events
+    CHECK(rate(strategy::native, {1s, 1s, 1s, 1s, 1s}) == Approx(plain).epsilon(0.005));
+}
+
 TEST_CASE("the same seed gives the same run", "[engines]") {
     made_up m;
     const auto one = m.run(strategy::gated), other = m.run(strategy::gated);
