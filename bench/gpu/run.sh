@@ -4,8 +4,9 @@
 # tenants, training by libtorch, the example server, models of libtorch beside each other, compute-sanitizer's tools.
 # Each step is a process of its own with a time limit, so that one that crashes or hangs costs nothing but itself.
 #
-#   run.sh [--programs DIR] [--keep DIR] [OUTPUT]
+#   run.sh [--programs DIR] [--keep DIR] [--more] [OUTPUT]
 #
+# --more: in place of all that, models beside each other under other loads, as graphs and decoding, in at most four minutes.
 # --programs: where test_gpu, gpu_figures and, if they were built, training_figures, torch_figures, gpu_server and engine_figures are, by default beside
 # this file. Writes gpu.txt, a page of at most 60 lines, gpu.json, every repeat of every figure, and gpu.log, all that was printed, to OUTPUT, by default the current directory,
 # and to the folder that the variable OUT names, if it does; the page and the JSON as well to the folder DEVICE within that of
@@ -16,10 +17,16 @@ set -uo pipefail
 
 programs=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 keep=
+more=
 while [[ ${1-} == --* ]]; do
     case $1 in
         --programs) programs=$(cd "$2" && pwd) || exit 2 ;;
         --keep) keep=$2 ;;
+        --more)
+            more=yes
+            shift
+            continue
+            ;;
         *)
             echo "run.sh: unknown option $1" >&2
             exit 2
@@ -145,23 +152,23 @@ libtorch() {  # EXPERIMENT LIMIT
 }
 
 # Models of libtorch beside each other, by the libraries that PyTorch has here: engines.py finds them.
-engines() {
-    local python seconds=$((whole_limit - SECONDS - 15))
+engines() {  # STEP [ARG...]
+    local step=$1 python seconds=$((whole_limit - SECONDS - 15))
     ((seconds <= 225)) || seconds=225
     if [[ ! -x $programs/engine_figures ]]; then
         echo "== without engines: engine_figures wasn't built, for lack of libtorch"
-        results+=("engines|left out: not built|0")
+        results+=("$step|left out: not built|0")
     elif python=$(command -v python3); then
-        step engines 240 "$python" "$programs/engines.py" "$programs/engine_figures" "$scratch/figures/engines" --seconds "$seconds"
+        step "$step" 240 "$python" "$programs/engines.py" "$programs/engine_figures" "$scratch/figures/$step" --seconds "$seconds" "${@:2}"
     else
         echo "== without engines: there is no Python, and so no PyTorch whose libtorch they could run with"
-        results+=("engines|left out: not installed|0")
+        results+=("$step|left out: not installed|0")
     fi
 }
 
 run_all() {
-    local experiments experiment name limit code json=$scratch/figures
-    mkdir "$json"
+    local code
+    mkdir "$scratch/figures"
     echo "# $(date -u '+%Y-%m-%d %H:%M:%S') UTC"
     device=$("$programs/gpu_figures" --device 2>&1) || {
         code=$?
@@ -173,11 +180,24 @@ run_all() {
     echo "$device"
     echo "# driver ${driver:-of unknown version}"
 
+    if [[ -n $more ]]; then
+        engines engines_more --more
+    else
+        run_steps
+    fi
+    page >"$scratch/page"
+    sed 's/ *$//' "$scratch/page" | head -n 60 | tee "$scratch/gpu.txt"
+    write_json >"$scratch/gpu.json"
+    ((failed == 0))
+}
+
+run_steps() {
+    local experiments experiment name limit
     step conformance 150 "$programs/test_gpu"
     mapfile -t experiments < <("$programs/gpu_figures" --list)
     for experiment in "${experiments[@]}"; do
         read -r name limit <<<"$experiment"
-        step "$name" "$limit" "$programs/gpu_figures" "$name" "$json/$name"
+        step "$name" "$limit" "$programs/gpu_figures" "$name" "$scratch/figures/$name"
     done
     pytorch
     training
@@ -185,12 +205,8 @@ run_all() {
     libtorch decoder 20
     libtorch slices 30
     server
-    engines
+    engines engines
     sanitize
-    page >"$scratch/page"
-    sed 's/ *$//' "$scratch/page" | head -n 60 | tee "$scratch/gpu.txt"
-    write_json >"$scratch/gpu.json"
-    ((failed == 0))
 }
 
 # What ran where, how it went, what was measured (medians) and what was learnt on the way.
@@ -212,7 +228,8 @@ page() {
 figures_of_page() {
     local all
     all=$(sed -n 's/^figure gpu\.//p' "$scratch/printed" | grep -v '_with_a_planted_fault ')
-    local main='^(engines_(p99_vs_alone_|background_pct_[a-z]+(_held)? |gate_cost|hold_cost|share_error|metering_error)|server_|open_wait_)'
+    [[ -z $more ]] || { grep '^engines_' <<<"$all" | head -n 58; return; }
+    local main='^(engines_(p99_vs_alone_[a-z]+(_held|_native)? |background_pct_[a-z]+(_held)? |gate_cost|hold_cost|share_error_pp|metering_error)|server_|open_wait_)'
     local engines
     engines=$(grep -E "$main" <<<"$all" | head -n 31)
     grep -Ev '^(engines|server|open_wait)_' <<<"$all" | head -n $((58 - $(grep -c . <<<"$engines")))

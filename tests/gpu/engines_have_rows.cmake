@@ -1,13 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 # Rehearses the experiment with engines: it has to run through, with all strategies, and each of its
-# figures has to have a row in bench/README.md, by its name or by the name without "_held", "_native"
-# or "_plain".
+# figures has to have a row in bench/README.md, by its name or by the name without "_held", "_native",
+# "_plain" or "_acquire".
 #
 #   cmake -DPROGRAM=gpu_engines_rehearsal -DREADME=bench/README.md -P engines_have_rows.cmake
-execute_process(COMMAND ${PROGRAM} --small RESULT_VARIABLE code OUTPUT_VARIABLE output ERROR_VARIABLE output)
-if(NOT code EQUAL 0)
-    message(FATAL_ERROR "the rehearsal ends with ${code}:\n${output}")
-endif()
+set(output)
+foreach(part IN ITEMS "" --more)
+    execute_process(COMMAND ${PROGRAM} --small ${part} RESULT_VARIABLE code OUTPUT_VARIABLE printed ERROR_VARIABLE printed)
+    # The words for which a graph waits are never freed, and the stand-in ends with 1 for that.
+    if(part)
+        if(NOT printed MATCHES "left behind: 1 host allocations")
+            message(FATAL_ERROR "no graph has waits in it, and the rehearsal ends with ${code}:\n${printed}")
+        endif()
+        math(EXPR code "${code} - 1")
+    endif()
+    if(NOT code EQUAL 0)
+        message(FATAL_ERROR "the rehearsal ${part} ends with ${code}:\n${printed}")
+    endif()
+    string(APPEND output "${printed}")
+endforeach()
 if(NOT output MATCHES "gated: by waits in streams")
     message(FATAL_ERROR "streams don't wait:\n${output}")
 endif()
@@ -17,12 +28,12 @@ string(SUBSTRING "${rows}" 0 ${end} rows)
 # Void: what the rehearsal's times make of a figure.
 string(REGEX MATCHALL "(figure|void) gpu\\.[a-z0-9_]+" figures "${output}")
 list(LENGTH figures found)
-if(found LESS 60)
+if(found LESS 150)
     message(FATAL_ERROR "${found} figures, which is too few:\n${output}")
 endif()
 foreach(figure IN LISTS figures)
     string(REGEX REPLACE "^(figure|void) |_with_a_planted_fault$" "" figure "${figure}")
-    string(REGEX REPLACE "_(held|native|plain)$" "" of_gate "${figure}")
+    string(REGEX REPLACE "_(held|native|plain|acquire)$" "" of_gate "${figure}")
     string(FIND "${rows}" "`${figure}`" row)
     string(FIND "${rows}" "`${of_gate}`" row_of_gate)
     if(row EQUAL -1 AND row_of_gate EQUAL -1)

@@ -93,6 +93,9 @@ std::unique_ptr<model> make_resnet_inference(const resnet_sizes&, place) {
 std::unique_ptr<model> make_resnet_training(const resnet_sizes&, place) {
     return std::make_unique<some_kernels>(5, 400us, true);
 }
+std::unique_ptr<model> make_llm_step(const llm_step_sizes&, place) {
+    return std::make_unique<some_kernels>(10, 50us, false);
+}
 std::unique_ptr<model> make_llm_prefill(const llm_sizes&, place) {
     return std::make_unique<some_kernels>(8, 500us, false);
 }

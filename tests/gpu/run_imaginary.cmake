@@ -30,6 +30,8 @@ case "$*" in
     */server.py\ */gpu_server\ */figures/server\ --seconds\ [1-9]*)
         [ -d "$TMPDIR/figures" ] || exit 7
         echo 'figure gpu.server_batch_pct 80 %'; echo '@figures@' >"$3" ;;
+    */engines.py\ */engine_figures\ */figures/engines_more\ --seconds\ [1-9]*\ --more)
+        echo 'figure gpu.engines_p99_vs_alone_inference_load_5 1.1 x'; echo '@figures@' >"$3" ;;
     */engines.py\ */engine_figures\ */figures/engines\ --seconds\ [1-9]*) echo 'figure gpu.engines_gate_cost_pct 1 %'; echo '@figures@' >"$3" ;;
     */engines.py\ */torch_figures\ decoder\ */figures/decoder) echo 'figure gpu.decoder_token_mismatches 0 tokens'; echo '@figures@' >"$4" ;;
     */engines.py\ */torch_figures\ slices\ */figures/slices) exit 4 ;;
@@ -103,6 +105,16 @@ expect("failed with exit code 9" steps racecheck status)
 expect("not supported" steps initcheck status)
 if(NOT page MATCHES "gpu: 9 passed, 3 failed or unfinished, 5 can't be done here[^=]*not supported: one device")
     message(FATAL_ERROR "the summary is wrong:\n${page}")
+endif()
+
+# Other loads of the engines are a step of their own, and the only one if they are asked for.
+execute_process(COMMAND ${RUN} --programs ${DIRECTORY} --more ${DIRECTORY}/more RESULT_VARIABLE code OUTPUT_VARIABLE page)
+file(READ ${DIRECTORY}/more/gpu.json json)
+file(READ ${DIRECTORY}/more/gpu.txt text)
+expect(passed steps engines_more status)
+expect(7 steps engines_more result figures gpu.x median)
+if(NOT code EQUAL 0 OR NOT page MATCHES "gpu: 1 passed, 0 failed" OR NOT text MATCHES "inference_load_5  *1.1 x")
+    message(FATAL_ERROR "exit code ${code} instead of 0, or other steps than the one:\n${page}")
 endif()
 
 # With little time left the server isn't begun: a round takes longer.

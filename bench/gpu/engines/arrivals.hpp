@@ -16,17 +16,17 @@ namespace gpu_engines {
 
 using steady = std::chrono::steady_clock;
 
-/// A Poisson process: since its beginning, in order.
+/// A Poisson process: since its beginning, in order. `burst` at once, and then none for longer.
 [[nodiscard]] inline std::vector<std::chrono::nanoseconds> arrivals(double per_s, std::chrono::nanoseconds length,
-                                                                    std::uint64_t seed) {
+                                                                    std::uint64_t seed, unsigned burst = 1) {
     std::vector<std::chrono::nanoseconds> all;
     if (per_s <= 0) return all;
     std::mt19937_64 random(seed);
-    std::exponential_distribution<double> gap(per_s);
+    std::exponential_distribution<double> gap(per_s / burst);
     for (double at = gap(random);; at += gap(random)) {
         const std::chrono::nanoseconds since{static_cast<std::int64_t>(at * 1e9)};
         if (since >= length) return all;
-        all.push_back(since);
+        all.insert(all.end(), burst, since);
     }
 }
 

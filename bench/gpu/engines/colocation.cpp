@@ -11,6 +11,9 @@
 
 #include <gpushare/backend/cuda/launch_gate.hpp>
 #include <gpushare/backend/cuda/node.hpp>
+#include <gpushare/backend/cuda/stream.hpp>
+#include <gpushare/backend/host/clock.hpp>
+#include <gpushare/compute/compute_limiter.hpp>
 #include <gpushare/compute/launch_gate.hpp>
 
 #include "arrivals.hpp"
@@ -21,52 +24,102 @@ namespace {
 
 namespace cu = gpushare::cuda;
 using gate_type = cu::launch_gate<gpushare::launch_gate>;
+// As bench/engines/threads.hpp has it, whose gate cost keeps its bar by that: 50 us more than the default.
+constexpr gpushare::ns piece{250'000};
+using limiter_type = gpushare::compute_limiter<cu::stream, gpushare::host::steady_clock>;
 
-/// A launch gate and its clients, or nothing where the strategy has none.
+/// A tenant's turns by a limiter: a permit for each pass.
+class turns {
+public:
+    turns(limiter_type& by, cu::stream s, int level)
+        : by_(&by), stream_(std::move(s)), who_(by.add({.level = {level}})) {}
+
+    /// Permits whose work may be in flight are kept.
+    template <class F>
+    void pass(F enqueue) {
+        while (!kept_.empty() && kept_.front().poll()) kept_.pop_front();
+        kept_.push_back(*by_->acquire(who_));
+        kept_.back().enqueue(stream_, [&](cu::stream&) { enqueue(); });
+    }
+
+private:
+    limiter_type* by_;
+    cu::stream stream_;
+    gpushare::client_id who_;
+    std::deque<limiter_type::permit> kept_;
+};
+
+/// A launch gate and its clients or a limiter, or nothing where the strategy has none.
 class gatekeeper {
 public:
     /// `urgent`: a client is there that goes before others, whether or not it ever asks.
-    /// `in_flight`: as in setting. `gap`: in front of each launch, which the gate doesn't charge.
+    /// `in_flight`: as in setting. `gap`: in front of each launch, which the gate doesn't charge. `graphs`: waits
+    /// in them.
     gatekeeper(strategy how, bool urgent, gpushare::ns in_flight = setting{}.in_flight,
-               gpushare::ns gap = cu::launch_shell_options{}.gap) {
-        if (how != strategy::held && how != strategy::gated) return;
+               gpushare::ns gap = cu::launch_shell_options{}.gap, bool graphs = false) {
+        if (how != strategy::held && how != strategy::gated && how != strategy::acquire) return;
         node_.emplace(cu::node_options{.devices = {0}});
-        gate_.emplace(
-            *node_, gpushare::device_id{0}, gpushare::launch_gate{{.in_flight = in_flight}},
-            cu::launch_shell_options{
-                .waits = how == strategy::gated ? cu::launch_wait::stream : cu::launch_wait::thread, .gap = gap});
+        if (how == strategy::acquire) {
+            limiter_.emplace();
+            return;
+        }
+        gate_.emplace(*node_, gpushare::device_id{0}, gpushare::launch_gate{{.in_flight = in_flight}},
+                      cu::launch_shell_options{
+                          .waits = how == strategy::gated ? cu::launch_wait::stream : cu::launch_wait::thread,
+                          .waits_in_graphs = graphs,
+                          .piece = piece,
+                          .gap = gap});
         if (urgent) requests_.emplace(gate_->add({.level = 1}));
     }
 
-    /// A busy tenant's; empty without a gate.
+    /// A busy tenant's; empty without a gate and without a limiter.
     struct seat {
-        gate_type::client client;
-        gate_type::binding bound;
+        std::optional<gate_type::client> client;
+        std::optional<gate_type::binding> bound;
+        std::optional<turns> by_permits;
     };
-    [[nodiscard]] std::optional<seat> admit(const lane& l, std::uint32_t weight) {
-        if (!gate_) return std::nullopt;
-        auto c = gate_->add({.weight = weight});
-        auto b = gate_->bind(c, l.native());
-        return seat{std::move(c), std::move(b)};
+    [[nodiscard]] seat admit(const lane& l, std::uint32_t weight) {
+        seat s;
+        if (limiter_) s.by_permits.emplace(*limiter_, node_->borrow(l.native()), 0);
+        if (!gate_) return s;
+        s.client.emplace(gate_->add({.weight = weight}));
+        s.bound.emplace(gate_->bind(*s.client, l.native()));
+        return s;
+    }
+    /// One whose requests go first.
+    [[nodiscard]] seat invite(const lane& l) {
+        seat s;
+        if (limiter_) s.by_permits.emplace(*limiter_, node_->borrow(l.native()), 1);
+        if (gate_) s.client.emplace(gate_->add({.level = 1}));
+        return s;
     }
     /// Another request is there, until `waiting` is reset.
-    void announce(std::optional<gate_type::request>& waiting) {
-        if (requests_) waiting.emplace(gate_->announce(*requests_));
+    void announce(const seat& who, std::optional<gate_type::request>& waiting) {
+        if (who.client) waiting.emplace(gate_->announce(*who.client));
     }
-    /// `call` as a request. How long that waits for others at most, as the gate told it.
-    template <class F>
-    gpushare::ns request(F call) {
-        if (!requests_) {
-            call();
+    /// `enqueue` and `wait` as a request. How long that waits for others at most, as the gate told it.
+    template <class E, class W>
+    gpushare::ns request(seat& who, E enqueue, W wait) {
+        if (!who.client) {
+            pass(who, enqueue);
+            wait();
             return gpushare::ns{0};
         }
-        const auto inside = gate_->enter(*requests_);
-        const gpushare::ns told = gate_->bound(*requests_);
-        call();
+        const auto inside = gate_->enter(*who.client);
+        const gpushare::ns told = gate_->bound(*who.client);
+        enqueue();
+        wait();
         return told;
     }
-    [[nodiscard]] cu::launch_usage usage(const std::optional<seat>& p) const {
-        return p ? gate_->usage(p->client) : cu::launch_usage{};
+    template <class E>
+    static void pass(seat& who, E enqueue) {
+        if (who.by_permits)
+            who.by_permits->pass(enqueue);
+        else
+            enqueue();
+    }
+    [[nodiscard]] cu::launch_usage usage(const seat& p) const {
+        return p.client ? gate_->usage(*p.client) : cu::launch_usage{};
     }
 
     [[nodiscard]] bool waits_in_streams() const { return gate_ && gate_->waits_in_streams(); }
@@ -74,6 +127,7 @@ public:
 private:
     std::optional<cu::node> node_;
     std::optional<gate_type> gate_;
+    std::optional<limiter_type> limiter_;
     std::optional<gate_type::client> requests_;
 };
 
@@ -86,6 +140,7 @@ struct times {
 void serve(serving_tenant& t, gatekeeper& gate, const std::vector<std::chrono::nanoseconds>& requests, const times& at,
            latencies& into) {
     t.way.use();
+    auto who = gate.invite(t.way);
     std::optional<gate_type::request> next;
     for (std::size_t i = 0; i < requests.size(); ++i) {
         const auto arrival = at.begin + requests[i];
@@ -95,14 +150,16 @@ void serve(serving_tenant& t, gatekeeper& gate, const std::vector<std::chrono::n
             if (arrival >= at.counts) into.from_arrival_us.push_back(us_from(arrival, at.end));
             continue;
         }
-        const gpushare::ns told = gate.request([&] {
+        const auto pass = [&] {
             next.reset();
             t.pass();
+        };
+        const gpushare::ns told = gate.request(who, pass, [&] {
             const auto done = t.way.mark();
             while (!done.reached()) {
             }
             // So that nobody slips in between the two.
-            if (i + 1 < requests.size() && at.begin + requests[i + 1] <= steady::now()) gate.announce(next);
+            if (i + 1 < requests.size() && at.begin + requests[i + 1] <= steady::now()) gate.announce(who, next);
         });
         const auto seen = steady::now();
         if (arrival < at.counts) continue;
@@ -116,13 +173,15 @@ void serve(serving_tenant& t, gatekeeper& gate, const std::vector<std::chrono::n
 }
 
 /// Until the end; `over`: when each pass was.
-void keep_busy(const busy_part& part, const times& at, std::vector<steady::time_point>& over) {
+void keep_busy(const busy_part& part, gatekeeper::seat& who, const times& at, std::vector<steady::time_point>& over) {
     busy_tenant& t = *part.tenant;
     t.way.use();
+    std::function<void()> pass = [&t] { t.engine->step(); };
+    if (part.as_graph) pass = t.way.captured(pass);  // behind the gate, which puts waits into it
     const std::size_t most = part.rest.count() == 0 ? 3 : 1;
     std::deque<point> in_flight;
     while (steady::now() < at.end) {
-        t.engine->step();
+        gatekeeper::pass(who, pass);
         in_flight.push_back(t.way.mark());
         if (in_flight.size() < most) continue;
         in_flight.front().wait();
@@ -136,16 +195,19 @@ void keep_busy(const busy_part& part, const times& at, std::vector<steady::time_
 }  // namespace
 
 outcome colocate(const setting& s, std::uint64_t seed) {
-    gatekeeper gate(s.how, s.urgent, s.in_flight);
-    std::vector<std::optional<gatekeeper::seat>> seats;
+    gatekeeper gate(s.how, s.urgent && s.serving == nullptr, s.in_flight, cu::launch_shell_options{}.gap,
+                    std::ranges::any_of(s.busy, &busy_part::as_graph));
+    std::vector<gatekeeper::seat> seats;
     for (const busy_part& b : s.busy) seats.push_back(gate.admit(b.tenant->way, b.weight));
-    const auto requests = arrivals(s.per_s, s.warm + s.length, seed);
+    const auto requests = arrivals(s.per_s, s.warm + s.length, seed, s.burst);
+    const auto of_second = arrivals(s.per_s, s.warm + s.length, seed + 1000, s.burst);
     std::vector<std::vector<steady::time_point>> over(s.busy.size());
     outcome all;
     const times at(s);
     for (std::size_t i = 0; i < s.busy.size(); ++i)
-        s.busy[i].tenant->work.begin([&, i] { keep_busy(s.busy[i], at, over[i]); });
+        s.busy[i].tenant->work.begin([&, i] { keep_busy(s.busy[i], seats[i], at, over[i]); });
     if (s.serving != nullptr) s.serving->work.begin([&] { serve(*s.serving, gate, requests, at, all.answers); });
+    if (s.second != nullptr) s.second->work.begin([&] { serve(*s.second, gate, of_second, at, all.of_second); });
     std::exception_ptr why;
     const auto join = [&why](worker& w) {  // all of them, since they use what is here
         try {
@@ -155,6 +217,7 @@ outcome colocate(const setting& s, std::uint64_t seed) {
         }
     };
     if (s.serving != nullptr) join(s.serving->work);
+    if (s.second != nullptr) join(s.second->work);
     for (const busy_part& b : s.busy) join(b.tenant->work);
     if (why != nullptr) std::rethrow_exception(why);
     for (std::size_t i = 0; i < s.busy.size(); ++i)

@@ -20,13 +20,14 @@
 namespace gpu_engines {
 
 enum class strategy : std::uint8_t {
-    plain,   ///< nothing: a thread and a stream each
-    native,  ///< the stream of requests has the highest priority
-    held,    ///< the same, and a launch gate holds launching threads
-    gated,   ///< the same, and a launch gate waits in streams
+    plain,    ///< nothing: a thread and a stream each
+    native,   ///< the stream of requests has the highest priority
+    acquire,  ///< the same, and a limiter's permit for each pass and request
+    held,     ///< the same, and a launch gate holds launching threads
+    gated,    ///< the same, and a launch gate waits in streams
 };
 [[nodiscard]] constexpr std::string_view to_string(strategy s) noexcept {
-    constexpr std::string_view names[] = {"plain", "native", "held", "gated"};
+    constexpr std::string_view names[] = {"plain", "native", "acquire", "held", "gated"};
     return names[static_cast<std::size_t>(s)];
 }
 
@@ -35,15 +36,18 @@ struct busy_part {
     busy_tenant* tenant = nullptr;
     std::uint32_t weight = 1;          ///< as the gate is told
     std::chrono::nanoseconds rest{0};  ///< behind each pass, with nothing in flight; none: three passes are in flight
+    bool as_graph = false;             ///< a pass is a graph, captured in the run: a gate in the stream has waits in it
 };
 
 struct setting {
     serving_tenant* serving = nullptr;  ///< none: requests never come
+    serving_tenant* second = nullptr;   ///< of the same level, with as many requests
     bool urgent = true;                 ///< though a gate knows that they may
     gpushare::ns in_flight{200'000};    ///< of lower clients, as a gate counts with
     std::vector<busy_part> busy{};
     strategy how = strategy::plain;
-    double per_s = 0;                            ///< requests, at random
+    double per_s = 0;                            ///< requests of each, at random
+    unsigned burst = 1;                          ///< so many arrive at once
     std::chrono::nanoseconds warm{300'000'000};  ///< before it counts
     std::chrono::nanoseconds length{2'000'000'000};
 };
@@ -64,6 +68,7 @@ struct progress {
 
 struct outcome {
     latencies answers;
+    latencies of_second;
     std::vector<progress> busy;
 };
 

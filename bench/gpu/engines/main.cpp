@@ -2,9 +2,10 @@
 // engine_figures: real models of libtorch beside each other on one device, by plain threads, by
 // native priorities and behind a launch gate. bench/engines.cpp has the same in virtual time.
 //
-//   engine_figures [JSON] [--device cpu|cuda] [--seconds N] [--small]
+//   engine_figures [JSON] [--device cpu|cuda] [--seconds N] [--small] [--more]
 //
-// Rounds are repeated as long as another one fits into the seconds. --small: little models, one
+// Rounds are repeated as long as another one fits into the seconds. --more: other loads, graphs and a
+// decoding in their place, which need a device. --small: little models, one
 // short round, and figures that mean nothing; cpu is the same without a device, by plain threads.
 // Exit code 1: it failed; 2: it was called wrongly; 3: no device or driver; 4: the device or driver
 // can't do that.
@@ -21,6 +22,7 @@
 
 #include "../describe.hpp"
 #include "arrivals.hpp"
+#include "further.hpp"
 #include "harness.hpp"
 #include "report.hpp"
 #include "rounds.hpp"
@@ -37,13 +39,17 @@ struct asked {
                 on = device(argv[++i]);
             else if (a == "--small")
                 small = true;
+            else if (a == "--more")
+                more = true;
             else if (a == "--seconds" && i + 1 < argc)
                 seconds = std::stod(argv[++i]);
             else if (a.starts_with('-') || json != nullptr)
-                throw std::invalid_argument("usage: engine_figures [JSON] [--device cpu|cuda] [--seconds N] [--small]");
+                throw std::invalid_argument(
+                    "usage: engine_figures [JSON] [--device cpu|cuda] [--seconds N] [--small] [--more]");
             else
                 json = argv[i];
         }
+        if (more && on == place::cpu) throw std::invalid_argument("--more needs a device");
     }
     static place device(std::string_view name) {
         if (name != "cpu" && name != "cuda") throw std::invalid_argument("--device is cpu or cuda");
@@ -52,7 +58,7 @@ struct asked {
 
     const char* json = nullptr;
     place on = place::cuda;
-    bool small = false;
+    bool small = false, more = false;
     double seconds = 220;
 };
 
@@ -83,9 +89,11 @@ int run(const asked& a) {
         out.setting("gated", can_wait_in_streams() ? "by waits in streams"
                                                    : "the driver has no waits in streams, so threads were held");
     const auto end = begin + std::chrono::duration_cast<steady::duration>(std::chrono::duration<double>(a.seconds));
-    const auto rounds = measure_rounds(all, small, end - controls);
     try {
-        report(out, all, rounds);
+        if (a.more)
+            report_further(out, all, end);
+        else
+            report(out, all, measure_rounds(all, small, end - controls));
     } catch (...) {
         out.write(a.json);  // what was measured until then
         throw;

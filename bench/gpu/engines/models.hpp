@@ -39,11 +39,16 @@ struct resnet_sizes {
 struct llm_sizes {
     std::int64_t layers = 4, width = 4096, heads = 32, hidden = 11008, tokens = 2048, words = 32000;
 };
+/// A step of a language model of 1.2 billion weights by default: a token more for each text.
+struct llm_step_sizes {
+    std::int64_t layers = 16, width = 2048, heads = 32, hidden = 8192, texts = 8, tokens = 512, words = 32000;
+};
 
 [[nodiscard]] std::unique_ptr<model> make_bert(const bert_sizes& s, place p);
 [[nodiscard]] std::unique_ptr<model> make_resnet_inference(const resnet_sizes& s, place p);
 /// Forward, backward, and a step of plain SGD.
 [[nodiscard]] std::unique_ptr<model> make_resnet_training(const resnet_sizes& s, place p);
 [[nodiscard]] std::unique_ptr<model> make_llm_prefill(const llm_sizes& s, place p);
+[[nodiscard]] std::unique_ptr<model> make_llm_step(const llm_step_sizes& s, place p);
 
 }  // namespace gpu_engines

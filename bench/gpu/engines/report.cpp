@@ -118,13 +118,21 @@ void report_costs(bench::report& out, cast& all, const rounds_of& rounds) {
     busy_tenant& first = *all.busy().front();
     const double resting =
         100 * (1 - alone_per_s(all, {.tenant = &first, .rest = planted_rest}) / rounds[0].passes_alone.at(first.name));
-    const double untold = share_error_pp(all, rounds[0], strategy::gated, 30, false);
+    const double untold = share_error_pp(all, rounds[0], strategy::gated, {30, 70}, false);
     for (const strategy how : gates) {
         const std::string end = how == strategy::held ? "_held" : "";
         out.figure(how == strategy::held ? "gpu.engines_hold_cost_pct" : "gpu.engines_gate_cost_pct",
                    of(&round_of::cost_pct, how), "%",
                    {bench::at_most(cost_bar), resting, "a neighbour that rests between two passes"});
         out.figure("gpu.engines_share_error_pp" + end, of(&round_of::share_error_pp, how), "pp",
+                   {bench::at_most(share_bar), untold, "a gate that isn't told the weights"});
+        out.figure("gpu.engines_alone_cost_pct" + end, of(&round_of::alone_cost_pct, how), "%",
+                   {bench::at_most(cost_bar), resting, "a neighbour that rests between two passes"});
+        out.figure("gpu.engines_side_by_side_cost_pct" + end, of(&round_of::beside_cost_pct, how), "%",
+                   {bench::at_most(cost_bar), resting, "a neighbour that rests between two passes"});
+        out.figure("gpu.engines_share_error_10_90_pp" + end, of(&round_of::tenth_error_pp, how), "pp",
+                   {bench::at_most(share_bar), untold, "a gate that isn't told the weights"});
+        out.figure("gpu.engines_share_error_three_pp" + end, of(&round_of::thirds_error_pp, how), "pp",
                    {bench::at_most(share_bar), untold, "a gate that isn't told the weights"});
         out.figure("gpu.engines_metering_error_pct" + end,
                    each(rounds, [&](const round_of& r) { return metering_error_pct(r, how, 1); }), "%",
@@ -198,7 +206,7 @@ void report(bench::report& out, cast& all, const rounds_of& rounds) {
     for (std::size_t i = 0; i < std::size(neighbours); ++i) {
         busy_tenant& t = *all.busy()[i];
         if (device) report_gate(out, all, rounds, t, neighbours[i]);
-        for (const strategy how : {strategy::held, strategy::native, strategy::plain})
+        for (const strategy how : {strategy::held, strategy::acquire, strategy::native, strategy::plain})
             if (device || how == strategy::plain) report_strategy(out, rounds, t.name, how);
     }
     if (!device) return;

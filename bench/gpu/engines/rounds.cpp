@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstddef>
+#include <limits>
 #include <utility>
 
 namespace gpu_engines {
@@ -38,12 +39,31 @@ void measure_eager(cast& all, round_of& r, std::uint64_t seed) {
         r.eager_beside[key(t.name, how)] = beside_requests(all, t, how, false, seed);
 }
 
-void measure_gate(cast& all, round_of& r, strategy how) {
-    for (const auto& t : all.busy()) {
-        const double cost = 100 * (1 - alone_per_s(all, {.tenant = t.get()}, how) / r.passes_alone.at(t->name));
-        r.cost_pct[how] = r.cost_pct.contains(how) ? std::max(r.cost_pct[how], cost) : cost;
-    }
-    r.share_error_pp[how] = std::max(share_error_pp(all, r, how, 30, true), share_error_pp(all, r, how, 70, true));
+/// Of the worst neighbour.
+double cost_pct(cast& all, const round_of& r, strategy how, bool urgent) {
+    double worst = std::numeric_limits<double>::lowest();
+    for (const auto& t : all.busy())
+        worst = std::max(worst,
+                         100 * (1 - alone_per_s(all, {.tenant = t.get()}, how, urgent) / r.passes_alone.at(t->name)));
+    return worst;
+}
+/// What inference and prefill get done together, each over what it does alone.
+double side_by_side(cast& all, const round_of& r, strategy how) {
+    setting s{.urgent = false, .how = how};
+    for (std::size_t i = 0; i < 2; ++i) s.busy.push_back({.tenant = all.busy()[i].get(), .weight = 0});
+    const auto both = colocate(all.timed(std::move(s)), 1).busy;
+    double sum = 0;
+    for (std::size_t i = 0; i < both.size(); ++i) sum += both[i].passes_per_s / r.passes_alone.at(all.busy()[i]->name);
+    return sum;
+}
+
+void measure_gate(cast& all, round_of& r, strategy how, double plainly_side_by_side) {
+    r.cost_pct[how] = cost_pct(all, r, how, true);
+    r.alone_cost_pct[how] = cost_pct(all, r, how, false);
+    r.beside_cost_pct[how] = 100 * (1 - side_by_side(all, r, how) / plainly_side_by_side);
+    r.share_error_pp[how] = std::max(share_error_pp(all, r, how, {30, 70}), share_error_pp(all, r, how, {70, 30}));
+    r.tenth_error_pp[how] = share_error_pp(all, r, how, {10, 90});
+    r.thirds_error_pp[how] = share_error_pp(all, r, how, {20, 30, 50});
     // Training is bound by its host: a gap between two launches is no device time, though it is between events.
     for (std::size_t i = 0; i < 2; ++i)
         r.charged[how].push_back(charged_over_measured(*all.busy()[i], how, all.is_small() ? 10 : 60));
@@ -81,19 +101,24 @@ setting cast::timed(setting s, double of_whole) const {
     return s;
 }
 
-double alone_per_s(cast& all, const busy_part& part, strategy how) {
-    return colocate(all.timed({.busy = {part}, .how = how}, 0.5), 1).busy[0].passes_per_s;
+double alone_per_s(cast& all, const busy_part& part, strategy how, bool urgent) {
+    return colocate(all.timed({.urgent = urgent, .busy = {part}, .how = how}, 0.5), 1).busy[0].passes_per_s;
 }
 
-double share_error_pp(cast& all, const round_of& r, strategy how, std::uint32_t first, bool told) {
+double share_error_pp(cast& all, const round_of& r, strategy how, const std::vector<std::uint32_t>& shares, bool told) {
     setting s{.urgent = false, .how = how};
-    const std::uint32_t weights[] = {first, 100 - first};
-    for (std::size_t i = 0; i < 2; ++i)
-        s.busy.push_back({.tenant = all.busy()[i].get(), .weight = told ? weights[i] : 1});
-    const auto both = colocate(all.timed(std::move(s)), 1).busy;
-    double of_alone[2];
-    for (std::size_t i = 0; i < 2; ++i) of_alone[i] = both[i].passes_per_s / r.passes_alone.at(all.busy()[i]->name);
-    return std::abs(100 * of_alone[0] / (of_alone[0] + of_alone[1]) - first);
+    for (std::size_t i = 0; i < shares.size(); ++i)
+        s.busy.push_back({.tenant = all.busy()[i].get(), .weight = told ? shares[i] : 1});
+    const auto done = colocate(all.timed(std::move(s)), 1).busy;
+    std::vector<double> of_alone;
+    double sum = 0, worst = 0;
+    for (std::size_t i = 0; i < shares.size(); ++i) {
+        of_alone.push_back(done[i].passes_per_s / r.passes_alone.at(all.busy()[i]->name));
+        sum += of_alone.back();
+    }
+    for (std::size_t i = 0; i < shares.size(); ++i)
+        worst = std::max(worst, std::abs(100 * of_alone[i] / sum - shares[i]));
+    return worst;
 }
 
 round_of measure(cast& all, std::uint64_t seed) {
@@ -102,13 +127,15 @@ round_of measure(cast& all, std::uint64_t seed) {
     const bool device = all.where() == place::cuda;
     for (const auto& t : all.busy()) {
         r.passes_alone[t->name] = alone_per_s(all, {.tenant = t.get()});
-        for (const strategy how : {strategy::plain, strategy::native, strategy::held, strategy::gated})
+        for (const strategy how :
+             {strategy::plain, strategy::native, strategy::acquire, strategy::held, strategy::gated})
             if (device || how == strategy::plain)
                 r.beside[key(t->name, how)] = beside_requests(all, *t, how, true, seed);
     }
     if (!device) return r;
     measure_eager(all, r, seed);
-    for (const strategy how : gates) measure_gate(all, r, how);
+    const double plainly = side_by_side(all, r, strategy::plain);
+    for (const strategy how : gates) measure_gate(all, r, how, plainly);
     return r;
 }
 

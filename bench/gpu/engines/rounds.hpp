@@ -56,16 +56,22 @@ struct round_of {
     std::map<std::string, outcome> beside, eager_beside;  ///< by key()
     // By gate:
     std::map<strategy, double> cost_pct;              ///< while nobody is urgent, of the worst neighbour
+    std::map<strategy, double> alone_cost_pct;        ///< where nobody else has a client, of the worst neighbour
+    std::map<strategy, double> beside_cost_pct;       ///< of inference and prefill together, without weights
     std::map<strategy, double> share_error_pp;        ///< of 30 and 70, and of 70 and 30: the worse
+    std::map<strategy, double> tenth_error_pp;        ///< of 10 and 90
+    std::map<strategy, double> thirds_error_pp;       ///< of 20, 30 and 50, all three neighbours
     std::map<strategy, std::vector<double>> charged;  ///< over what events measured, of inference and prefill
 };
 
 /// Without a device: plain threads alone.
 [[nodiscard]] round_of measure(cast& all, std::uint64_t seed);
 
-/// Passes a second of one that runs alone.
-[[nodiscard]] double alone_per_s(cast& all, const busy_part& part, strategy how = strategy::plain);
-/// How far two neighbours are from 30 and 70 %, by what each does alone; `told`: the gate knows of it.
-[[nodiscard]] double share_error_pp(cast& all, const round_of& r, strategy how, std::uint32_t first, bool told);
+/// Passes a second of one that runs alone. `urgent`: as in setting.
+[[nodiscard]] double alone_per_s(cast& all, const busy_part& part, strategy how = strategy::plain, bool urgent = true);
+/// How far neighbours are from these percents, in their order, by what each does alone: the worst. `told`: the
+/// gate knows of them.
+[[nodiscard]] double share_error_pp(cast& all, const round_of& r, strategy how,
+                                    const std::vector<std::uint32_t>& shares, bool told = true);
 
 }  // namespace gpu_engines
