@@ -46,15 +46,16 @@ enum class strategy : std::uint8_t {
     return names[static_cast<std::size_t>(s)];
 }
 
-/// What a launch gate takes of the host that launches. A thread that is bound to nobody pays nothing that was measurable.
+/// What a launch gate takes of the host that launches. A thread that is bound to nobody pays
+/// nothing that was measurable. The gate's own code isn't among it, beyond the experiment's callback.
 struct gate_costs {
     ns callback{100};    ///< for each launch: by the experiment on an H100, where a launch took 4.3 us
     ns record{1228};     ///< an event: gpu.record_ns on an H100, in bench/results/nvidia-h100-80gb-hbm3
     ns query{183};       ///< of an event: gpu.query_of_reached_ns there
     ns put_wait{1228};   ///< a wait into a stream: an assumption, as long as an event
-    ns experiment{400};  ///< in its place, all that the experiment took for a launch and its event: 200 to 400
+    ns experiment{400};  ///< all that the experiment took for a launch: 200 to 400 with its events
 
-    /// For a batch: its end is recorded, and the ends before it are looked at. Behind a wait so is its beginning.
+    /// For a batch: its end is recorded, and behind a wait its beginning; ends are looked at.
     [[nodiscard]] constexpr ns of_batch(bool behind_wait) const noexcept {
         return behind_wait ? put_wait + record * 2 + query * 3 : record + query * 4;
     }
@@ -84,7 +85,8 @@ struct busy_model {
     double host_pace = 1;      ///< of the recorded time between two launches, without a profiler
     std::uint32_t weight = 1;  ///< of the device time of its level
     bool as_graph = false;     ///< an iteration is one launch
-    /// Of predicted work between two waits in its stream, or one launch. launch_shell_options has 200 us by default.
+    /// Of predicted work between two waits in its stream, or one launch; the default of
+    /// launch_shell_options is 200 us.
     ns piece{250'000};
 };
 
@@ -280,7 +282,7 @@ private:
 
     // ---- the gate
 
-    // What it takes of the host for each launch. A graph is one, and the waits in it were captured long ago.
+    // Of the host for each launch. A graph is one, and the waits in it were captured long ago.
     [[nodiscard]] ns of_launch() const noexcept {
         const gate_costs& gate = on_.host.gate;
         if (each()) return gate.experiment;

@@ -24,7 +24,7 @@ namespace {
 
 namespace cu = gpushare::cuda;
 using gate_type = cu::launch_gate<gpushare::launch_gate>;
-// As bench/engines/threads.hpp has it, whose gate cost keeps its bar by that: 50 us more than the default.
+// As in bench/engines/threads.hpp, where the gate costs less by that: 50 us above the default.
 constexpr gpushare::ns piece{250'000};
 using limiter_type = gpushare::compute_limiter<cu::stream, gpushare::host::steady_clock>;
 
@@ -53,8 +53,8 @@ private:
 class gatekeeper {
 public:
     /// `urgent`: a client is there that goes before others, whether or not it ever asks.
-    /// `in_flight`: as in setting. `gap`: in front of each launch, which the gate doesn't charge. `graphs`: waits
-    /// in them.
+    /// `in_flight`: as in setting. `gap`: in front of each launch, which the gate doesn't charge.
+    /// `graphs`: with waits in them.
     gatekeeper(strategy how, bool urgent, gpushare::ns in_flight = setting{}.in_flight,
                gpushare::ns gap = cu::launch_shell_options{}.gap, bool graphs = false) {
         if (how != strategy::held && how != strategy::gated && how != strategy::acquire) return;

@@ -36,7 +36,7 @@ struct busy_part {
     busy_tenant* tenant = nullptr;
     std::uint32_t weight = 1;          ///< as the gate is told
     std::chrono::nanoseconds rest{0};  ///< behind each pass, with nothing in flight; none: three passes are in flight
-    bool as_graph = false;             ///< a pass is a graph, captured in the run: a gate in the stream has waits in it
+    bool as_graph = false;             ///< a pass is a graph, into which a gate in the stream puts waits
 };
 
 struct setting {
