@@ -93,6 +93,25 @@ TEST_CASE("arrays handed over in any order are combined by their names", "[inter
     CHECK(x == expected);
 }
 
+TEST_CASE("a set without limit to its patience waits for the last arrays of others", "[interop]") {
+    const gs::communicator group(2);
+    std::vector<float> x{1.0F, 2.0F};
+    std::vector<int> faults(2);
+    support::together(2, [&](unsigned r) {
+        gs::thread_transport net(group.rank(r));
+        try {
+            process_set all(net, {.patience = gs::ns::max()});
+            if (r == 1) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+            const handle h = allreduce_async(std::span(x).subspan(r, 1), "last", Sum, all);
+            if (r == 1) synchronize(h);  // rank 0 only leaves
+        } catch (const gs::error&) {
+            faults[r] = 1;
+        }
+    });
+    CHECK(faults == std::vector<int>(2));
+    CHECK(x == std::vector<float>{3.0F, 3.0F});
+}
+
 TEST_CASE("a handle is done when all ranks have come, and not before", "[interop]") {
     std::vector<int> wrong(2);
     on_ranks(2, [&](unsigned r, process_set& all) {
