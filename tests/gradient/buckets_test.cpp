@@ -424,6 +424,83 @@ TEST_CASE("a step that begins while the one before is under way is a fault on al
     }
 }
 
+/// Its all-reduce lasts until `let_go`.
+struct slow_transport : gs::thread_transport {
+    using gs::thread_transport::thread_transport;
+    template <class List, class Op>
+    gs::collective_fault all_reduce_list(const List& list, const Op& op, gs::instant deadline, bool* finite = nullptr) {
+        entered = true;
+        let_go.wait(false);
+        const auto fault = gs::thread_transport::all_reduce_list(list, op, deadline, finite);
+        left = true;
+        return fault;
+    }
+    std::atomic<bool> entered{false}, let_go{false}, left{false};
+};
+
+TEST_CASE("a fault of one channel ends waiting for every step, when the other channel is in the next one",
+          "[gradient][buckets]") {
+    const gs::communicator group(1, {.channels = 2});
+    throwing_transport fails(group.rank(0, 0), 1, gs::operation_error(gs::errc::io_failed, {}, "a transport"));
+    gs::thread_transport idle(group.rank(0, 1));
+    std::vector<float> a(3), b(3);
+    gs::gradient_buckets<> buckets({0_B, 1}, 2);  // the second channel has no buckets
+    buckets.add("a", a);
+    buckets.add("b", b);
+    CHECK(buckets.ready(1) == gs::errc::none);
+    CHECK_FALSE(buckets.reduce(idle, gs::average{}, gs::ns::max(), 1));
+    CHECK(buckets.reduce(fails, gs::average{}, gs::ns::max(), 0).code == gs::errc::io_failed);
+    CHECK(buckets.reduce(idle, gs::average{}, gs::ns::max(), 1).code == gs::errc::io_failed);
+    CHECK(buckets.ready(0) == gs::errc::none);  // the backward pass goes on
+    for (int i = 0; i < 3; ++i) CHECK(buckets.wait(std::chrono::steady_clock::now() + 10s).code == gs::errc::io_failed);
+    CHECK(buckets.stalled() == std::nullopt);
+}
+
+TEST_CASE("a channel that waits for the next step waits for the other channels, however long they take",
+          "[gradient][buckets]") {
+    const gs::communicator group(1, {.channels = 2});
+    slow_transport slow(group.rank(0, 0));
+    std::vector<float> a(3);
+    gs::gradient_buckets<> buckets({0_B, 1}, 2);
+    buckets.add("a", a);
+    gs::collective_fault first, next;
+    std::jthread combines([&] { first = buckets.reduce(slow, gs::average{}, gs::ns::max(), 0); });
+    std::jthread waits([&] {
+        gs::thread_transport net(group.rank(0, 1));
+        while (!(next = buckets.reduce(net, gs::average{}, 1ms, 1))) {
+        }
+    });
+    CHECK(buckets.ready(0) == gs::errc::none);
+    while (!slow.entered.load()) std::this_thread::yield();
+    std::this_thread::sleep_for(100ms);  // many times the patience of the channel that waits
+    slow.let_go = true;
+    slow.let_go.notify_all();
+    CHECK_FALSE(buckets.wait(std::chrono::steady_clock::now() + 60s));
+    CHECK(slow.left.load());
+    buckets.stop();
+    combines.join();
+    waits.join();
+    CHECK_FALSE(first);
+    CHECK(next.code == gs::errc::stopped);
+}
+
+TEST_CASE("after a fault nobody stops waiting while a transport has the gradients", "[gradient][buckets]") {
+    const gs::communicator group(1);
+    slow_transport slow(group.rank(0));
+    std::vector<float> a(3);
+    gs::gradient_buckets<> buckets;
+    buckets.add("a", a);
+    std::jthread communicates([&] { (void)buckets.reduce(slow); });
+    CHECK(buckets.ready(0) == gs::errc::none);
+    while (!slow.entered.load()) std::this_thread::yield();
+    CHECK(buckets.ready(0) == gs::errc::in_flight);
+    CHECK(buckets.wait(std::chrono::steady_clock::now()).code == gs::errc::deadline_exceeded);
+    slow.let_go = true;
+    slow.let_go.notify_all();
+    CHECK(buckets.wait(std::chrono::steady_clock::now() + 60s).code == gs::errc::in_flight);
+    CHECK(slow.left.load());
+}
+
 TEST_CASE("wait() is for the step that has begun, whether or not those before were waited for", "[gradient][buckets]") {
     const gs::communicator group(1);
     gs::thread_transport net(group.rank(0));

@@ -202,12 +202,13 @@ public:
         changed_.notify_all();
     }
     /// Waits until reduce() has combined the step's gradients on all channels. Returns the fault,
-    /// if any; after a fault it returns at once, since no later step succeeds. At `deadline` it
-    /// returns errc::deadline_exceeded with this rank's number, and the step goes on.
+    /// if any. After a fault it returns as soon as no channel is at work on the gradients, since no
+    /// later step succeeds. At `deadline` it returns errc::deadline_exceeded with this rank's
+    /// number, and the step goes on.
     [[nodiscard]] collective_fault wait(instant deadline = never) {
         std::unique_lock lock(mutex_);
         prepare();
-        const auto over = [&] { return steps_ != waited_for_ || (fault_ && channels_done_ == 0); };
+        const auto over = [&] { return steps_ != waited_for_ || (fault_ && working_ == 0); };
         awaited_ = !over();
         ++signs_;
         if (!changed_.wait_until(lock, at_most(deadline), over))
@@ -286,6 +287,8 @@ private:
             there_ = wait_for([&] { return all_.steps_of_channel_[channel_] == all_.steps_; }) &&
                      wait_for([&] { return !all_.now_seen_.empty() || all_.gradients_.empty(); });
             if (there_ && is_idle()) return own(errc::stopped);
+            std::optional<detail::counted> works;
+            if (there_) works.emplace(all_.working_);
             combine_buckets();
             if constexpr (Sharded)  // each rank has looked at its own shards only
                 if (there_ && !fault_) unlocked([&] { fault_ = agree(net_, finite_, patience_); });
@@ -337,8 +340,10 @@ private:
                 for (std::size_t s = channel_; s < all_.staging_.size(); s += all_.channels_)
                     all_.staging_[s].leave_behind();
             }
-            ++all_.steps_of_channel_[channel_];
-            if (++all_.channels_done_ == all_.channels_) all_.end_step();
+            if (!all_.fault_) {  // a step with a fault never ends
+                ++all_.steps_of_channel_[channel_];
+                if (++all_.channels_done_ == all_.channels_) all_.end_step();
+            }
             all_.changed_.notify_all();
         }
 
@@ -436,8 +441,6 @@ private:
         was_finite_ = finite_;
         std::swap(seen_, now_seen_);
         ++steps_;
-        channels_done_ = 0;
-        if (fault_) return;  // keeps the state that stalled() and owed() report
         for (const std::uint32_t n : rounding_) {
             registered& g = gradients_[n];
             if (!finite_) g.residual.swap(g.owed_before);
@@ -465,7 +468,8 @@ private:
     std::uint64_t steps_ = 0, waited_for_ = 0;
     std::uint64_t signs_ = 0;        // of progress: calls of ready() and wait(), and of the transport
     std::uint32_t inside_ = 0;       // threads in reduce()
-    std::uint32_t with_others_ = 0;  // threads in a transport: each has a deadline there
+    std::uint32_t with_others_ = 0;  // of inside_, threads in the transport, which has a deadline
+    std::uint32_t working_ = 0;      // of inside_, threads that have begun the step and may touch gradients
     std::uint32_t rank_ = 0;         // of the transport
     bool awaited_ = false;           // a thread is in wait() for this step
     bool finite_ = true, was_finite_ = true;
