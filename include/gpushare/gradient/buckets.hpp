@@ -49,6 +49,7 @@
 #include <gpushare/error.hpp>
 #include <gpushare/gradient/bucket_plan.hpp>
 #include <gpushare/gradient/detail/bucket_staging.hpp>
+#include <gpushare/gradient/detail/lent_arrays.hpp>
 #include <gpushare/gradient/detail/packed_list.hpp>
 #include <gpushare/gradient/transport.hpp>
 #include <gpushare/gradient/wire.hpp>
@@ -117,7 +118,8 @@ public:
     [[nodiscard]] collective_fault adopt_order(Net& net, instant deadline = never) {
         std::vector<std::uint32_t> seen =
             seen_.size() == gradients_.size() ? seen_ : bucket_plan::backward_order(size());
-        const auto f = net.broadcast(std::span(seen), 0, deadline);
+        detail::lent_arrays memory(seen);
+        const auto f = memory.to([&] { return net.broadcast(std::span(seen), 0, deadline); });
         if (!f) arrange(seen);
         return f;
     }

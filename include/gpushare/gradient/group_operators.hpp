@@ -45,6 +45,7 @@
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/gradient/detail/device_softmax.hpp>
+#include <gpushare/gradient/detail/lent_arrays.hpp>
 #include <gpushare/gradient/transport.hpp>
 #include <gpushare/units.hpp>
 
@@ -132,7 +133,9 @@ template <host_transport Net>
     if (x.size() != shape.elements() || y.size() != x.size() || parameters.weight.size() != channels ||
         parameters.bias.size() != channels)
         return {errc::mismatch, collective_kind::all_gather, net.rank(), 0};
-    std::vector<channel_moments> own(channels), all(channels * net.size());
+    std::vector<channel_moments> all(channels * net.size());
+    detail::lent_arrays memory(all);
+    const std::span<const channel_moments> own = std::span(all).subspan(net.rank() * channels, channels);
     const std::size_t count = shape.samples * shape.positions;
     for (std::size_t c = 0; c < channels && count != 0; ++c) {
         double sum = 0, m2 = 0;
@@ -143,9 +146,9 @@ template <host_transport Net>
         each([&](double v) { sum += v; });
         const double mean = sum / static_cast<double>(count);
         each([&](double v) { m2 += (v - mean) * (v - mean); });
-        own[c] = {count, mean, m2};
+        all[net.rank() * channels + c] = {count, mean, m2};
     }
-    if (const auto f = net.all_gather(std::span<const channel_moments>(own), std::span(all), deadline)) return f;
+    if (const auto f = memory.to([&] { return net.all_gather(own, std::span(all), deadline); })) return f;
     seen.of_channel.assign(channels, {});
     seen.inverse_deviation.assign(channels, 0.0F);
     for (std::size_t c = 0; c < channels; ++c) {
@@ -179,6 +182,7 @@ template <host_transport Net>
         seen.of_channel.size() != channels || seen.inverse_deviation.size() != channels)
         return {errc::mismatch, collective_kind::all_reduce, net.rank(), 0};
     std::vector<float> sums(2 * channels);  // of dy, then of dy times the normalised x
+    detail::lent_arrays memory(sums);
     for (std::size_t c = 0; c < channels; ++c) {
         double of_dy = 0, of_both = 0;
         const detail::distance_from mean(seen.of_channel[c].mean);
@@ -191,7 +195,9 @@ template <host_transport Net>
         sums[c] = out.bias[c] = static_cast<float>(of_dy);
         sums[channels + c] = out.weight[c] = static_cast<float>(of_both);
     }
-    if (const auto f = net.all_reduce(std::span<const float>(sums), std::span(sums), sum{}, deadline)) return f;
+    if (const auto f =
+            memory.to([&] { return net.all_reduce(std::span<const float>(sums), std::span(sums), sum{}, deadline); }))
+        return f;
     for (std::size_t c = 0; c < channels; ++c) {
         const channel_moments& m = seen.of_channel[c];
         if (m.count == 0) continue;
@@ -492,20 +498,24 @@ public:
         const std::size_t here = labels.size(), samples = here * net.size();
         if (x.size() != here * features_ || dx.size() != x.size() || weights.size() != own_.size() * features_)
             return {errc::mismatch, collective_kind::all_gather, net.rank(), 0};
-        std::vector<float> all_x(samples * features_);
+        std::vector<float> all_x(samples * features_), most, sums, all_dx;
         std::vector<std::int64_t> all_labels(samples);
-        if (const auto f = net.all_gather(x, std::span(all_x), deadline)) return f;
-        if (const auto f = net.all_gather(labels, std::span(all_labels), deadline)) return f;
+        detail::lent_arrays memory(all_x, all_labels, most, sums, all_dx);
+        const auto in_place = [&](std::span<float> data, auto op) {
+            return memory.to([&] { return net.all_reduce(std::span<const float>(data), data, op, deadline); });
+        };
+        if (const auto f = memory.to([&] { return net.all_gather(x, std::span(all_x), deadline); })) return f;
+        if (const auto f = memory.to([&] { return net.all_gather(labels, std::span(all_labels), deadline); })) return f;
         sample_.choose(all_labels, rows_);
 
         std::vector<float> logits(samples * rows_.size());
-        std::vector<float> most = products(samples, all_x, weights, logits);
-        if (const auto f = net.all_reduce(std::span<const float>(most), std::span(most), maximum{}, deadline)) return f;
-        std::vector<float> sums = exponentials(all_labels, most, logits);
-        if (const auto f = net.all_reduce(std::span<const float>(sums), std::span(sums), sum{}, deadline)) return f;
+        most = products(samples, all_x, weights, logits);
+        if (const auto f = in_place(most, maximum{})) return f;
+        sums = exponentials(all_labels, most, logits);
+        if (const auto f = in_place(sums, sum{})) return f;
         const std::size_t counted = mean_loss(all_labels, sums, loss);
-        const std::vector<float> all_dx = gradients(all_x, all_labels, weights, logits, sums, counted);
-        return net.reduce_scatter(std::span<const float>(all_dx), dx, sum{}, deadline);
+        all_dx = gradients(all_x, all_labels, weights, logits, sums, counted);
+        return memory.to([&] { return net.reduce_scatter(std::span<const float>(all_dx), dx, sum{}, deadline); });
     }
 
 private:

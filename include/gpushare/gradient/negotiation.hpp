@@ -35,6 +35,7 @@
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/gradient/bucket_plan.hpp>
+#include <gpushare/gradient/detail/lent_arrays.hpp>
 #include <gpushare/gradient/transport.hpp>
 #include <gpushare/units.hpp>
 
@@ -163,12 +164,21 @@ template <host_transport Net>
     why.reset();
     const std::span<const std::uint64_t> own = mine.words();
     std::uint64_t few[32];  // enough for 2047 gradients, without an allocation
-    std::vector<std::uint64_t> many(own.size() > std::size(few) ? own.size() : 0);
+    std::vector<std::uint64_t> many(own.size() > std::size(few) ? own.size() : 0), of_ranks;
+    detail::lent_arrays memory(many, of_ranks);
     const std::span<std::uint64_t> all = many.empty() ? std::span(few).first(own.size()) : std::span(many);
-    if (const auto f = net.all_reduce(own, all, bitwise_and{}, deadline)) return f;
+    // In place, so that the transport touches no memory of `mine`.
+    std::copy(own.begin(), own.end(), all.begin());
+    if (const auto f = memory.to(
+            [&] { return net.all_reduce(std::span<const std::uint64_t>(all), all, bitwise_and{}, deadline); }))
+        return f;
     if (!mine.take(all, next)) return {};
-    std::vector<std::uint64_t> of_ranks(own.size() * net.size());
-    if (const auto f = net.all_gather(own, std::span(of_ranks), deadline)) return f;
+    of_ranks.resize(own.size() * net.size());
+    const std::span<std::uint64_t> here = std::span(of_ranks).subspan(net.rank() * own.size(), own.size());
+    std::copy(own.begin(), own.end(), here.begin());
+    if (const auto f = memory.to(
+            [&] { return net.all_gather(std::span<const std::uint64_t>(here), std::span(of_ranks), deadline); }))
+        return f;
     why = mine.stalled(of_ranks);
     return {};
 }
@@ -256,7 +266,8 @@ private:
 template <host_transport Net>
 [[nodiscard]] collective_fault agree(Net& net, recorded_order& order, instant deadline = never) {
     std::vector<std::uint32_t> all = order.proposal();
-    const auto f = net.broadcast(std::span(all), 0, deadline);
+    detail::lent_arrays memory(all);
+    const auto f = memory.to([&] { return net.broadcast(std::span(all), 0, deadline); });
     if (!f) order.adopt(all);
     return f;
 }

@@ -31,6 +31,7 @@
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/gradient/transport.hpp>
+#include <gpushare/gradient/detail/lent_arrays.hpp>
 #include <gpushare/numbers.hpp>
 #include <gpushare/units.hpp>
 
@@ -198,8 +199,15 @@ template <host_transport Net>
             if (of != nullptr) of->skip();
         }
     } unless_sent{&mine};
-    if (const auto f = net.all_gather(mine.indices(), std::span(indices), deadline)) return f;
-    if (const auto f = net.all_gather(mine.values(), std::span(values), deadline)) return f;
+    detail::lent_arrays memory(indices, values);
+    // In place, so that the transport touches no memory of `mine`.
+    const auto gather = [&]<class E>(std::span<const E> own, std::span<E> all) {
+        const std::span<E> here = all.subspan(net.rank() * k, k);
+        std::copy(own.begin(), own.end(), here.begin());
+        return memory.to([&] { return net.all_gather(std::span<const E>(here), all, deadline); });
+    };
+    if (const auto f = gather(mine.indices(), std::span(indices))) return f;
+    if (const auto f = gather(mine.values(), std::span(values))) return f;
     std::fill(gradient.begin(), gradient.end(), 0.0F);
     for (std::size_t i = 0; i < indices.size(); ++i)
         if (indices[i] < gradient.size()) gradient[indices[i]] += values[i];

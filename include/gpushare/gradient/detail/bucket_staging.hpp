@@ -19,6 +19,7 @@
 #include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/gradient/detail/lent_arrays.hpp>
 #include <gpushare/gradient/detail/packed_list.hpp>
 #include <gpushare/gradient/transport.hpp>
 #include <gpushare/gradient/wire.hpp>
@@ -126,7 +127,7 @@ public:
         return {};
     }
     /// Never frees the memory: after a fault with buffers_in_use, the transport may still touch it.
-    void leave_behind() noexcept { (void)new (std::nothrow) bucket_staging(std::move(*this)); }
+    void leave_behind() noexcept { never_free(*this); }
 
 private:
     /// Calls `f` with each array that is combined as one array, until a call returns a fault.

@@ -6,13 +6,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <new>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/gradient/detail/lent_arrays.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
@@ -58,7 +57,7 @@ public:
     }
     [[nodiscard]] std::span<T> data() const noexcept { return data_; }  ///< all parts
     /// Never frees the copy: after a fault with buffers_in_use, a transport may still touch it.
-    void leave_behind() noexcept { (void)new (std::nothrow) std::vector<T>(std::move(copy_)); }
+    void leave_behind() noexcept { never_free(copy_); }
 
 private:
     /// Calls f(shard, its packed place) for each array and part.

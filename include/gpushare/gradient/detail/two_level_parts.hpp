@@ -18,6 +18,7 @@
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/gradient/detail/lent_arrays.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -150,7 +151,8 @@ template <class Outer>
 [[nodiscard]] ranks_of_processes meet_processes(Outer& outer, std::uint32_t ranks, bytes& chunk, instant deadline) {
     const std::uint64_t mine[] = {ranks, chunk.count()};
     std::vector<std::uint64_t> all(std::size(mine) * outer.size());
-    raise_fault(outer.all_gather(std::span(mine), std::span(all), deadline));
+    lent_arrays memory(all);
+    raise_fault(memory.to([&] { return outer.all_gather(std::span(mine), std::span(all), deadline); }));
     std::vector<std::uint32_t> sizes(outer.size());
     for (std::uint32_t p = 0; p < outer.size(); ++p) {
         sizes[p] = static_cast<std::uint32_t>(all[std::size_t{2} * p]);
