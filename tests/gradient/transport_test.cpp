@@ -225,6 +225,26 @@ TEST_CASE("processes of different sizes: an average weighs each rank alike, with
     for (const auto& w : wrong) CHECK(w == "");
 }
 
+TEST_CASE("processes of different sizes: the average of the largest halves is finite", "[gradient][transport]") {
+    const auto sizes = GENERATE(group_sizes{1, 2}, group_sizes{2, 3, 1}, group_sizes{1, 3});
+    const float sign = GENERATE(1.0F, -1.0F);
+    const two_levels all(sizes);
+    std::vector<float> of_largest(all.size()), of_infinity(all.size());
+    support::together(all.size(), [&](unsigned r) {
+        auto net = all.rank(r);
+        const auto mean = [&](float value) {
+            gs::float16 x(sign * value);
+            if (net.all_reduce(std::span<const gs::float16>(&x, 1), std::span(&x, 1), gs::average{}, gs::never))
+                return 0.0F;
+            return sign * static_cast<float>(x);
+        };
+        of_largest[r] = mean(65504.0F);
+        of_infinity[r] = mean(std::numeric_limits<float>::infinity());
+    });
+    for (const float x : of_largest) CHECK((x == 65504.0F || x == 65472.0F));  // or the number before it
+    CHECK(of_infinity == std::vector<float>(all.size(), std::numeric_limits<float>::infinity()));
+}
+
 TEST_CASE("what runs over transports runs over processes of different sizes: top-k, ready bits, buckets in 16 bits",
           "[gradient][transport]") {
     const two_levels all(group_sizes{1, 3});

@@ -60,7 +60,9 @@ template <class T, class Op>
 /// different numbers of ranks. Apart from rounding, neither a part nor a sum of parts is larger than
 /// the largest input.
 struct part_of_average {
-    float of_ranks;  ///< in all processes
+    float of_ranks;                              ///< in all processes
+    float near_largest = __builtin_huge_valf();  ///< a rank's part of T's largest number, less a rounding
+    float rounded_down = 1;                      ///< the factor for larger parts
     static constexpr std::uint32_t id = 0x7001;
     template <class A>
     [[gnu::always_inline]] GPUSHARE_HD static constexpr void into(A& a, const A& b) noexcept {
@@ -71,10 +73,29 @@ struct part_of_average {
         return a + b;
     }
     template <class A, class N>
-    GPUSHARE_HD constexpr A finish(const A& a, N) const noexcept {
-        return a / static_cast<N>(of_ranks);
+    GPUSHARE_HD constexpr A finish(const A& a, [[maybe_unused]] N n) const noexcept {
+        const A part = a / static_cast<N>(of_ranks);
+        if constexpr (std::floating_point<A>) {
+            const A most = static_cast<A>(near_largest) * static_cast<A>(n);
+            if (part > most || part < -most) return part * static_cast<A>(rounded_down);
+        }
+        return part;
     }
 };
+/// For elements of type T. Parts close to T's largest number aren't rounded up: the parts of finite
+/// inputs could add up to infinity.
+template <class T>
+[[nodiscard]] part_of_average part_of_ranks(std::uint32_t ranks) noexcept {
+    part_of_average part{static_cast<float>(ranks)};
+    if constexpr (is_stored_number<T>) {
+        const auto largest = static_cast<float>(T::max());
+        const auto next = static_cast<float>(T::from_bits(static_cast<typename T::bits_type>(T::max().bits() - 1)));
+        const float half = (largest - next) / (largest + (largest - next));  // of a rounding, at most
+        part.near_largest = largest * (1 - 2 * half) / part.of_ranks;
+        part.rounded_down = 1 - half;
+    }
+    return part;
+}
 
 /// How many ranks each process has. All ranks are numbered in the order of processes.
 class ranks_of_processes {
@@ -125,7 +146,7 @@ template <class T, class Op, class F>
 [[nodiscard]] collective_fault by_levels(const ranks_of_processes& ranks, const Op& op, const F& f) {
     constexpr auto nothing = [](std::span<T>) {};
     if constexpr (averages_by_level<T, Op>) {
-        const part_of_average part{static_cast<float>(ranks.size())};
+        const part_of_average part = part_of_ranks<T>(ranks.size());
         return ranks.alike() ? f(op, op, nothing) : f(part, sum{}, nothing);
     } else if constexpr (has_finish<Op>) {
         const auto by = op_of_a_level<T>(op);
