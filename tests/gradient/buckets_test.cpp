@@ -654,6 +654,16 @@ TEST_CASE("where nothing makes a difference the tuner keeps the default", "[grad
     CHECK(tuner.choice() == gs::bucket_choice{3_MiB, 1});
 }
 
+TEST_CASE("a tuner never has more in flight than there are channels, nor has its default", "[gradient][buckets]") {
+    const auto most = GENERATE(0U, 1U, 3U);
+    gs::bucket_tuner tuner({3_MiB, 4}, most);
+    while (!tuner.settled()) {
+        REQUIRE(tuner.choice().in_flight <= std::max(most, 1U));
+        tuner.step_took(gs::ns{1'000'000});
+    }
+    CHECK(tuner.choice() == gs::bucket_choice{3_MiB, std::max(most, 1U)});
+}
+
 TEST_CASE("a tuner's text that isn't one is refused", "[gradient][buckets]") {
     for (const char* text : {"", "bucket=1", "bucket=0 in_flight=1\n", "bucket=9 in_flight=0\n", "bucket=9 in_flight=1",
                              "bucket=9 in_flight=1\nx", "bucket=-9 in_flight=1\n"})

@@ -24,6 +24,7 @@
 #include <gpushare/gradient/wire.hpp>
 
 #include "support/catch.hpp"
+#include "support/code_of.hpp"
 #include "support/random.hpp"
 #include "support/threads.hpp"
 
@@ -696,6 +697,8 @@ TEST_CASE("top-k on devices sends what all_reduce_top_k sends, bucket by bucket,
     m.add(sizes, [](std::uint32_t) { return std::size_t{2}; });
     gs::device_top_k top(3, 461, 0.05, by_a_thread{});
     CHECK(top.chosen(7) == 1);
+    for (const double part : {0.0, -0.5, 1.5, std::nan("")})
+        CHECK(support::code_of([&] { gs::device_top_k(3, 461, part, by_a_thread{}); }) == errc::invalid_specification);
     std::vector<std::vector<float>> memory(3, std::vector<float>(top.memory_bytes().count() / sizeof(float)));
     CHECK_THROWS_AS(top.use(std::vector<float*>{nullptr}), gs::operation_error);
     top.use(std::vector<float*>{memory[0].data(), memory[1].data(), memory[2].data()});
@@ -727,6 +730,8 @@ TEST_CASE("top-k on devices sends what all_reduce_top_k sends, bucket by bucket,
         for (std::uint32_t r = 0; r < 3; ++r)
             for (std::uint32_t g = 0; g < sizes.size(); ++g) REQUIRE(m.buckets.ready(r, g) == errc::none);
         const auto engine = top.engine(std::span(m.streams), gather);
+        const auto lacks_one = top.engine(std::span(m.streams).first(m.streams.size() - 1), gather);
+        if (step == 0) CHECK(m.buckets.advance(std::span(m.streams), m.to, lacks_one) == errc::invalid_specification);
         if (step == 0 || step == 2)
             CHECK(m.buckets.advance(std::span(m.streams), m.to, engine) == errc::too_many_blocks);
         REQUIRE(m.buckets.advance(std::span(m.streams), m.to, engine) == errc::none);

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "support/catch.hpp"
+#include "support/code_of.hpp"
 #include "support/random.hpp"
 #include "support/threads.hpp"
 
@@ -460,6 +461,14 @@ TEST_CASE("a softmax of no features takes all classes as alike", "[gradient][ope
     for (const float loss : losses) CHECK(loss == Approx(std::log(5.0F)));
 }
 
+TEST_CASE("a softmax of no ranks is refused", "[gradient][operators]") {
+    gs::device_partial_softmax layer(0, 5, 2, 3);
+    std::vector<gs::host::stream> none;
+    const auto anything = [](const auto&...) { return gs::errc::none; };
+    CHECK(layer.submit_step(std::span(none), std::span<const gs::device_softmax_rank>(), anything, anything,
+                            anything) == gs::errc::invalid_specification);
+}
+
 TEST_CASE("a softmax over sharded classes on devices has the bits of ranks that are threads", "[gradient][operators]") {
     const auto s = GENERATE(softmax_case{3, 10, 4, 5, 1}, softmax_case{3, 2, 3, 4, 1}, softmax_case{1, 9, 8, 6, 1},
                             softmax_case{3, 301, 6, 4, 0.1}, softmax_case{2, 40, 5, 3, 0});
@@ -644,6 +653,29 @@ TEST_CASE("a step of top-k that isn't finite is skipped, and the next one is as 
         if (gs::all_reduce_top_k(net, mine, longer).code != gs::errc::mismatch) wrong[r] = "another size";
     });
     CHECK(wrong == std::vector<std::string>(ranks));
+}
+
+TEST_CASE("a step of top-k is skipped once", "[gradient][top_k]") {
+    gs::top_k_feedback mine(3, 1);
+    const auto owed = [&] { return std::vector(mine.residual().begin(), mine.residual().end()); };
+    mine.skip();
+    CHECK(owed() == std::vector<float>{0, 0, 0});  // there was no step
+    mine.select(std::vector<float>{1, 2, 3});
+    mine.select(std::vector<float>{1, 2, 4});  // of 2, 4, 4
+    for (int i = 0; i < 3; ++i) {
+        mine.skip();
+        CHECK(owed() == std::vector<float>{1, 2, 0});
+    }
+    const gs::communicator group(1);
+    gs::thread_transport net(group.rank(0));
+    std::vector<float> g{1, std::nanf(""), 1};
+    CHECK_FALSE(gs::all_reduce_top_k(net, mine, g));  // which skips
+    mine.skip();
+    CHECK(owed() == std::vector<float>{1, 2, 0});
+}
+
+TEST_CASE("top-k of more elements than 32 bits count is refused before it takes memory", "[gradient][top_k]") {
+    CHECK(support::code_of([] { gs::top_k_feedback(~std::size_t{0} / 8, 1); }) == gs::errc::size_overflow);
 }
 
 TEST_CASE("a fault while the largest are sent leaves the gradient, and what was owed", "[gradient][top_k]") {

@@ -118,9 +118,11 @@ class bucket_tuner {
 public:
     static constexpr std::uint32_t longest = 50;  ///< the most steps until the choice is final
 
-    /// `most_in_flight`: the number of channels.
+    /// `most_in_flight`: the number of channels. No choice has more in flight, nor has the default.
     explicit bucket_tuner(bucket_choice by_default = {}, std::uint32_t most_in_flight = 1)
-        : default_(by_default), best_(by_default), most_in_flight_(most_in_flight) {
+        : default_{by_default.bucket, std::clamp(by_default.in_flight, 1U, std::max(most_in_flight, 1U))},
+          best_(default_),
+          most_in_flight_(most_in_flight) {
         add(default_);
         for (std::uint64_t size = std::uint64_t{128} << 10; size <= std::uint64_t{64} << 20; size *= 2)
             add({bytes{size}, default_.in_flight});

@@ -572,10 +572,12 @@ private:
 template <class Select>
 class device_top_k {
 public:
-    /// For `elements` elements of each rank. Sends `part` of each bucket, at least one element:
-    /// 0 < part <= 1.
+    /// For `elements` elements of each rank. Sends `part` of each bucket, at least one element.
+    /// Throws operation_error (errc::invalid_specification) unless 0 < part <= 1.
     device_top_k(std::uint32_t ranks, std::size_t elements, double part, Select select)
-        : ranks_(ranks), elements_(elements), part_(part), select_(std::move(select)) {}
+        : ranks_(ranks), elements_(elements), part_(part), select_(std::move(select)) {
+        if (!(part > 0 && part <= 1)) raise({.code = errc::invalid_specification}, {}, "sending the largest elements");
+    }
 
     /// The memory that the engine takes on each rank's device, with an alignment of 16.
     [[nodiscard]] bytes memory_bytes() const noexcept {
@@ -605,7 +607,7 @@ public:
 
     /// An engine on these streams: one for each rank, or one for all. Call use() first. `gather`
     /// must outlive the engine, which returns errc::invalid_specification for another number of
-    /// ranks or more elements, and otherwise what `gather` returns.
+    /// ranks or streams or more elements, and otherwise what `gather` returns.
     template <launcher Stream, class Gather>
     requires copier<Stream>
     [[nodiscard]] auto engine(std::span<Stream> streams, const Gather& gather) {
@@ -621,6 +623,7 @@ private:
                                std::span<float* const> outs, std::size_t count, std::size_t before) {
         if (memory_.size() != ranks_ || ins.size() != ranks_ || before + count > elements_)
             return errc::invalid_specification;
+        if (streams.size() != ranks_ && streams.size() != 1) return errc::invalid_specification;
         if (count == 0) return errc::none;
         halves_.begin(before);
         const std::size_t k = chosen(count);

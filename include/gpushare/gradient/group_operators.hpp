@@ -673,7 +673,7 @@ public:
     [[nodiscard]] errc submit_step(std::span<Stream> streams, std::span<const device_softmax_rank> ranks,
                                    const Gather& gather, const AllReduce& all_reduce,
                                    const ReduceScatter& reduce_scatter) {
-        if (ranks.size() != own_.size() || (streams.size() != ranks.size() && streams.size() != 1) ||
+        if (ranks.empty() || ranks.size() != own_.size() || (streams.size() != ranks.size() && streams.size() != 1) ||
             !(chosen_ || all_take_part_))
             return errc::invalid_specification;
         std::vector<detail::softmax_part> parts;

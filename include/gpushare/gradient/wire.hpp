@@ -24,14 +24,15 @@
 #include <numeric>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/collective/floats.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/gradient/transport.hpp>
 #include <gpushare/gradient/detail/lent_arrays.hpp>
+#include <gpushare/gradient/transport.hpp>
 #include <gpushare/numbers.hpp>
 #include <gpushare/units.hpp>
 
@@ -133,17 +134,14 @@ public:
     /// Sends `k` of `elements` elements at each step, or all elements if `k` is larger. Throws
     /// operation_error (errc::size_overflow) for more than 2^32 - 1 elements.
     top_k_feedback(std::size_t elements, std::size_t k)
-        : residual_(elements), order_(elements), indices_(std::min(k, elements)), values_(indices_.size()) {
-        if (elements > std::size_t{0xffff'ffff})
-            raise({errc::size_overflow, elements, 0, 0xffff'ffff, reason::count_limit}, {},
-                  "choosing the largest elements of a gradient");
-    }
+        : residual_(checked(elements)), order_(elements), indices_(std::min(k, elements)), values_(indices_.size()) {}
 
     /// Adds `gradient`, of as many elements, to the residuals and chooses the k largest sums by
     /// absolute value; of equal sums the first. NaN counts as infinity, so that it is sent and
     /// noticed.
     void select(std::span<const float> gradient) {
         owed_before_ = residual_;
+        may_skip_ = true;
         for (std::size_t i = 0; i < residual_.size(); ++i) residual_[i] += gradient[i];
         std::iota(order_.begin(), order_.end(), 0U);
         const auto before = [&](std::uint32_t a, std::uint32_t b) {
@@ -160,9 +158,11 @@ public:
             residual_[indices_[j]] = 0;
         }
     }
-    /// The step is skipped: the chosen elements aren't applied, and the earlier debt stands. Call
-    /// it at most once after each select().
-    void skip() noexcept { residual_.swap(owed_before_); }
+    /// The step is skipped: the chosen elements aren't applied, and the earlier debt stands. A
+    /// second call does nothing, nor does a call before the first select().
+    void skip() noexcept {
+        if (std::exchange(may_skip_, false)) residual_.swap(owed_before_);
+    }
     [[nodiscard]] std::span<const std::uint32_t> indices() const noexcept { return indices_; }  ///< sorted
     [[nodiscard]] std::span<const float> values() const noexcept { return values_; }            ///< at indices()
     [[nodiscard]] std::span<const float> residual() const noexcept { return residual_; }        ///< what is owed
@@ -172,9 +172,16 @@ public:
     }
 
 private:
+    [[nodiscard]] static std::size_t checked(std::size_t elements) {
+        if (elements > std::size_t{0xffff'ffff})
+            raise({errc::size_overflow, elements, 0, 0xffff'ffff, reason::count_limit}, {},
+                  "choosing the largest elements of a gradient");
+        return elements;
+    }
     [[nodiscard]] static float weight(float x) noexcept { return std::isnan(x) ? HUGE_VALF : std::abs(x); }
 
     std::vector<float> residual_, owed_before_;
+    bool may_skip_ = false;  // the last select() can be taken back
     std::vector<std::uint32_t> order_;
     std::vector<std::uint32_t> indices_;
     std::vector<float> values_;
@@ -182,7 +189,7 @@ private:
 
 /// `gradient` becomes the average of the elements that all ranks sent, added in the order of ranks.
 /// All ranks pass the same sizes. If the average isn't finite, `mine` has skipped the step: don't
-/// apply the average, and don't call skip() again (all_finite has the same answer on all ranks).
+/// apply the average (all_finite has the same answer on all ranks).
 /// After a fault, or an exception of the transport, `mine` has skipped the step, `gradient` is
 /// unchanged, and nothing of it is owed.
 template <host_transport Net>
@@ -192,6 +199,7 @@ template <host_transport Net>
     const std::size_t k = mine.indices().size();
     std::vector<std::uint32_t> indices(k * net.size());
     std::vector<float> values(k * net.size());
+    detail::lent_arrays memory(indices, values);
     mine.select(gradient);
     struct undo {
         top_k_feedback* of;
@@ -199,7 +207,6 @@ template <host_transport Net>
             if (of != nullptr) of->skip();
         }
     } unless_sent{&mine};
-    detail::lent_arrays memory(indices, values);
     // In place, so that the transport touches no memory of `mine`.
     const auto gather = [&]<class E>(std::span<const E> own, std::span<E> all) {
         const std::span<E> here = all.subspan(net.rank() * k, k);
