@@ -2,6 +2,7 @@
 // Tags: one-thread, alone
 // Models in ONNX's format: what is made of them, pieces that are models again, and what is refused, with the node's name.
 #include <algorithm>
+#include <cerrno>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -10,8 +11,10 @@
 #include <utility>
 #include <vector>
 
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <gpushare/error.hpp>
 #include <gpushare/graph/detail/spelt_norms.hpp>
 #include <gpushare/graph/onnx.hpp>
 #include <gpushare/graph/plan_text.hpp>
@@ -316,6 +319,32 @@ TEST_CASE("operators of other domains are the engine's, where the caller says so
     CHECK(told.graph().values[value_named(told.graph(), "hidden")].type == gpushare::graph::element::f32);
     CHECK_NOTHROW(told.extract({0, 2}));
     CHECK(model.extract({1, 2}).find("com.example") != std::string::npos);
+}
+
+TEST_CASE("that no process can start isn't the model's fault", "[graph][onnx]") {
+    onnx_builder b;
+    b.input("x", {4}).node("Relu", {"x"}, {"a"}).node("Secret", {"a"}, {"y"}).output("y", {4});
+    b.m.mutable_graph()->mutable_node(1)->set_domain("com.example");
+    auto& set = *b.m.add_opset_import();
+    set.set_domain("com.example");
+    set.set_version(1);
+    onnx_builder own;
+    own.input("x", {4}).node("Relu", {"x"}, {"y"}).output("y", {4});
+    rlimit old{};
+    getrlimit(RLIMIT_NOFILE, &old);
+    const auto code = [&](const std::string& bytes) {
+        const rlimit none{3, old.rlim_max};
+        setrlimit(RLIMIT_NOFILE, &none);
+        const auto made = onnx_model::try_parse(bytes, {.other_domains = {"com.example"}});
+        setrlimit(RLIMIT_NOFILE, &old);
+        return made.why();
+    };
+    for (const auto& bytes : {b.bytes(), own.bytes()}) {
+        const auto why = code(bytes);
+        CHECK(why.code == gpushare::errc::io_failed);
+        CHECK(why.because == gpushare::reason::system_error);
+        CHECK(why.asked == EMFILE);
+    }
 }
 
 TEST_CASE("a model on which ONNX's own shape inference crashes is refused", "[graph][onnx]") {

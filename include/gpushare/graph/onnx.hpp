@@ -81,7 +81,8 @@ struct import_options {
 /// engines do so once, when they load the piece. Such a result never crosses a cut.
 class onnx_model {
 public:
-    /// Reads a file. Throws model_error, and std::bad_alloc.
+    /// Reads a file. Throws model_error; operation_error (io_failed, with errno) if no process
+    /// can start (import_options::apart); and std::bad_alloc.
     [[nodiscard]] static onnx_model load(const std::filesystem::path& path, import_options o = {}) {
         if (o.folder.empty()) o.folder = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
         return parse(detail::read_model(path), std::move(o));

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
 #include <gpushare/graph/detail/apart.hpp>
 #include <gpushare/graph/detail/onnx_check.hpp>
 #include <gpushare/graph/detail/onnx_library.hpp>
@@ -88,8 +89,9 @@ inline void set_extents(onnx::ValueInfoProto& v, const std::map<std::string, std
 
 /// Makes ONNX infer the types of all values. `strict`: a failed inference is an error. `apart`:
 /// ONNX runs in a process of its own, because ONNX trusts numbers in attributes and crashes on
-/// some. Throws model_error (bad_shapes), also if that process can't start or takes longer than 30
-/// s.
+/// some. Throws model_error (bad_shapes), also if that process takes longer than 30 s; and
+/// operation_error (io_failed, with errno) if the process can't start, which says nothing of
+/// the model.
 inline void infer(onnx::ModelProto& m, bool strict, bool apart) {
     const auto work = [&] {
         onnx::shape_inference::InferShapes(m, onnx::OpSchemaRegistry::Instance(),
@@ -109,6 +111,10 @@ inline void infer(onnx::ModelProto& m, bool strict, bool apart) {
     };
     using kind = apart_result::kind;
     const auto r = run_apart(told, std::chrono::seconds(30));
+    if (r.how == kind::no_fork)
+        throw operation_error(
+            {.code = errc::io_failed, .asked = static_cast<std::uint64_t>(r.error), .because = reason::system_error},
+            {}, "starting a process for ONNX's shape inference");
     onnx::GraphProto values;
     if (r.how == kind::threw) throw model_error(model_fault::bad_shapes, {}, r.text);
     if (r.how != kind::done || !values.ParseFromString(r.text))
@@ -165,7 +171,8 @@ inline void add_types(const onnx::GraphProto& g, const model_graph* like,
         }
 }
 
-/// The types of all values, by name. Throws model_error (bad_shapes).
+/// The types of all values, by name. Throws model_error (bad_shapes), and as infer() if no process
+/// can start.
 [[nodiscard]] inline std::unordered_map<std::string, onnx::TypeProto> infer_types(
     const onnx::ModelProto& m, const std::vector<int>& order, bool known, bool apart, const model_graph* like,
     const std::map<std::string, std::int64_t>& sizes, const std::map<std::string, std::vector<std::int64_t>>& inputs) {
