@@ -164,6 +164,24 @@ TEST_CASE("values between pieces share the tenant's memory, and outputs can be t
     CHECK_THROWS_AS((cut_model(tight, g, plan, engine)), gpushare::memory_error);
 }
 
+TEST_CASE("a tensor whose room throws has no memory", "[graph]") {
+    one_tenant t;
+    {
+        gpushare::graph::tensor_blocks blocks(t.chat.memory(), 1);
+        tensor to{.room = &blocks};
+        void* const first = to.place(element::u8, {1000});
+        CHECK(blocks.holds(0, first));
+        CHECK_THROWS_AS(to.place(element::u8, {std::int64_t{1} << 30}), gpushare::memory_error);
+        CHECK(to.data == nullptr);
+        CHECK(blocks.size() == bytes{});
+        CHECK_FALSE(blocks.holds(0, to.data));
+        to.place(element::u8, {10});
+        CHECK(blocks.holds(0, to.data));
+        CHECK(blocks.size() == bytes{10});
+    }
+    CHECK(t.charged() == 0);
+}
+
 TEST_CASE("an output that is there twice is in both of the caller's buffers", "[graph]") {
     one_tenant t;
     auto g = chain();

@@ -460,8 +460,8 @@ namespace graph {
 class tensor_room {
 public:
     /// At least `size` bytes for tensor `number`, at a multiple of 256, valid until the next call
-    /// for that number. Engines call room_for on the thread that computes, for one tensor at a
-    /// time. Throws std::bad_alloc or a class derived from it.
+    /// for that number, even if that call throws. Engines call room_for on the thread that
+    /// computes, for one tensor at a time. Throws std::bad_alloc or a class derived from it.
     [[nodiscard]] virtual void* room_for(std::uint32_t number, std::size_t size) = 0;
 
 protected:
@@ -490,7 +490,8 @@ struct tensor {
         return true;
     }
     /// Sets an output's type and shape, and returns memory for them. Throws model_error (engine) if
-    /// the memory is too small and there is no `room`, and what `room` throws.
+    /// the memory is too small and there is no `room`, and what `room` throws: then the tensor has
+    /// no memory.
     void* place(element of, std::vector<std::int64_t> extents) {
         type = of;
         shape = std::move(extents);
@@ -500,6 +501,8 @@ struct tensor {
             throw model_error(
                 model_fault::engine, {},
                 "an output has " + std::to_string(needed) + " bytes, and its buffer " + std::to_string(capacity));
+        data = nullptr;  // if the call throws, the old memory is gone, too
+        capacity = 0;
         data = room->room_for(number, needed);
         capacity = needed;
         return data;
@@ -530,6 +533,10 @@ public:
         b.data = memory_->allocate(whole, alignment);
         b.size = whole;
         return b.data;
+    }
+    /// Whether tensor `number` has a block, and that block begins at `data`.
+    [[nodiscard]] bool holds(std::uint32_t number, const void* data) const noexcept {
+        return data != nullptr && blocks_[number].data == data;
     }
     /// Frees one tensor's block.
     void release(std::uint32_t number) noexcept { free(blocks_[number]); }
