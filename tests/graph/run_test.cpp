@@ -164,6 +164,37 @@ TEST_CASE("values between pieces share the tenant's memory, and outputs can be t
     CHECK_THROWS_AS((cut_model(tight, g, plan, engine)), gpushare::memory_error);
 }
 
+TEST_CASE("an output of an earlier run is no buffer of the caller's", "[graph]") {
+    one_tenant t;
+    auto g = chain();
+    auto open = g;  // only a run tells how large the output is
+    const auto y = g.outputs[0];
+    open.values[y].shape[0].extent = -1;
+    const auto plan = cut_at(open, {2});
+    toy_engine engine(g);
+    load(engine, plan);
+    {
+        cut_model model(t.chat, open, plan, engine);
+        std::vector<tensor> out(1);
+        for (const std::int64_t size : {100, 300, 50, 400}) {
+            CAPTURE(size);
+            g.values[y].shape[0].extent = size;
+            example e(g);
+            e.out = out;
+            model.run(e.in, e.out);
+            CHECK(e.out[0].size() == static_cast<std::size_t>(size));
+            CHECK(e.right());
+            out = e.out;
+        }
+        CHECK(model.held() == bytes{256 + 400});
+        example e(g);
+        engine.fails = 1;
+        CHECK_THROWS(model.run(e.in, out));
+        CHECK(out[0].data == nullptr);  // the block may be gone
+    }
+    CHECK(t.charged() == 0);
+}
+
 TEST_CASE("a tensor whose room throws has no memory", "[graph]") {
     one_tenant t;
     {

@@ -246,7 +246,8 @@ public:
           outputs_(g.outputs),
           blocks_(of, g.values.size() + 1),
           tensors_(g.values.size()),
-          kinds_(g.values.size()) {
+          kinds_(g.values.size()),
+          given_(g.outputs.size()) {
         if (plan.of_graph != fingerprint(g) || plan.pieces.empty())
             throw operation_error(errc::invalid_specification, owner_, "a plan of cuts for another graph");
         for (std::uint32_t v = 0; v < g.values.size(); ++v) prepare(g.values[v], v);
@@ -276,13 +277,15 @@ public:
         reset();
         for (std::size_t i = 0; i < outputs.size(); ++i) {
             tensor& t = tensors_[outputs_[i]];
-            t.data = outputs[i].data;
-            t.capacity = outputs[i].capacity;
-            if (t.data == nullptr && known_[t.number]) {
+            const bool mine = !of_caller(i, outputs[i]);
+            given_[i] = !mine;
+            t.data = mine ? nullptr : outputs[i].data;
+            t.capacity = mine ? 0 : outputs[i].capacity;
+            if (mine && known_[t.number]) {
                 t.data = blocks_.room_for(t.number, t.size());
                 t.capacity = t.size();
             }
-            if (t.data != nullptr) t.room = outputs[i].data == nullptr ? &blocks_ : nullptr;
+            if (t.data != nullptr) t.room = mine ? &blocks_ : nullptr;
         }
         for (std::size_t i = 0; i < inputs.size(); ++i) {
             tensor& t = tensors_[inputs_[i]];
@@ -290,6 +293,13 @@ public:
             t.room = nullptr;
         }
     }
+    /// Whether `to` has a buffer of the caller's for output `i`. A block that an earlier run
+    /// returned there is none.
+    [[nodiscard]] bool of_caller(std::size_t i, const tensor& to) const noexcept {
+        return to.data != nullptr && !(i < outputs_.size() && blocks_.holds(outputs_[i], to.data));
+    }
+    /// The same for the outputs that begin() got.
+    [[nodiscard]] bool of_caller(std::size_t i) const noexcept { return given_[i]; }
     /// The inputs of a piece, as piece_engine::enqueue takes them.
     [[nodiscard]] std::span<const tensor* const> inputs(std::uint32_t number) const noexcept {
         return pieces_[number].inputs;
@@ -359,6 +369,7 @@ private:
     tensor_blocks<Memory> blocks_;  // one for each value, and the last for values that share it
     std::vector<tensor> tensors_;   // by value
     std::vector<value_kind> kinds_;
+    std::vector<bool> given_;    // whether each output of the model has a buffer of the caller's
     std::vector<bool> known_{};  // whether each value's size is known
     std::vector<std::vector<std::int64_t>> shapes_{};
     std::vector<std::uint64_t> offsets_{};
@@ -395,11 +406,14 @@ public:
     /// Runs the model and waits until all is done. `inputs` and `outputs` are in the model's order,
     /// in memory that the engine can use. An output without a buffer (data is null) gets a buffer
     /// in the tenant's memory, valid until the next run; an output that is an input gets the
-    /// input's buffer. `o` is for the run as a whole. Throws operation_error: invalid_specification
-    /// for a wrong number of tensors; the error of a piece, with the engine's own exception nested;
-    /// and as tenant::submit. By then all pieces have ended.
+    /// input's buffer. The next run may have the same array of outputs: a buffer in the tenant's
+    /// memory counts as none. `o` is for the run as a whole. Throws operation_error:
+    /// invalid_specification for a wrong number of tensors; the error of a piece, with the engine's
+    /// own exception nested; and as tenant::submit. By then all pieces have ended.
     void run(std::span<const tensor> inputs, std::span<tensor> outputs, const request_options& o = {}) {
         values_.begin(inputs, outputs);
+        for (std::size_t i = 0; i < outputs.size(); ++i)
+            if (!values_.of_caller(i)) outputs[i].data = nullptr, outputs[i].capacity = 0;  // its block may grow
         submit_all(o);
         finish(outputs);
     }
@@ -416,6 +430,7 @@ private:
         auto request = whose_->request(o, options_.part);
         using ticket = decltype(request.submit({}));
         std::vector<ticket> tickets;
+        tickets.reserve(values_.pieces());  // so that no push_back throws and loses a ticket
         std::exception_ptr failed;
         std::size_t ended = 0;
         const auto end_one = [&] {
@@ -448,7 +463,7 @@ private:
     /// Tells the caller where output i is.
     void finish(std::size_t i, tensor& to) {
         const tensor& t = values_.output(i);
-        if (to.data != nullptr && to.data != t.data) {  // an input, or an output listed twice
+        if (values_.of_caller(i) && to.data != t.data) {  // an input, or an output listed twice
             pass_through(t, to);
             return;
         }
@@ -539,7 +554,7 @@ private:
         std::vector<std::int64_t> shapes{};  // with types and ranks, so that no two runs look alike
         std::vector<const void*> places{};
     };
-    static run_key key_of(std::span<const tensor> inputs, std::span<tensor> outputs) {
+    [[nodiscard]] run_key key_of(std::span<const tensor> inputs, std::span<const tensor> outputs) const {
         run_key k{{static_cast<std::int64_t>(inputs.size())}, {}};
         for (const tensor& t : inputs) {
             k.shapes.push_back(static_cast<std::int64_t>(t.type));
@@ -547,9 +562,10 @@ private:
             k.shapes.insert(k.shapes.end(), t.shape.begin(), t.shape.end());
             k.places.push_back(t.data);
         }
-        for (const tensor& t : outputs) {
-            k.shapes.push_back(t.data != nullptr ? static_cast<std::int64_t>(t.capacity) : -1);
-            k.places.push_back(t.data);
+        for (std::size_t i = 0; i < outputs.size(); ++i) {
+            const bool given = model_.values_.of_caller(i, outputs[i]);
+            k.shapes.push_back(given ? static_cast<std::int64_t>(outputs[i].capacity) : -1);
+            k.places.push_back(given ? outputs[i].data : nullptr);
         }
         return k;
     }
