@@ -21,6 +21,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -128,7 +129,7 @@ public:
         bytes all{};
         for (const auto& p : pieces_) {
             all += p->constants.size();
-            for (const auto& r : p->ready) all += r->block.size();
+            for (const auto& r : p->ready) all += r->room.size();
         }
         return all;
     }
@@ -153,6 +154,7 @@ private:
     using step = detail::matmul_step;
     using handle = std::unique_ptr<void, int (*)(void*)>;
     static constexpr std::size_t most_alignment = 256;  // the largest that cuBLASLt distinguishes
+    static constexpr std::size_t alignments = std::bit_width(most_alignment / alignof(float));
 
     /// A step for known shapes.
     struct prepared_step {
@@ -163,14 +165,16 @@ private:
     };
     /// A piece for known shapes of its inputs.
     struct prepared {
-        explicit prepared(typename Tenant::memory_type& in) : block(in, 1) {}
+        explicit prepared(typename Tenant::memory_type& in) : room(in, alignments) {}
 
         std::vector<std::vector<std::int64_t>> shapes{};  // of each value
         std::size_t alignment = 0;                        // of inputs and outputs
         std::vector<prepared_step> steps{};
         std::vector<const void*> places{};  // of each value
         std::vector<const void*> biases{};  // of each step
-        blocks block;                       // values between steps, then the workspace
+        blocks room;                        // values between steps, then the workspace
+        std::uint32_t block = 0;            // which: captured graphs may use those before it
+        std::size_t block_size = 0;
         void* workspace = nullptr;
         std::size_t workspace_size = 0;
     };
@@ -304,7 +308,6 @@ private:
             steps.push_back(described(p, r, i, alignment));
             workspace = std::max(workspace, steps.back().workspace);
         }
-        r.steps.clear();  // if placing fails, the block that the old steps use is gone
         place_inner(p, r, workspace);
         r.steps = std::move(steps);
         r.alignment = alignment;
@@ -393,9 +396,7 @@ private:
             whose.push_back(v);
         }
         const auto layout = place_buffers(needs, most_alignment);
-        auto* const block = static_cast<std::byte*>(layout.total == bytes{} && workspace == 0
-                                                        ? nullptr
-                                                        : r.block.room_for(0, layout.total.count() + workspace));
+        auto* const block = room_for(r, layout.total.count() + workspace);
         r.places.assign(p.of.values.size(), nullptr);
         for (std::size_t i = 0; i < whose.size(); ++i)
             r.places[whose[i]] = block == nullptr ? nullptr : block + layout.offsets[i];
@@ -404,6 +405,18 @@ private:
         for (std::size_t v = 0; v < p.values.size(); ++v)
             if (p.values[v] != nullptr) r.places[v] = p.values[v];
         r.biases = p.biases;
+    }
+
+    /// A block of that size; null for none. Keeps a block that is too small, because a captured
+    /// graph may use that block. Each alignment is prepared at most once, so there are blocks
+    /// enough.
+    static std::byte* room_for(prepared& r, std::size_t size) {
+        if (size == 0) return nullptr;
+        const std::uint32_t number = r.block_size == 0 || size <= r.block_size ? r.block : r.block + 1;
+        auto* const block = static_cast<std::byte*>(r.room.room_for(number, size));
+        r.block_size = std::max(r.block_size, size);
+        r.block = number;
+        return block;
     }
 
     // --- a run
