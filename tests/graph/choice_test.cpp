@@ -64,6 +64,7 @@ public:
     using results = std::span<float>;
     std::function<ns(std::uint32_t node)> takes = [](std::uint32_t) { return ns(2ms); };
     std::function<void(const node_list&)> when_added = [](const node_list&) {};
+    std::function<void(const node_list&)> when_enqueued = [](const node_list&) {};
     std::function<void(const node_list&, tensor&)> when_run = [](const node_list&, tensor&) {};
     int runs = 0;
 
@@ -77,6 +78,7 @@ public:
 
     template <gpushare::launcher Stream>
     void enqueue(Stream& to, std::uint32_t number, std::span<const tensor* const> in, std::span<tensor* const> out) {
+        when_enqueued(pieces_.at(number));
         ns all{};
         for (const auto n : pieces_.at(number)) all += takes(n);
         to.launch({.blocks = 1, .hold = all}, [this, number, in, out](const auto&) {
@@ -365,6 +367,58 @@ TEST_CASE("a tenant that is closed is no engine's fault", "[graph]") {
     CHECK(code_of([&] { (void)choice.measure(node_list{1}); }) == errc::closed);
     CHECK(choice.left_out().empty());
     CHECK(r.engines.size() == 0);
+}
+
+TEST_CASE("a tenant that can't load a piece is no engine's fault", "[graph]") {
+    rig r;
+    r.second.takes = quickly;
+    r.second.when_added = [&](const node_list&) {
+        constexpr std::size_t size = std::size_t{1} << 30;
+        r.chat.memory().deallocate(r.chat.memory().allocate(size, 256), size, 256);
+    };
+    auto choice = r.chooser();
+    choice.run_nodes(r.inputs());
+    const node_list piece{1, 2};
+    CHECK_THROWS_AS(choice.choose(piece), gpushare::memory_error);
+    r.second.when_added = [&](const node_list&) {  // as an engine that copies its constants
+        const auto ticket = r.chat.submit([](auto&) { throw gpushare::operation_error(errc::asleep, {}, "asleep"); });
+        (void)ticket.wait();
+        ticket.rethrow();
+    };
+    CHECK_THROWS_WITH(choice.choose(piece), Catch::Contains("asleep"));
+    CHECK(choice.left_out().empty());
+    CHECK(r.engines.size() == 0);
+    r.second.when_added = [](const node_list&) {};
+    CHECK(choice.choose(piece)->candidate == "second");  // nothing slower is in the table
+    r.second.when_added = [&](const node_list&) {
+        r.chat.close();
+        (void)r.chat.submit([](auto&) {});
+    };
+    CHECK(code_of([&] { (void)choice.choose(node_list{3}); }) == errc::closed);
+    CHECK(choice.left_out().empty());
+}
+
+TEST_CASE("a piece that an engine refuses when it runs has no time, and is cut", "[graph]") {
+    const model_error refusal(gpushare::graph::model_fault::engine, "Add1", "one by one, please");
+    rig r;
+    gpushare::graph::piece_measurer times(r.chat, r.model, r.first, r.table, {.warm_up = 0, .repeats = 1});
+    times.run_nodes(r.inputs());
+    const auto refuse = [&](const node_list& piece) {
+        if (piece.size() > 1) throw refusal;
+    };
+    SECTION("on the device") {
+        r.first.when_run = [&](const node_list& piece, tensor&) { refuse(piece); };
+    }
+    SECTION("when it is enqueued") { r.first.when_enqueued = refuse; }
+    CHECK_FALSE(times.measure(node_list{1, 2}));
+    CHECK(times.measure(node_list{1}));
+    gpushare::graph::split_planner planner(times.graph(), times.nodes(), {.limit = 5ms, .measurements = 1000});
+    const auto plan = refine(planner, [&](auto piece) { return times.measure(piece); });
+    CHECK(plan.pieces.size() == nodes);
+    r.first.when_run = [](const node_list&, tensor&) { throw std::runtime_error("broken"); };
+    r.first.when_enqueued = [](const node_list&) {};
+    CHECK_THROWS_WITH(times.measure(node_list{3, 4}), Catch::Contains("broken"));
+    CHECK(r.first.size() == 0);
 }
 
 TEST_CASE("engines have names of their own that a plan's text can hold", "[graph]") {

@@ -29,12 +29,14 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
 #include <functional>
+#include <new>
 #include <numeric>
 #include <optional>
 #include <span>
@@ -69,6 +71,39 @@ namespace graph {
                                    nodes.size(), static_cast<unsigned long long>(h));
     return {text, static_cast<std::size_t>(size)};
 }
+
+namespace detail {
+
+/// Whether `fits` holds for an error or for one nested inside it: the error of a submission has the
+/// engine's own error inside.
+template <class Fits>
+[[nodiscard]] bool any_nested(const std::exception& e, Fits fits) {
+    if (fits(e)) return true;
+    try {
+        std::rethrow_if_nested(e);
+    } catch (const std::exception& inside) {
+        return any_nested(inside, fits);
+    } catch (...) {
+    }
+    return false;
+}
+/// Whether an engine refused a piece.
+[[nodiscard]] inline bool is_refusal(const std::exception& e) {
+    return any_nested(e, [](const std::exception& one) { return dynamic_cast<const model_error*>(&one) != nullptr; });
+}
+/// Whether a tenant or its device lacks what an engine needs: memory, or leave to submit. No engine
+/// is at fault then.
+[[nodiscard]] inline bool is_of_tenant(const std::exception& e) {
+    constexpr std::array codes{errc::deadline_exceeded, errc::stopped, errc::closed,     errc::queue_full,
+                               errc::quarantined,       errc::asleep,  errc::device_lost};
+    return any_nested(e, [&](const std::exception& one) {
+        const auto* const known = dynamic_cast<const error*>(&one);
+        return dynamic_cast<const std::bad_alloc*>(&one) != nullptr ||
+               (known != nullptr && std::ranges::find(codes, known->code()) != codes.end());
+    });
+}
+
+}  // namespace detail
 
 /// How to measure pieces.
 struct measure_options {
@@ -148,8 +183,9 @@ public:
     [[nodiscard]] std::span<const tensor> values() const noexcept { return values_; }
 
     /// The median time of some nodes as one piece: from the table, or else measured and kept there.
-    /// Nothing if the engine can't run these nodes by themselves. Call run_nodes() first. Throws
-    /// all other errors of a submission, and as tenant::submit.
+    /// Nothing if the engine can't run these nodes by themselves: it throws a model_error when it
+    /// loads, enqueues or runs them. Call run_nodes() first. Throws all other errors of a
+    /// submission, and as tenant::submit.
     [[nodiscard]] std::optional<ns> measure(std::span<const std::uint32_t> nodes) {
         const std::string key = piece_key(id_, nodes);
         if (const auto* known = table_->find(operation(), key)) return known->took;
@@ -157,7 +193,8 @@ public:
             const ns took = time(nodes);
             keep(key, took);
             return took;
-        } catch (const model_error&) {
+        } catch (const std::exception& e) {
+            if (!detail::is_refusal(e)) throw;
             return std::nullopt;
         }
     }
@@ -512,7 +549,7 @@ private:
         const auto at = std::ranges::find(out_, v, &tensor::number);
         return at == out_.end() ? reference_.values()[v] : *at;
     }
-    /// A candidate for each engine that accepts the piece.
+    /// A candidate for each engine that accepts the piece. Throws if no engine is at fault.
     [[nodiscard]] std::vector<candidate> add(std::span<const std::uint32_t> nodes) {
         std::vector<candidate> all;
         std::optional<Piece> piece;
@@ -527,6 +564,7 @@ private:
                                    });
                                }});
             } catch (const std::exception& why) {
+                if (detail::is_of_tenant(why)) throw;
                 left_out_.push_back({engines_->name(e), {nodes.begin(), nodes.end()}, why.what()});
             }
         return all;
