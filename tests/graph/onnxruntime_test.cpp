@@ -383,6 +383,54 @@ TEST_CASE("a piece on OpenVINO takes places and shapes as they come", "[graph][o
     CHECK(mine[1] == 7);
 }
 
+TEST_CASE("OpenVINO neither reads nor writes beyond a tensor of a smaller type", "[graph][onnx]") {
+    const auto m =
+        onnx_model::parse(support::onnx_builder().input("x", {-1, 2}).node("Relu", {"x"}, {"y"}).output("y").bytes());
+    openvino_engine engine(openvino());
+    engine.add(m.extract({0, 1}));
+    std::vector<float> x{-1, 2, 3, -4}, mine(4, 9.F);
+    const auto run = [&](element in_type, element out_type) {
+        const tensor in{in_type, {2, 2}, x.data(), 16};
+        tensor out{out_type, {2, 2}, mine.data(), 16};
+        const tensor* ins[]{&in};
+        tensor* outs[]{&out};
+        engine.run(0, ins, outs);
+    };
+    CHECK_THROWS_WITH(run(element::u8, element::f32), Catch::Contains("another type"));
+    CHECK_THROWS_WITH(run(element::f32, element::f16), Catch::Contains("another type"));
+    CHECK(mine == std::vector<float>(4, 9.F));
+    run(element::f32, element::f32);
+    CHECK(mine == std::vector<float>{0, 2, 3, 0});
+    CHECK_THROWS_WITH(run(element::u8, element::f32), Catch::Contains("another type"));  // in the same place
+}
+
+TEST_CASE("OpenVINO forgets an output's place after a failure", "[graph][onnx]") {
+    const auto m =
+        onnx_model::parse(support::onnx_builder().input("x", {-1, 2}).node("Relu", {"x"}, {"y"}).output("y").bytes());
+    openvino_engine engine(openvino());
+    engine.add(m.extract({0, 1}));
+    one_tenant t;
+    gpushare::graph::tensor_blocks blocks(t.chat.memory(), 1);
+    std::vector<float> x{-1, 2, 3, -4}, mine(6);
+    const tensor in{element::f32, {2, 2}, x.data(), 16};
+    const tensor* ins[]{&in};
+    tensor placed{element::f32, {2, 2}, mine.data(), 16}, wrong{element::f32, {2, 3}, mine.data(), 24},
+        small{element::u8, {2, 2}, mine.data(), 24}, open{element::f32, {-1, 2}, nullptr, 0, &blocks, 0};
+    for (tensor* const refused : {&wrong, &small}) {
+        tensor* outs[]{&placed};
+        engine.run(0, ins, outs);
+        CHECK(mine[1] == 2);
+        outs[0] = refused;
+        CHECK_THROWS_AS(engine.run(0, ins, outs), gpushare::graph::model_error);
+        mine.assign(6, 9.F);
+        outs[0] = &open;
+        engine.run(0, ins, outs);
+        CHECK(mine == std::vector<float>(6, 9.F));
+        CHECK(static_cast<const float*>(open.data)[1] == 2);
+        open = {element::f32, {-1, 2}, nullptr, 0, &blocks, 0};
+    }
+}
+
 TEST_CASE("what OpenVINO says against a piece is passed on", "[graph][onnx]") {
     openvino_engine engine(openvino(), {.threads = 1});
     CHECK_THROWS_WITH(engine.add("no model"), Catch::Contains("OpenVINO: "));

@@ -138,8 +138,9 @@ private:
     using handle = std::unique_ptr<void, void (*)(void*)>;
     struct port_state {
         int type = 0;                // OpenVINO's number
-        bool bound = false;          // whether the request has `data` and `shape`
-        const void* data = nullptr;  // the tensor's
+        bool bound = false;          // whether the request may have a tensor of a caller's
+        const void* data = nullptr;  // that tensor's; null if nobody knows
+        std::size_t size = 0;
         std::vector<std::int64_t> shape{};
     };
     struct compiled_piece {
@@ -179,16 +180,21 @@ private:
             throw model_error(model_fault::engine, {}, "an input isn't there, or is larger than its buffer");
         static std::byte nothing{};
         void* const data = t.data == nullptr ? &nothing : t.data;
-        if (to.bound && to.data == data && to.shape == t.shape) return;
-        to.bound = false;
-        to.shape = t.shape;
-        to.data = data;
+        if (to.bound && to.data == data && to.size == size && to.shape == t.shape) return;
         void* made = nullptr;
-        const detail::openvino_shape shape{static_cast<std::int64_t>(to.shape.size()), to.shape.data()};
+        auto extents = t.shape;
+        const detail::openvino_shape shape{static_cast<std::int64_t>(extents.size()), extents.data()};
         library_->check(library_->api().tensor_create_from_host_ptr(to.type, shape, data, &made));
         const handle release(made, library_->api().tensor_free);
-        library_->check(set(p.request.get(), i, made));
+        std::size_t needed = 0;
+        library_->check(library_->api().tensor_get_byte_size(made, &needed));
+        if (needed != size) throw model_error(model_fault::engine, {}, "an input or output is of another type");
         to.bound = true;
+        to.data = nullptr;  // if the call fails, the request may still have its old tensor
+        library_->check(set(p.request.get(), i, made));
+        to.data = data;
+        to.size = size;
+        to.shape = std::move(extents);
     }
     /// Copies an output that OpenVINO allocated.
     void take(const compiled_piece& p, std::size_t i, tensor& to) const {
