@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arguments of a benchmark program: `PROGRAM [OUT.json] [PART]`, an option that it has, or --help
-// anywhere. The name of a part is never taken for that of a file.
+// The arguments of a benchmark program: `PROGRAM [OUT.json] [PART]`, an option that it has, or
+// --help anywhere. The name of a part is never taken for that of a file.
 //
 //   const bench::arguments asked(argc, argv, {"two", "four"}, {"--cold", "with cold caches"});
 //   if (asked.wants("two")) two(r, asked.has_option());
@@ -25,7 +25,8 @@ struct option {
 
 class arguments {
 public:
-    /// Prints how the program is used and ends it, if that is asked. Throws std::invalid_argument for a part that isn't there.
+    /// Prints how the program is used and ends it, if that is asked. Throws std::invalid_argument
+    /// for a part that isn't there.
     arguments(int argc, char** argv, std::vector<std::string_view> parts = {}, option o = {})
         : parts_(std::move(parts)) {
         std::vector<std::string_view> given(argv + 1, argv + argc);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// All-reduce against every MPI that is there, Gloo, and a copy of the same bytes; pipelines against their steps one after the
-// other; streams against rank threads; how fast an abort is.
+// All-reduce against every MPI that is there, Gloo, and a copy of the same bytes; pipelines against
+// their steps one after the other; streams against rank threads; how fast an abort is.
 #include <gpushare/collective/collectives.hpp>
 #include <gpushare/collective/submit.hpp>
 #include <gpushare/collective/tune.hpp>
@@ -95,7 +95,8 @@ std::vector<double> ours_on_streams(unsigned ranks) {
 /// A sweep per round.
 using sweeps = std::vector<std::vector<double>>;
 
-/// The least ratio over sizes [first, last) and the uses of buffers from `from` to `to` of the medians over rounds.
+/// The least ratio over sizes [first, last) and the uses of buffers from `from` to `to` of the
+/// medians over rounds.
 void ratio_figure(bench::report& r, const std::string& name, const sweeps& mine, const sweeps& other, std::size_t first,
                   std::size_t last, bench::buffers from = bench::buffers::warm,
                   bench::buffers to = bench::buffers::cold) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The figures of compute limiters: how well shares hold, what a high-priority tenant waits, what it costs. The truth about
-// device time is the host device's own ledger.
+// The figures of compute limiters: how well shares hold, what a high-priority tenant waits, what it
+// costs. The truth about device time is the host device's own ledger.
 #include <cstdio>
 #include <exception>
 #include <stdexcept>

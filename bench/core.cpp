@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The figures of the core: what the parts that everything else stands on cost, and how well the demo's shares hold.
+// The figures of the core: what the parts that everything else stands on cost, and how well the
+// demo's shares hold.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -29,8 +30,8 @@ std::atomic<std::size_t> allocations{0};
 
 }  // namespace
 
-// Counts what the program allocates, so that "no allocation" is a measurement. Not inlined: g++ would see malloc and
-// operator delete meet, and warn.
+// Counts what the program allocates, so that "no allocation" is a measurement. Not inlined: g++
+// would see malloc and operator delete meet, and warn.
 [[gnu::noinline]] void* operator new(std::size_t size) {
     allocations.fetch_add(1, std::memory_order_relaxed);
     if (void* p = std::malloc(size == 0 ? 1 : size)) return p;
@@ -46,8 +47,8 @@ using namespace std::chrono_literals;
 
 constexpr std::size_t repeats = 41;
 
-/// A quota with current, peak and counts, against the least that a correct quota can do: one compare-and-swap to
-/// reserve and one subtract to release.
+/// A quota with current, peak and counts, against the least that a correct quota can do: one
+/// compare-and-swap to reserve and one subtract to release.
 void quota_pair(bench::report& r) {
     constexpr std::size_t calls = 200'000;
     const auto ours = [] {
@@ -67,7 +68,8 @@ struct immediate_stream {
     static point record() { return {}; }
 };
 
-/// An uncontended permit, from asking for it to handing it over with the work: the gate and its account.
+/// An uncontended permit, from asking for it to handing it over with the work: the gate and its
+/// account.
 void admit(bench::report& r) {
     constexpr std::size_t calls = 100'000;
     gpushare::compute_limiter<immediate_stream, gpushare::host::steady_clock> limiter;
@@ -108,8 +110,8 @@ void host_launch(bench::report& r) {
              "ns");
 }
 
-/// The weighted run of the demo: largest share error of a backlogged tenant in any second of any window of the trace,
-/// by the node's ledger.
+/// The weighted run of the demo: largest share error of a backlogged tenant in any second of any
+/// window of the trace, by the node's ledger.
 void demo_shares(bench::report& r) {
     trace_replay::options o;
 #ifdef GPUSHARE_SHARED_DATA

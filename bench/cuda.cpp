@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The figures of the CUDA backend that need no device: what a limiter adds to a launch, in time and in CUDA calls, over
-// the stand-in for the runtime.
+// The figures of the CUDA backend that need no device: what a limiter adds to a launch, in time and
+// in CUDA calls, over the stand-in for the runtime.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -165,8 +165,8 @@ private:
     cudaEvent_t events_[2] = {};
 };
 
-/// What no permit can do without: a reading of the clock, and two exchanges that other threads see, one to let in and one
-/// when it is enqueued.
+/// What no permit can do without: a reading of the clock, and two exchanges that other threads see,
+/// one to let in and one when it is enqueued.
 class least_permit {
 public:
     void operator()() {
@@ -183,16 +183,18 @@ struct permit_costs {
     std::vector<double> submit, floor, in_two_steps;  // ns
 };
 
-/// An uncontended permit, the launch behind it and the account of it, on a device that is done at once; less the launch
-/// and the same CUDA calls made directly, for the stand-in's calls cost what they cost. And the least that one can cost,
-/// measured the same way; and one that goes by the mutex each time, for its permit is taken before its stream is known.
-/// Several clients submit in turn, each on its stream.
+/// An uncontended permit, the launch behind it and the account of it, on a device that is done at
+/// once; less the launch and the same CUDA calls made directly, for the stand-in's calls cost what
+/// they cost. And the least that one can cost, measured the same way; and one that goes by the
+/// mutex each time, for its permit is taken before its stream is known. Several clients submit in
+/// turn, each on its stream.
 permit_costs permits(std::size_t clients) {
-    // Short turns, ours and the bare one by one: the difference is small beside what the stand-in takes, and a median of
-    // many pairs leaves out those in which something else ran.
+    // Short turns, ours and the bare one by one: the difference is small beside what the stand-in
+    // takes, and a median of many pairs leaves out those in which something else ran.
     constexpr std::size_t calls = 64, turns = 2001;
     rig<gpushare::host::steady_clock> device(standin::timing::automatic, clients);
-    // The stand-in works when it is asked something: often enough on both sides, so that nothing piles up.
+    // The stand-in works when it is asked something: often enough on both sides, so that nothing
+    // piles up.
     auto drained = [&, n = 0](auto launch) mutable {
         launch();
         if (++n % 16 == 0)
@@ -232,9 +234,10 @@ void permit_submit(bench::report& r) {
     r.figure("cuda.permit_in_two_steps_ns", one.in_two_steps, "ns");
 }
 
-/// CUDA calls per launch through a limiter, beyond those of the launch, where the device always has as much work as the
-/// limiter lets in: one submission ends for each that is handed over. Several clients hand over in turn, each for its stream; a
-/// submission fills the device, so they take turns there.
+/// CUDA calls per launch through a limiter, beyond those of the launch, where the device always has
+/// as much work as the limiter lets in: one submission ends for each that is handed over. Several
+/// clients hand over in turn, each for its stream; a submission fills the device, so they take
+/// turns there.
 call_counts calls_per_submission(std::chrono::microseconds length, std::size_t clients) {
     rig<standin_clock> device(standin::timing::manual, clients);
     const auto bare = cuda_calls([&] { device.launch(); });
@@ -252,8 +255,8 @@ call_counts calls_per_submission(std::chrono::microseconds length, std::size_t c
     return beyond;
 }
 
-/// The figure is of one client with kernels that are short enough for their points to matter; two clients, and kernels of 1 ms, are
-/// the worst.
+/// The figure is of one client with kernels that are short enough for their points to matter; two
+/// clients, and kernels of 1 ms, are the worst.
 void call_figures(bench::report& r) {
     double worst_of_short = 0, worst_records = 0, worst_but_peeks = 0, worst = 0;
     for (const std::size_t clients : {1U, 2U})
@@ -276,8 +279,8 @@ void call_figures(bench::report& r) {
     r.figure("cuda.standin_records_per_submission", {worst_records}, "calls");
 }
 
-/// Of what `torch_scope` takes from: blocks that are freed on the stream of their allocation, of sizes
-/// that models have.
+/// Of what `torch_scope` takes from: blocks that are freed on the stream of their allocation, of
+/// sizes that models have.
 double calls_per_free_on_the_same_stream() {
     constexpr std::size_t sizes[] = {512, 100'000, 1 << 20, 5 << 20, 12 << 20, 20 << 20};
     constexpr std::size_t rounds = 200;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Device code without a device: the kernels of tests/gpu/jobs.cu, run as nvcc compiled them by the PTX executor. Counts, but for the
-// executor's own speed.
+// Device code without a device: the kernels of tests/gpu/jobs.cu, run as nvcc compiled them by the
+// PTX executor. Counts, but for the executor's own speed.
 #include <sys/types.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -39,8 +39,9 @@ constexpr std::array orders{ptx::turns::fair, ptx::turns::shuffled, ptx::turns::
 
 std::uint32_t cores() { return std::max(1U, std::thread::hardware_concurrency()); }
 
-/// f(part) for a part a core, each in a process of its own: the executor runs one machine a process. What they say. None in this one:
-/// jobs leave threads of the host's backend, which a later process wouldn't have.
+/// f(part) for a part a core, each in a process of its own: the executor runs one machine a
+/// process. What they say. None in this one: jobs leave threads of the host's backend, which a
+/// later process wouldn't have.
 std::vector<std::string> in_processes(const std::function<std::string(std::uint32_t)>& f) {
     struct child {
         pid_t id;
@@ -145,7 +146,8 @@ outcome random_jobs(std::uint64_t cases, std::uint64_t seed, bool medleys, const
     });
 }
 
-/// What is not a collective: packing, feedback, group operators, and what ranks bring that have joined.
+/// What is not a collective: packing, feedback, group operators, and what ranks bring that have
+/// joined.
 constexpr std::array of_gradients{&jobs::trouble_of_packing, &jobs::trouble_of_feedback, &jobs::trouble_of_batch_norm,
                                   &jobs::trouble_of_softmax, &jobs::trouble_of_joined};
 

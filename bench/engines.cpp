@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The figures of real engines beside each other on a GPU, on a device in virtual time that replays what they launched on an
-// H100: how late an urgent model's answers become, and what its neighbour still gets done. And how far that device is from
-// the real one.
+// The figures of real engines beside each other on a GPU, on a device in virtual time that replays
+// what they launched on an H100: how late an urgent model's answers become, and what its neighbour
+// still gets done. And how far that device is from the real one.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -39,7 +39,8 @@ constexpr strategy strategies[] = {strategy::plain, strategy::native, strategy::
                                    strategy::gated};
 constexpr double quarter = 428;  // requests a second: a quarter of what BERT does alone
 
-/// What an H100 did, run 1 of data/h100/colocation.csv. The rows "single" are of an experiment with 500 us in flight.
+/// What an H100 did, run 1 of data/h100/colocation.csv. The rows "single" are of an experiment with
+/// 500 us in flight.
 struct measured {
     const char* neighbour;
     strategy how;
@@ -70,7 +71,8 @@ double alone_rate(const engines::busy_model& m, std::uint64_t seed) {
     return engines::colocate({.busy = {m}}, seed).busy[0].iterations_per_s;
 }
 
-/// One seed: everything beside everything, relative to the same seed's runs alone. The same requests arrive in all of them.
+/// One seed: everything beside everything, relative to the same seed's runs alone. The same
+/// requests arrive in all of them.
 struct round_of {
     engines::answers urgent_alone, urgent_alone_gated;
     std::map<std::string, engines::outcome> beside;  // by "NEIGHBOUR STRATEGY"
@@ -143,7 +145,8 @@ std::vector<double> background(const std::vector<round_of>& rounds, const std::s
                 [&](const round_of& r) { return 100 * r.beside.at(k).busy[0].iterations_per_s / r.alone.at(name); });
 }
 
-// The gate in the stream has figures with bars; native priority alone is what has to miss those of latency.
+// The gate in the stream has figures with bars; native priority alone is what has to miss those of
+// latency.
 void report_gate(bench::report& out, const engines::recording& all, const std::vector<round_of>& rounds,
                  const neighbour& n) {
     const std::string k = key(n.name, strategy::gated), native = key(n.name, strategy::native);
@@ -172,8 +175,9 @@ void report_other(bench::report& out, const std::vector<round_of>& rounds, const
                    each(rounds, [&](const round_of& r) { return r.beside.at(k).busy[0].longest_hold_us; }), "us");
 }
 
-// What one engine without neighbours loses behind the gate: the worst of the three. And two that want neither level nor
-// share, inference beside prefill: what they get done together, against plain threads.
+// What one engine without neighbours loses behind the gate: the worst of the three. And two that
+// want neither level nor share, inference beside prefill: what they get done together, against
+// plain threads.
 double cost_alone(const engines::recording& all, strategy how, std::uint64_t seed) {
     double worst = 0;
     for (const neighbour& n : neighbours) {
@@ -205,7 +209,8 @@ void report_costs_of_nothing(bench::report& out, const engines::recording& all, 
     figure("engines.side_by_side_cost_pct", cost_side_by_side);
 }
 
-// What the gate costs while its urgent client never asks, the worst neighbour; and where it costs too much, one of them.
+// What the gate costs while its urgent client never asks, the worst neighbour; and where it costs
+// too much, one of them.
 void report_costs(bench::report& out, const engines::recording& all, const std::vector<round_of>& rounds) {
     const auto worst = [&](auto rates) {
         return each(rounds, [&](const round_of& r) {
@@ -236,8 +241,9 @@ void report_costs(bench::report& out, const engines::recording& all, const std::
 
 // ---- shares and charges
 
-/// The worst of all engines in these runs: how far its part of the device time is from its share, and its charge from the
-/// device time. And what all get done together, by the rate of each over its rate alone: the least of these runs.
+/// The worst of all engines in these runs: how far its part of the device time is from its share,
+/// and its charge from the device time. And what all get done together, by the rate of each over
+/// its rate alone: the least of these runs.
 struct division_errors {
     double share_pp = 0, of_alone_pp = 0, metering_pct = 0, progress_pct = std::numeric_limits<double>::infinity();
 
@@ -249,8 +255,9 @@ struct division_errors {
     }
 };
 
-/// `weights` are percents, of the engines in the order of `neighbours`; 0: that one isn't there. `kept`: whether the gate
-/// is told them. `accounted`: the part of the charges that the account has.
+/// `weights` are percents, of the engines in the order of `neighbours`; 0: that one isn't there.
+/// `kept`: whether the gate is told them. `accounted`: the part of the charges that the account
+/// has.
 division_errors divide(const engines::recording& all, strategy how, const std::vector<std::uint32_t>& weights,
                        std::uint64_t seed, bool kept = true, double accounted = 1) {
     engines::setting s{.how = how};
@@ -310,7 +317,8 @@ struct alone_call {
     explicit alone_call(const engines::answers& a)
         : p99_us(engines::percentile(a.call_us, 0.99)), longest_us(a.call_us.back() + 1) {}
 };
-// What was told, over the P99 of the waits. A wait is what a call took longer than the P99 of calls alone.
+// What was told, over the P99 of the waits. A wait is what a call took longer than the P99 of calls
+// alone.
 double told_over_wait(const engines::answers& a, const alone_call& alone, double quantile) {
     return engines::percentile(a.told_us, quantile) /
            std::max(1.0, engines::percentile(a.call_us, 0.99) - alone.p99_us);
@@ -394,7 +402,8 @@ struct late_tokens {
     double alone_pct, more_pp;
     double background_per_s = 0;
 };
-// Tokens that come later than twice the time of a step alone: alone, and how many more beside others. The same tokens.
+// Tokens that come later than twice the time of a step alone: alone, and how many more beside
+// others. The same tokens.
 late_tokens late_of(const engines::answers& beside, const engines::answers& alone) {
     const double deadline = 2 * engines::percentile(alone.call_us, 0.5);
     const std::size_t tokens = std::min(beside.in_order.size(), alone.in_order.size());
@@ -491,7 +500,8 @@ struct modelled {
     double call_p50_us, call_p99_us, p50_us, p90_us, p99_us, background;
 };
 
-/// What a comparison changes of the experiment, if anything: then the device or the experiment is another one.
+/// What a comparison changes of the experiment, if anything: then the device or the experiment is
+/// another one.
 struct altered {
     gpushare::ns in_flight{500'000};
     double per_s = quarter;
@@ -517,7 +527,8 @@ std::vector<modelled> model_all(const engines::recording& all, std::uint64_t see
 double error_pct(double here, double there) { return 100 * std::abs(here / there - 1); }
 double call_error_pct(const modelled& c) { return error_pct(c.call_p99_us, c.there.call_p99_us); }
 double background_error(const modelled& c) { return std::abs(c.background - c.there.background); }
-// The worst percentile from arrival; of launches held back only. Else the queue multiplies any error.
+// The worst percentile from arrival; of launches held back only. Else the queue multiplies any
+// error.
 double held_error_pct(const modelled& c) {
     if (c.there.how != strategy::single) return 0;
     return std::max({error_pct(c.p50_us, c.there.p50_us), error_pct(c.p90_us, c.there.p90_us),
@@ -533,8 +544,9 @@ template <class Error>
 double cells_within(const std::vector<modelled>& cells, Error error, double most) {
     return static_cast<double>(std::ranges::count_if(cells, [&](const modelled& c) { return error(c) <= most; }));
 }
-/// Pairs of strategies beside the same neighbour whose calls come in another order here than there. Pairs that are within
-/// 15 % there don't count: the same calls alone differ by more from run to run.
+/// Pairs of strategies beside the same neighbour whose calls come in another order here than there.
+/// Pairs that are within 15 % there don't count: the same calls alone differ by more from run to
+/// run.
 double pairs_in_another_order(const std::vector<modelled>& cells) {
     std::ptrdiff_t n = 0;
     for (const modelled& a : cells)

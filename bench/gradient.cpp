@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients between the threads of a process: buckets against a call for each gradient and against one large all-reduce, the tuner
-// against all choices, negotiation against a coordinator, operators of groups against one rank in double. And between processes, over a
-// link (gradient/link.hpp).
+// Gradients between the threads of a process: buckets against a call for each gradient and against
+// one large all-reduce, the tuner against all choices, negotiation against a coordinator, operators
+// of groups against one rank in double. And between processes, over a link (gradient/link.hpp).
 #include <gpushare/collective/collectives.hpp>
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/gradient/bucket_plan.hpp>
@@ -59,7 +59,8 @@ struct gradients {
     std::vector<std::span<float>> of[ranks];
 };
 
-/// 1000 gradients of 4 KiB: a call each, buckets of the default size, and one all-reduce of as many bytes.
+/// 1000 gradients of 4 KiB: a call each, buckets of the default size, and one all-reduce of as many
+/// bytes.
 void fusion(bench::report& r) {
     const gs::communicator group(ranks);
     gradients g(1000, 1024);
@@ -111,7 +112,8 @@ void fusion(bench::report& r) {
     r.figure("gradient.wire_bytes_ratio", wire, "x", {bench::at_most(0.5), as_is_ratio, "float32 on both wires"});
 }
 
-/// A backward pass of 64 layers whose gradients grow, computed and combined by a thread each, for each choice that there is.
+/// A backward pass of 64 layers whose gradients grow, computed and combined by a thread each, for
+/// each choice that there is.
 void tuner(bench::report& r) {
     gs::communicator group(ranks);
     struct rank_state {
@@ -164,9 +166,10 @@ void tuner(bench::report& r) {
              {bench::at_most(5), bench::value_of(bench::statistic::median, gaps_of_worst), "the worst of all sizes"});
 }
 
-/// A step of 1024 gradients between two ranks: all marks, what each takes from the board until it has all, and the end of the step. And of
-/// 256 ranks what the busiest does: ANDs all vectors and reads the result; or counts names, as a coordinator does that is sent the names
-/// of what is ready, and writes the list of those that all have.
+/// A step of 1024 gradients between two ranks: all marks, what each takes from the board until it
+/// has all, and the end of the step. And of 256 ranks what the busiest does: ANDs all vectors and
+/// reads the result; or counts names, as a coordinator does that is sent the names of what is
+/// ready, and writes the list of those that all have.
 void negotiation(bench::report& r) {
     constexpr std::uint32_t gradients = 1024, many = 256;
     const gs::communicator group(ranks);
@@ -227,8 +230,9 @@ double error(std::span<const float> got, const std::vector<double>& expected) {
     return off / most;
 }
 
-/// Batch normalisation, there and back, over 64 samples of which rank 0 has `first`, against one batch in double: the worst of the results,
-/// the gradients of these, and those of each rank's parameters. Not `together`: each rank by its own samples, which must show.
+/// Batch normalisation, there and back, over 64 samples of which rank 0 has `first`, against one
+/// batch in double: the worst of the results, the gradients of these, and those of each rank's
+/// parameters. Not `together`: each rank by its own samples, which must show.
 double batch_norm_error(const gs::communicator& group, std::size_t first, std::mt19937& any, bool together = true) {
     constexpr std::size_t samples = 64, channels = 8, positions = 49;
     constexpr float epsilon = 1e-5F;

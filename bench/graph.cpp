@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The figures of cut models: how long their pieces are, what the cuts cost, and whether they give what the whole models
-// give. Real models on ONNX Runtime, on the host device.
+// The figures of cut models: how long their pieces are, what the cuts cost, and whether they give
+// what the whole models give. Real models on ONNX Runtime, on the host device.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -119,7 +119,8 @@ struct loaded_plan {
     std::unique_ptr<cut_model<tenant, watched_engine>> model;
 };
 
-/// Cuts behind each so many nodes, or at the next place behind them where nothing crosses but tensors of known type.
+/// Cuts behind each so many nodes, or at the next place behind them where nothing crosses but
+/// tensors of known type.
 split_plan plan_of(const model_graph& g, std::uint32_t each) {
     split_plan p{.of_graph = fingerprint(g), .limit = longest};
     p.order.resize(g.nodes.size());
@@ -137,7 +138,8 @@ split_plan plan_of(const model_graph& g, std::uint32_t each) {
     return p;
 }
 
-/// The largest difference between outputs; infinite where shapes or other numbers than floats differ.
+/// The largest difference between outputs; infinite where shapes or other numbers than floats
+/// differ.
 double error_of(std::span<const tensor> expected, std::span<const tensor> got) {
     double worst = 0;
     for (std::size_t i = 0; i < expected.size(); ++i) {
@@ -177,7 +179,8 @@ public:
     /// On values of a run of all nodes, which stay where they are.
     piece_times(const loaded_model& of, const model_graph& g, std::span<const tensor> values, onnxruntime_engine& on)
         : of_(&of), graph_(&g), values_(values.begin(), values.end()), engine_(&on) {}
-    /// The median of 7 runs behind one that doesn't count; nothing for nodes that can't run by themselves.
+    /// The median of 7 runs behind one that doesn't count; nothing for nodes that can't run by
+    /// themselves.
     std::optional<ns> operator()(std::span<const std::uint32_t> nodes) try {
         const std::uint32_t piece = engine_->add(of_->model.extract(nodes));
         const auto edges = edges_of(*graph_, nodes);
@@ -211,7 +214,8 @@ struct planned_cuts {
     bool settled = false;  // the last round changed no piece, and all pieces keep the limit
 };
 
-/// Tells the planner how long the thread computes each piece of its plan in runs of all of them, where caches are cold.
+/// Tells the planner how long the thread computes each piece of its plan in runs of all of them,
+/// where caches are cold.
 void run_and_tell(rig& on, const loaded_model& m, const model_graph& g, gpushare::graph::split_planner& planner) {
     const split_plan plan = planner.plan();
     loaded_plan cut(on.pages, on.library, m, g, plan);
@@ -226,7 +230,8 @@ void run_and_tell(rig& on, const loaded_model& m, const model_graph& g, gpushare
                          ns{std::llround(1e9 * bench::value_of(bench::statistic::median, took[i]))});
 }
 
-/// A plan whose pieces keep the limit, by measurements: of pieces one by one, then as they are in a run of all of them.
+/// A plan whose pieces keep the limit, by measurements: of pieces one by one, then as they are in a
+/// run of all of them.
 planned_cuts planned(rig& on, const loaded_model& m, ns limit) {
     onnxruntime_engine engine(on.library, {.optimisation = 0});
     gpushare::operator_table table;
@@ -249,8 +254,8 @@ planned_cuts planned(rig& on, const loaded_model& m, ns limit) {
     return found;
 }
 
-/// By how much more the first of two takes, in percent, by pairs of runs. Runs go in turn, and which of the two goes first
-/// changes from pair to pair; one run of each doesn't count.
+/// By how much more the first of two takes, in percent, by pairs of runs. Runs go in turn, and
+/// which of the two goes first changes from pair to pair; one run of each doesn't count.
 template <std::invocable A, std::invocable B>
 std::vector<double> above_pct(A first, B second) {
     (void)first(), (void)second();
@@ -266,7 +271,8 @@ std::vector<double> above_pct(A first, B second) {
     return all;
 }
 
-/// What the cuts cost: `cut` beside the model as the file has it, and beside the file that was cut, as one piece.
+/// What the cuts cost: `cut` beside the model as the file has it, and beside the file that was cut,
+/// as one piece.
 void overheads(bench::report& r, rig& on, const loaded_model& m, const model_graph& g, loaded_plan& whole,
                loaded_plan& cut) {
     loaded_plan fused(on.pages, on.library, m, m.model.graph(), whole_plan(m)),
@@ -378,13 +384,14 @@ split_plan forced(split_plan p, const std::string& engine, const Chooser& choice
     return p;
 }
 
-/// Runs of one model in turn: with the engine that a plan has for each piece, and with either one for all.
+/// Runs of one model in turn: with the engine that a plan has for each piece, and with either one
+/// for all.
 struct choice_runs {
     using times = std::vector<std::vector<double>>;  // of each piece, by run
     times chosen{}, first{}, second{};
 
-    /// The worse engine's time over the chosen one's, by run; of one piece, or of all of them. Which engine is the worse one
-    /// for a piece, all runs together say.
+    /// The worse engine's time over the chosen one's, by run; of one piece, or of all of them.
+    /// Which engine is the worse one for a piece, all runs together say.
     [[nodiscard]] std::vector<double> gains(std::size_t piece = ~std::size_t{0}) const {
         std::vector<double> all;
         for (std::size_t run = 0; run < chosen.size(); ++run) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Measures and reports: repeats a measurement, prints the median as a `figure` line, and keeps every repeat for the JSON
-// file. Ratios are taken repeat by repeat, ours and the other one in turn, so that a drift of the machine cancels out.
+// Measures and reports: repeats a measurement, prints the median as a `figure` line, and keeps
+// every repeat for the JSON file. Ratios are taken repeat by repeat, ours and the other one in
+// turn, so that a drift of the machine cancels out.
 //
 //   bench::report r("core");
 //   r.figure("core.pair_vs_cas", bench::ratios(9, ours_ns, floor_ns), "x");
@@ -56,12 +57,14 @@ std::vector<double> ratios(std::size_t repeats, Ours ours, Other other) {
     });
 }
 
-/// The C library skips its locks until a second thread has existed: without this, locks look a third cheaper.
+/// The C library skips its locks until a second thread has existed: without this, locks look a
+/// third cheaper.
 inline void start_a_second_thread() {
     std::jthread([] {});
 }
 
-/// What of the repeats a figure is. Its definition says which: the median unless something else is promised.
+/// What of the repeats a figure is. Its definition says which: the median unless something else is
+/// promised.
 enum class statistic { median, mean, least, most };
 
 [[nodiscard]] constexpr const char* name(statistic s) noexcept {
@@ -104,17 +107,20 @@ struct bar {
 [[nodiscard]] constexpr bar at_most(double x) noexcept { return {x, true}; }
 [[nodiscard]] constexpr bar at_least(double x) noexcept { return {x, false}; }
 
-/// That a figure can fail: what the same code, in the same run, makes of something that mustn't meet the bar.
+/// That a figure can fail: what the same code, in the same run, makes of something that mustn't
+/// meet the bar.
 struct control {
     bar missed;         ///< has to be
     double value;       ///< counts as met where it isn't finite: nothing was found
     std::string fault;  ///< what was planted, in words: "a limiter that lets one in at a time"
 };
 
-/// Prints figures as they are measured, and writes them with all that they depend on (bench/README.md, Results).
+/// Prints figures as they are measured, and writes them with all that they depend on
+/// (bench/README.md, Results).
 class report {
 public:
-    /// `suffix` is added to the names of all figures: what isn't the plain case says so in its name.
+    /// `suffix` is added to the names of all figures: what isn't the plain case says so in its
+    /// name.
     explicit report(std::string configuration, std::string suffix = {})
         : configuration_(std::move(configuration)), suffix_(std::move(suffix)) {
         std::printf("# %s\n", configuration_.c_str());
@@ -136,7 +142,8 @@ public:
         figures_.push_back({std::move(name), unit, s, value, least, most, std::move(values)});
     }
 
-    /// A figure that is void where its control, NAME_with_a_planted_fault, meets the bar: then it couldn't have failed.
+    /// A figure that is void where its control, NAME_with_a_planted_fault, meets the bar: then it
+    /// couldn't have failed.
     void figure(const std::string& name, std::vector<double> values, const std::string& unit, const control& planted,
                 statistic s = statistic::median) {
         const bool is_number = std::isfinite(planted.value);  // JSON has no other
@@ -153,8 +160,8 @@ public:
         texts_.emplace_back(std::move(name), std::move(value));
     }
 
-    /// A figure that can't be believed this time, since a control in the same run was itself beyond the bar: `why`. It isn't
-    /// written among the figures.
+    /// A figure that can't be believed this time, since a control in the same run was itself beyond
+    /// the bar: `why`. It isn't written among the figures.
     void is_void(std::string name, const std::string& why) {
         name += suffix_;
         std::printf("void %s: %s\n", name.c_str(), why.c_str());

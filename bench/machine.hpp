@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a figure depends on besides the code: processor, compiler, and what else the machine did meanwhile.
+// What a figure depends on besides the code: processor, compiler, and what else the machine did
+// meanwhile.
 //
 //   bench::machine_load load;             // from here on
 //   ... measure ...
-//   load.others_percent();                // of all cores, taken by other programs; above some 2 a timing says little
+//   // of all cores, taken by other programs; above some 2 a timing says little
+//   load.others_percent();
 #pragma once
 
 #include <sys/resource.h>
@@ -65,7 +67,8 @@ namespace bench {
     return load;
 }
 
-/// What other programs and, on a virtual machine, other machines took of the cores since it was made.
+/// What other programs and, on a virtual machine, other machines took of the cores since it was
+/// made.
 class machine_load {
 public:
     machine_load() : average_(load_average()), begin_(now()) {}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The figures of placement: how much of a GPU-sharing cluster each policy allocates in the published experiment, and what
-// a decision costs. And of reservations across devices.
+// The figures of placement: how much of a GPU-sharing cluster each policy allocates in the
+// published experiment, and what a decision costs. And of reservations across devices.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What quotas and allocators behind one are measured against: the least that a correct quota can do, one compare-and-swap that
-// reserves and one subtraction that releases.
+// What quotas and allocators behind one are measured against: the least that a correct quota can
+// do, one compare-and-swap that reserves and one subtraction that releases.
 //
 //   r.figure("core.quota_pair_vs_cas", bench::ratios(repeats, ours, [] { return bench::quota_floor(calls); }), "x");
 #pragma once

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Real engines that share one device: what each has of it, what the urgent one waits, what is lost against plain threads.
+// Real engines that share one device: what each has of it, what the urgent one waits, what is lost
+// against plain threads.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -203,7 +204,8 @@ void settings(bench::report& r, const crew& c, bool model) {
 struct mismatches {
     double tokens = 0, others = 0;
 };
-/// Those of a run, and those of a call that was left out on purpose: of the language model, if there is one, and of the detector.
+/// Those of a run, and those of a call that was left out on purpose: of the language model, if
+/// there is one, and of the detector.
 struct answers {
     mismatches wrong, planted;
 };
@@ -247,8 +249,8 @@ answers one_core(bench::report& r, const std::string& option, const std::string&
     return {{value(of_tokens), value(of_others)}, {planted(of_tokens), planted(of_others)}};
 }
 
-/// What two models side by side get done, over twice what one does: they share the way to the memory. No mix with more than one
-/// model's time can do better, whoever decides who runs.
+/// What two models side by side get done, over twice what one does: they share the way to the
+/// memory. No mix with more than one model's time can do better, whoever decides who runs.
 void two_models(bench::report& r, crew& c) {
     std::vector<double> pct;
     for (int i = 0; i < repeats; ++i) {
@@ -262,7 +264,8 @@ void two_models(bench::report& r, crew& c) {
     r.figure("serving.two_models_pct", pct, "%");
 }
 
-/// A writer that submits a token and waits for it, beside a reader that has pages waiting always, on one SM.
+/// A writer that submits a token and waits for it, beside a reader that has pages waiting always,
+/// on one SM.
 void decode(bench::report& r, crew& c) {
     std::vector<double> shares, errors;
     double planted = std::numeric_limits<double>::infinity();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A host node that tells of its streams no more than a GPU does: when points were reached, and not what of the SMs was used. Its own
-// ledger is the truth for who measures, and nothing of it reaches the library.
+// A host node that tells of its streams no more than a GPU does: when points were reached, and not
+// what of the SMs was used. Its own ledger is the truth for who measures, and nothing of it reaches
+// the library.
 #pragma once
 
 #include <cstdint>

@@ -42,7 +42,8 @@ double pair_of(Tenant& tenant) {
     });
 }
 
-/// A block of a tenant's memory, allocated and freed through its handle, in a tenancy without options.
+/// A block of a tenant's memory, allocated and freed through its handle, in a tenancy without
+/// options.
 void allocate_pair(bench::report& r) {
     node device{{.memory = 8_GiB}};
     gpushare::tenancy shared{device};
@@ -89,8 +90,8 @@ void admission(bench::report& r) {
     r.figure("tenant.admit_us", bench::repeated(repeats, one_more), "us");
 }
 
-/// A tenant with 256 MiB in 16 blocks and a millisecond of work under way moves to another device and, the next time, back; then it moves
-/// though it stays where it is.
+/// A tenant with 256 MiB in 16 blocks and a millisecond of work under way moves to another device
+/// and, the next time, back; then it moves though it stays where it is.
 void moves(bench::report& r) {
     constexpr std::size_t count = 16, size = std::size_t{16} << 20;
     constexpr double per_gib = 1024.0 / (count * 16);
@@ -131,7 +132,8 @@ void moves(bench::report& r) {
     r.figure("tenant.move_kept_us", kept, "us");
 }
 
-/// The composition matrix of the tests, on the host: how many cells it has, and in how many a promise wasn't kept.
+/// The composition matrix of the tests, on the host: how many cells it has, and in how many a
+/// promise wasn't kept.
 void matrix(bench::report& r) {
     const auto all = support::composition::run_matrix<support::composition::host_backend>();
     for (const auto& what : all.wrong) std::printf("# %s\n", what.c_str());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Days of a cluster in a blink: jobs arrive, wait for devices, run and leave in virtual time, the same on every run. The queue and the
-// policies are those that place real jobs.
+// Days of a cluster in a blink: jobs arrive, wait for devices, run and leave in virtual time, the
+// same on every run. The queue and the policies are those that place real jobs.
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -38,7 +38,8 @@ struct simulation {
     std::map<std::uint64_t, gpushare::instant> large_since{};  // of those that wait
     outcome all{};
 
-    // A job has found its place. It runs for some hours and leaves. A waiting job that then fits goes next.
+    // A job has found its place. It runs for some hours and leaves. A waiting job that then fits
+    // goes next.
     void run(const gpushare::placement& where) {
         ++all.placed;
         world.at(world.now() + any.between(1h, 3h), [this, left = std::make_shared<gpushare::placement>(where)] {

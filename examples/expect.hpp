@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the small examples check themselves: what is expected is printed, and the first that isn't so ends the program.
+// How the small examples check themselves: what is expected is printed, and the first that isn't so
+// ends the program.
 #pragma once
 
 #include <cstdio>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What goes wrong, and how it is told: a kernel that throws, a client that fails again and again, memory that somebody outside takes,
-// work that doesn't end, a device that is lost. One tenant's failure is its own.
+// What goes wrong, and how it is told: a kernel that throws, a client that fails again and again,
+// memory that somebody outside takes, work that doesn't end, a device that is lost. One tenant's
+// failure is its own.
 #include <chrono>
 #include <stdexcept>
 #include <string>
@@ -48,7 +49,8 @@ int main() {
     again.wait();
     expect(again.status() == errc::none, "until it is pardoned");
 
-    bool kept = false;  // among others: on a busy machine a wait may have been longer than its bound
+    // among others: on a busy machine a wait may have been longer than its bound
+    bool kept = false;
     while (const auto event = shared.limiter_of({0}).take_event())
         kept = kept || event->what == gpushare::limiter_event::kind::quarantined;
     expect(kept, "the limiter keeps an event of it");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A captured graph as a tenant's work: its memory is set aside before the capture and stays its own, each launch is one submission,
-// and the limiter charges it as one. Links with the CUDA runtime; in the tests, with a stand-in for it.
+// A captured graph as a tenant's work: its memory is set aside before the capture and stays its
+// own, each launch is one submission, and the limiter charges it as one. Links with the CUDA
+// runtime; in the tests, with a stand-in for it.
 #include <chrono>
 
 #include <gpushare/backend/cuda/graph.hpp>
@@ -19,7 +20,8 @@ int main() {
     auto& stream = chat.work_stream();
 
     gpushare::pool_resource<decltype(chat)::memory_type, gpushare::cuda::point> pool{chat.memory()};
-    gpushare::private_pool graph_memory{pool, 8_MiB};  // a capturing stream must not ask the device for memory
+    // a capturing stream must not ask the device for memory
+    gpushare::private_pool graph_memory{pool, 8_MiB};
     const auto charged = chat.usage().current;
     expect(charged >= 8_MiB, "its memory is the tenant's");
 

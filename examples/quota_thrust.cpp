@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Vectors and algorithms of Thrust in a tenant's memory: refused at its quota, temporary storage charged as well. By Thrust's
-// CPP system, so that it runs without a GPU; with nvcc take that line away, and the node of CUDA.
+// Vectors and algorithms of Thrust in a tenant's memory: refused at its quota, temporary storage
+// charged as well. By Thrust's CPP system, so that it runs without a GPU; with nvcc take that line
+// away, and the node of CUDA.
 #define THRUST_DEVICE_SYSTEM THRUST_DEVICE_SYSTEM_CPP
 #include <cstdint>
 #include <functional>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A device whose SMs are split: tenants of different slices never run on each other's SMs, and never wait for each other,
-// whatever their levels; those of one slice share its time.
+// A device whose SMs are split: tenants of different slices never run on each other's SMs, and
+// never wait for each other, whatever their levels; those of one slice share its time.
 #include <array>
 #include <chrono>
 #include <cstdint>

@@ -3,10 +3,10 @@
 // of a page_store or of a tensor, and the tokens of all texts in a step go through each layer
 // together. Nothing in it is particular to a device: tensors say where they are.
 //
-//   const torch_decoder::model model({}, 1, at::kDouble);                 // weights by chance, always the same
+//   const torch_decoder::model model({}, 1, at::kDouble);  // weights by chance, always the same
 //   auto cache = torch_decoder::pages_of(store.data(), 64, store.page_stride(), store.lane_stride(), 16, model);
 //   torch_decoder::engine engine(model, cache, on_the_host);              // for gpushare::run_step
-//   torch_decoder::alone(model, prompt, 20);                              // one text, without pages
+//   torch_decoder::alone(model, prompt, 20);  // one text, without pages
 //
 // On CUDA: .to(at::kCUDA) for the model, at::TensorOptions(at::kCUDA) for the pages, pinned memory
 // for those on the host, and a torch_scope around run_step(). A step ends with a copy of the next
@@ -36,7 +36,8 @@ struct sizes {
     std::int64_t vocabulary = 97, width = 32, heads = 4, layers = 2;
 };
 
-/// Weights, and what a layer does with them. Copies share the weights. Const members from any thread.
+/// Weights, and what a layer does with them. Copies share the weights. Const members from any
+/// thread.
 class model {
 public:
     /// Weights by chance: the same for a seed, on every machine.
@@ -78,8 +79,8 @@ public:
             .to(embedding_.device());
     }
 
-    /// The activations behind each of these tokens at these positions, one row each, before the head.
-    /// `attend(layer, query, key, value)` gives the attention of rows to what they can see.
+    /// The activations behind each of these tokens at these positions, one row each, before the
+    /// head. `attend(layer, query, key, value)` gives the attention of rows to what they can see.
     template <class Attend>
     [[nodiscard]] at::Tensor forward(const at::Tensor& tokens, const at::Tensor& positions, Attend attend) const {
         at::Tensor x = embedding_.index_select(0, tokens) + places(positions);
@@ -90,7 +91,8 @@ public:
         }
         return normal(x);
     }
-    /// The attention of rows at `begin` and on to the keys and values of all positions up to their own.
+    /// The attention of rows at `begin` and on to the keys and values of all positions up to their
+    /// own.
     [[nodiscard]] at::Tensor attention(const at::Tensor& query, const at::Tensor& keys, const at::Tensor& values,
                                        std::int64_t begin) const {
         const auto by_head = [&](const at::Tensor& t) {
@@ -124,8 +126,9 @@ private:
     std::vector<layer> layers_;
 };
 
-/// Somebody's memory as pages: [page, lane, token of the page, width]. The strides are a page_store's
-/// whose slabs follow each other without gaps: slab_stride() is pages_per_slab() page strides.
+/// Somebody's memory as pages: [page, lane, token of the page, width]. The strides are a
+/// page_store's whose slabs follow each other without gaps: slab_stride() is pages_per_slab() page
+/// strides.
 [[nodiscard]] inline at::Tensor pages_of(void* data, std::uint32_t pages, gpushare::bytes page_stride,
                                          gpushare::bytes lane_stride, std::uint32_t tokens, const model& m) {
     const auto elements = [&](gpushare::bytes b) {
@@ -217,8 +220,9 @@ private:
 };
 static_assert(gpushare::iteration_engine<engine>);
 
-/// The tokens added to a prompt that runs by itself. The whole text is computed anew for each token. If `margin` is
-/// given, it is lowered to the least distance between the scores of a best token and the next.
+/// The tokens added to a prompt that runs by itself. The whole text is computed anew for each
+/// token. If `margin` is given, it is lowered to the least distance between the scores of a best
+/// token and the next.
 [[nodiscard]] inline std::vector<token> alone(const model& m, std::span<const token> prompt, std::uint32_t most_new,
                                               double* margin = nullptr) {
     std::vector<std::int64_t> text(prompt.begin(), prompt.end());

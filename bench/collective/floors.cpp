@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What no all-reduce is faster than: a copy of as many bytes for large ones, two flags there and back and the copies for small ones.
-// And what it costs that ranks are combined in their order, whichever rank does it.
+// What no all-reduce is faster than: a copy of as many bytes for large ones, two flags there and
+// back and the copies for small ones. And what it costs that ranks are combined in their order,
+// whichever rank does it.
 #include <gpushare/collective/collectives.hpp>
 #include <gpushare/collective/detail/tuner.hpp>
 
@@ -29,7 +30,8 @@ namespace gs = gpushare;
 
 constexpr std::size_t rounds = 5;
 
-/// Each rank's thread touches its arrays first. The floor is the copy that is the fastest over all rounds.
+/// Each rank's thread touches its arrays first. The floor is the copy that is the fastest over all
+/// rounds.
 void copy_fraction(report& r) {
     const gs::communicator group(2);
     constexpr std::size_t n = std::size_t{16} << 20;
@@ -62,8 +64,9 @@ void copy_fraction(report& r) {
     r.figure("collective.copy_fraction_64mib", fractions, "of a copy");
 }
 
-/// Two threads that tell each other twice that they are there, and between that copy: a half of each one's input to a half of each
-/// one's output. What is missing of an all-reduce is adding, and everything that a library has to look after.
+/// Two threads that tell each other twice that they are there, and between that copy: a half of
+/// each one's input to a half of each one's output. What is missing of an all-reduce is adding, and
+/// everything that a library has to look after.
 class flags_and_copies {
 public:
     explicit flags_and_copies(std::size_t bytes) : half_(bytes / sizeof(float) / 2) {
@@ -135,8 +138,9 @@ void small_floor(report& r) {
     r.figure("collective.small_vs_floor", gains, "x");
 }
 
-/// A two-shot that may combine in any order: each rank begins with what it has itself, which may be in its
-/// caches. Then the bits depend on which rank combines an element, that is, on the size and on how it is cut.
+/// A two-shot that may combine in any order: each rank begins with what it has itself, which may be
+/// in its caches. Then the bits depend on which rank combines an element, that is, on the size and
+/// on how it is cut.
 struct any_order_body {
     const float* in;
     float* out;
@@ -171,9 +175,10 @@ std::string name_of(const gs::all_reduce_plan& p) {
     return name;
 }
 
-/// The default, whose bits depend on the elements alone, over the fastest that we have at that size if they need not: two-shots of all
-/// plans that combine in any order, and every other algorithm. And what of that is the order's: the fastest two-shot, by the library with
-/// a table that names it, over the same in any order. The worst of the sizes from 1 KiB to 64 MiB.
+/// The default, whose bits depend on the elements alone, over the fastest that we have at that size
+/// if they need not: two-shots of all plans that combine in any order, and every other algorithm.
+/// And what of that is the order's: the fastest two-shot, by the library with a table that names
+/// it, over the same in any order. The worst of the sizes from 1 KiB to 64 MiB.
 void invariance(report& r, std::uint32_t ranks, const std::string& tail) {
     const gs::communicator group(ranks);
     const auto by = [&](const gs::all_reduce_plan& p) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// All-reduce, residual added and written back, RMSNorm, and the rounding to what the next layer reads: fused, against the same
-// steps one pass each, and against an all-reduce and one pass.
+// All-reduce, residual added and written back, RMSNorm, and the rounding to what the next layer
+// reads: fused, against the same steps one pass each, and against an all-reduce and one pass.
 #include <gpushare/collective/collectives.hpp>
 #include <gpushare/collective/fused_all_reduce.hpp>
 
@@ -23,7 +23,8 @@ namespace gs = gpushare;
 
 constexpr std::size_t rounds = 5;
 
-/// The last step: what the next layer reads, and how many bytes of it there are beside the elements.
+/// The last step: what the next layer reads, and how many bytes of it there are beside the
+/// elements.
 struct to_bfloat16 {
     using type = gs::bfloat16;
     static auto stage(float*) { return gs::cast<gs::bfloat16>(); }
@@ -34,7 +35,8 @@ struct to_int8 {
     static auto stage(float* scales) { return gs::quantise<std::int8_t>(gs::rows(scales, 1)); }
 };
 
-/// `tokens` rows of 4096, two ranks. Every rank has the whole residual, or, sharded, its own rows of it.
+/// `tokens` rows of 4096, two ranks. Every rank has the whole residual, or, sharded, its own rows
+/// of it.
 template <class Last>
 class transformer_step {
 public:
@@ -55,7 +57,8 @@ public:
             return n;
         });
     }
-    /// An all-reduce, and then each step a pass over memory, in the same vectorised loops as the fused ones.
+    /// An all-reduce, and then each step a pass over memory, in the same vectorised loops as the
+    /// fused ones.
     [[nodiscard]] double one_by_one() {
         return step([&](const gs::member& me, std::uint32_t r) {
             gs::all_reduce(me, std::span<const float>(x[r].data, n), std::span(a[r].data, n));

@@ -23,7 +23,8 @@ void on_ranks(const gpushare::communicator& group, const Body& body) {
     for (std::uint32_t r = 0; r < group.size(); ++r) threads.emplace_back([&, r] { body(group.rank(r)); });
 }
 
-/// Microseconds of one call of `f(member)` on every rank at once, the median of `n` batches of so many calls.
+/// Microseconds of one call of `f(member)` on every rank at once, the median of `n` batches of so
+/// many calls.
 template <class F>
 double timed(const gpushare::communicator& group, std::size_t n, const F& f, std::size_t batch = 1) {
     std::vector<double> took;

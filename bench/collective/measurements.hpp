@@ -6,8 +6,8 @@
 
 namespace bench::collective {
 
-/// Large data against a copy of as many bytes, the smallest against the flags and copies that no two-shot does without, and the
-/// fixed order of ranks against any order.
+/// Large data against a copy of as many bytes, the smallest against the flags and copies that no
+/// two-shot does without, and the fixed order of ranks against any order.
 void floors(report& r);
 /// The pipeline of a transformer's layer against its steps one after the other.
 void fused_gains(report& r);

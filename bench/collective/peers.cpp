@@ -106,7 +106,8 @@ mpi_peers::outcome mpi_peers::run(const setting& s, unsigned fewer) {
     std::string quoted = s.command;
     for (std::size_t at = 0; (at = quoted.find('\'', at)) != std::string::npos; at += 4) quoted.replace(at, 1, "'\\''");
     const std::string command = "timeout " + patience + " sh -c '" + quoted + " " + std::to_string(fewer) + "' 2>&1";
-    // Ranks of a launcher that was stopped become ours, or what they took of the cores would count as another program's.
+    // Ranks of a launcher that was stopped become ours, or what they took of the cores would count
+    // as another program's.
     ::prctl(PR_SET_CHILD_SUBREAPER, 1UL, 0UL, 0UL, 0UL);
     std::FILE* const output = ::popen(command.c_str(), "r");
     if (output == nullptr) return {{}, {}, "it couldn't be started", 0, 0};
@@ -171,7 +172,8 @@ mpi_peers::mpi_peers(unsigned ranks) {
         keep_least(best, o.us);
         looks.push_back(std::move(o.us));
     }
-    // The fewest, one after the other: the one that is the best at the most sizes that nobody kept is good at.
+    // The fewest, one after the other: the one that is the best at the most sizes that nobody kept
+    // is good at.
     constexpr double good = 1.05;
     std::vector<bool> covered(cells);
     for (constexpr std::size_t at_most = 5; kept_.size() < at_most && !best.empty();) {

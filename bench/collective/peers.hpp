@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What we are compared with, each at its best: every MPI that is there with several algorithms and bindings, Gloo with its
-// algorithms.
+// What we are compared with, each at its best: every MPI that is there with several algorithms and
+// bindings, Gloo with its algorithms.
 //
 //   mpi_peers mpi(2);                 // a look at all of them, once
 //   const auto us = mpi.sweep();      // at each size the best of those that are worth it
@@ -14,14 +14,16 @@ namespace bench {
 
 class mpi_peers {
 public:
-    /// Tries every setting of every MPI, prints what failed and why, and keeps the fewest settings that are the best somewhere,
-    /// within 5 %.
+    /// Tries every setting of every MPI, prints what failed and why, and keeps the fewest settings
+    /// that are the best somewhere, within 5 %.
     explicit mpi_peers(unsigned ranks);
 
-    /// Microseconds as of bench::sweep, at each size by the fastest setting; nothing without an MPI.
+    /// Microseconds as of bench::sweep, at each size by the fastest setting; nothing without an
+    /// MPI.
     [[nodiscard]] std::vector<double> sweep() const;
-    /// "Open MPI v4.1.4: ring, by single copies; MPICH Version 5.0.2: default", of those that were kept. By single copies: its
-    /// ranks read or wrote each other's memory, counted; the others copy large messages twice.
+    /// "Open MPI v4.1.4: ring, by single copies; MPICH Version 5.0.2: default", of those that were
+    /// kept. By single copies: its ranks read or wrote each other's memory, counted; the others
+    /// copy large messages twice.
     [[nodiscard]] std::string kept() const;
 
 private:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How an all-reduce is timed, the same way for ours and for every peer: batches of calls that last some tens of
-// microseconds, and the median of many batches. Warm: the same buffers again and again. Cold: others at every call, out of
-// arenas larger than the caches.
+// How an all-reduce is timed, the same way for ours and for every peer: batches of calls that last
+// some tens of microseconds, and the median of many batches. Warm: the same buffers again and
+// again. Cold: others at every call, out of arenas larger than the caches.
 #pragma once
 
 #include <algorithm>
@@ -25,16 +25,18 @@ struct arenas {
     std::vector<float> in = std::vector<float>(arena_floats), out = std::vector<float>(arena_floats);
 };
 
-/// What the next step of a program does with a result, at the least: looks at each of its cache lines.
+/// What the next step of a program does with a result, at the least: looks at each of its cache
+/// lines.
 template <class T>
 void read_result(const T* from, std::size_t n) noexcept {
     const volatile T* const seen = from;
     for (std::size_t i = 0; i < n; i += 64 / sizeof(T)) (void)seen[i];
 }
 
-/// Microseconds of one call at each size, for each use of buffers; every result is read by its rank after each call. `call(in,
-/// out, n)` is collective, `meet()` too. The numbers are zeros: a sum in place of anything else would leave their range. With
-/// `fewer` only that part of the batches: a look at what isn't worth more.
+/// Microseconds of one call at each size, for each use of buffers; every result is read by its rank
+/// after each call. `call(in, out, n)` is collective, `meet()` too. The numbers are zeros: a sum in
+/// place of anything else would leave their range. With `fewer` only that part of the batches: a
+/// look at what isn't worth more.
 template <class Call, class Meet>
 std::vector<double> sweep(arenas& memory, const Call& call, const Meet& meet, std::size_t fewer = 1) {
     std::vector<double> medians;

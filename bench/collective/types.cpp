@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// All-reduces of other elements than floats, and pipelines of halves, against those of floats that take as many bytes.
+// All-reduces of other elements than floats, and pipelines of halves, against those of floats that
+// take as many bytes.
 #include <gpushare/collective/collectives.hpp>
 #include <gpushare/collective/fused_all_reduce.hpp>
 
@@ -18,7 +19,8 @@ namespace gs = gpushare;
 constexpr std::size_t rounds = 5;
 }  // namespace
 
-/// Elements of 8 and 16 bits, and the larger of two floats, against sums of floats that take as many bytes: 1 MiB.
+/// Elements of 8 and 16 bits, and the larger of two floats, against sums of floats that take as
+/// many bytes: 1 MiB.
 void types(report& r) {
     const gs::communicator group(2);
     constexpr std::size_t bytes = std::size_t{1} << 20;

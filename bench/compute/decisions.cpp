@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a decision costs: a permit, a pick among 10 and among 10,000 tenants; and how many the simulator makes a second.
+// What a decision costs: a permit, a pick among 10 and among 10,000 tenants; and how many the
+// simulator makes a second.
 #include <atomic>
 #include <chrono>
 #include <cmath>
@@ -48,8 +49,9 @@ void admit(report& r) {
     l.close(client);
 }
 
-/// What a place to yield costs a call while nobody waits: within a block of a host device, by its context and by its stream. Beside it
-/// what can't be less: a load that nobody else touches, and a call through a pointer.
+/// What a place to yield costs a call while nobody waits: within a block of a host device, by its
+/// context and by its stream. Beside it what can't be less: a load that nobody else touches, and a
+/// call through a pointer.
 void yield(report& r) {
     constexpr std::size_t calls = 1'000'000, repeats = 21;
     gpushare::host::node node{{.memory = gpushare::bytes{1 << 20}, .sms = 1}};
@@ -76,8 +78,8 @@ void yield(report& r) {
     r.figure("compute.yield_point_vs_load", ns.vs_load, "x");
 }
 
-/// Nanoseconds of one decision: the pick, its charge, what is first in its queue then, and the correction. All clients
-/// have work; costs and lengths of requests differ.
+/// Nanoseconds of one decision: the pick, its charge, what is first in its queue then, and the
+/// correction. All clients have work; costs and lengths of requests differ.
 template <gpushare::compute_policy Policy>
 class decisions_of {
 public:
@@ -150,8 +152,8 @@ void growth(report& r, const std::string& name) {
     decision_ns<Policy>(r, name);
 }
 
-/// 10,000 tenants with Poisson arrivals on 1,000 devices at 90 % load, in one world: its events are in the order of time, whichever
-/// device they are of.
+/// 10,000 tenants with Poisson arrivals on 1,000 devices at 90 % load, in one world: its events are
+/// in the order of time, whichever device they are of.
 double sim_submissions_per_s() {
     constexpr std::uint32_t devices = 1000, tenants_each = 10;
     using device_limiter = support::simulated_limiter<gpushare::weighted_fair>;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Engines behind a limiter: opaque calls of one block, 0.3, 25 and 75 ms long, and calls that keep their thread for longer than the
-// device. At the defaults.
+// Engines behind a limiter: opaque calls of one block, 0.3, 25 and 75 ms long, and calls that keep
+// their thread for longer than the device. At the defaults.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -120,8 +120,9 @@ thread_local ns own_callables{};
 /// How a callable keeps its thread: it waits, as one does for a driver, or it computes.
 enum class keeps_thread { waiting, computing };
 
-/// Callables that take `host_time` of their thread and launch a third of that, two clients, each with three handed over: the
-/// longest that one was in submit(), less its own callable if that ran in there, or in wait() after its work was seen to be done.
+/// Callables that take `host_time` of their thread and launch a third of that, two clients, each
+/// with three handed over: the longest that one was in submit(), less its own callable if that ran
+/// in there, or in wait() after its work was seen to be done.
 double captured_ms(keeps_thread how, bool dispatcher, ns host_time) {
     gpushare::host::node node{{.memory = gpushare::bytes{1 << 20}, .sms = 1, .timing = timing::modelled}};
     limiter l{configuration};

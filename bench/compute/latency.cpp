@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a tenant of a high level waits for those below it: requests of many kernels beside best-effort work that saturates
-// the device, and single submissions against the bound that was published before them.
+// What a tenant of a high level waits for those below it: requests of many kernels beside
+// best-effort work that saturates the device, and single submissions against the bound that was
+// published before them.
 #include <sched.h>
 
 #include <algorithm>
@@ -30,14 +31,16 @@ constexpr std::uint32_t devices = 4, sms = 2;
 constexpr priority high{1};
 constexpr ns neighbour = 100us;  // a best-effort kernel
 
-/// Where the best-effort tenants are, one for each urgent one: on devices of their own, so that the machine has as much to do and its
-/// cores are as awake as beside them; or on the devices of the urgent, which the limiter of each knows or nobody.
+/// Where the best-effort tenants are, one for each urgent one: on devices of their own, so that the
+/// machine has as much to do and its cores are as awake as beside them; or on the devices of the
+/// urgent, which the limiter of each knows or nobody.
 enum class beside { nobody, gated, ungated };
 /// How a chain is handed over: all at once, or each kernel when the one before was seen to be done.
 enum class chain { at_once, one_by_one };
 
-/// A node of twice as many devices as there are urgent tenants, each with a limiter, and a best-effort client for each of the
-/// former: on the first half of the devices or on the second, which is the control.
+/// A node of twice as many devices as there are urgent tenants, each with a limiter, and a
+/// best-effort client for each of the former: on the first half of the devices or on the second,
+/// which is the control.
 struct crowd {
     explicit crowd(beside who, ns best_effort = neighbour, ns declared = neighbour) {
         for (std::uint32_t d = 0; d < 2 * devices; ++d) {
@@ -137,7 +140,8 @@ struct measured_waits {
     waits ours, control;  // on devices with a best-effort tenant, and on those without
 };
 
-/// Kernels one by one on every device, on a level above the best-effort tenants, who are on half of the devices.
+/// Kernels one by one on every device, on a level above the best-effort tenants, who are on half of
+/// the devices.
 measured_waits single_submissions(beside who, int submissions, ns best_effort = neighbour, ns declared = neighbour) {
     crowd c(who, best_effort, declared);
     std::mutex mutex;
@@ -206,8 +210,9 @@ struct judged {
     }
 };
 
-/// Not corrected by anything: a run in which the control, which has nothing to wait for, was beyond the bound is void. And a
-/// best-effort tenant past the limiter, with kernels eight times as long, must be found.
+/// Not corrected by anything: a run in which the control, which has nothing to wait for, was beyond
+/// the bound is void. And a best-effort tenant past the limiter, with kernels eight times as long,
+/// must be found.
 void bound_figures(report& r) {
     judged by_start, by_ledger;
     std::vector<double> bounds, ratios_of_bound;

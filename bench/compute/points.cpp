@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Metering where a device doesn't tell what of its SMs was used: by the points in front of work and behind it alone, as on a GPU. The
-// host device's ledger is the truth as before, but nothing of it reaches the limiter.
+// Metering where a device doesn't tell what of its SMs was used: by the points in front of work and
+// behind it alone, as on a GPU. The host device's ledger is the truth as before, but nothing of it
+// reaches the limiter.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -26,8 +27,8 @@ using gpushare::host::timing;
 using silent_limiter = gpushare::compute_limiter<silent_stream, gpushare::host::steady_clock>;
 constexpr std::uint32_t sms = 2;
 
-/// What tenants submit: kernels that fill the device alone, or beside them copies of one block, of which the limiter isn't told that they
-/// are narrow, or is.
+/// What tenants submit: kernels that fill the device alone, or beside them copies of one block, of
+/// which the limiter isn't told that they are narrow, or is.
 enum class with : std::uint8_t { kernels_alone, copies, told_copies };
 
 /// Keeps 24 submissions handed over.
@@ -57,7 +58,8 @@ struct errors {
     double beside_copies = 0;                // what of the device is idle beside a copy, likewise of the worst tenant
 };
 
-/// Device time that is idle beside blocks of `tag` that have no other one beside them, which began when they did.
+/// Device time that is idle beside blocks of `tag` that have no other one beside them, which began
+/// when they did.
 double beside_lone_blocks(std::vector<gpushare::host::block_record> blocks, std::uint32_t tag) {
     std::erase_if(blocks, [=](const auto& b) { return b.tag != tag; });
     std::ranges::sort(blocks, {}, &gpushare::host::block_record::start);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the measurements of the compute benchmark share: the one configuration, kernels whose lengths are mixed ten times,
-// and clients that always have work, each on a thread of its own and unsynchronised, with a limiter or without.
+// What the measurements of the compute benchmark share: the one configuration, kernels whose
+// lengths are mixed ten times, and clients that always have work, each on a thread of its own and
+// unsynchronised, with a limiter or without.
 #pragma once
 
 #include <algorithm>
@@ -97,8 +98,8 @@ struct mixture {
     }
 };
 
-/// A client that keeps `ahead` submissions handed over, until it is destroyed. `l` null: straight to the stream. `blocks` 0: kernels
-/// fill the device.
+/// A client that keeps `ahead` submissions handed over, until it is destroyed. `l` null: straight
+/// to the stream. `blocks` 0: kernels fill the device.
 class backlogged {
 public:
     backlogged(limiter* l, gpushare::client_id c, gpushare::host::node& node, gpushare::device_id d,
@@ -160,7 +161,8 @@ private:
     std::jthread thread_;
 };
 
-/// What ran on the device so far, all of it. Throws std::runtime_error if the ledger was full: it must have every block.
+/// What ran on the device so far, all of it. Throws std::runtime_error if the ledger was full: it
+/// must have every block.
 [[nodiscard]] inline std::vector<gpushare::host::block_record> blocks_of(gpushare::host::node& node,
                                                                          gpushare::device_id d) {
     auto taken = node.ledger(d).take();
@@ -168,8 +170,9 @@ private:
     return std::move(taken.blocks);
 }
 
-/// A ledger that lacks every fifth block of a tag: what it would be if the limiter had let that tenant have less, SMs had stood idle, and
-/// it had been charged all the same. What is judged by a ledger has to notice.
+/// A ledger that lacks every fifth block of a tag: what it would be if the limiter had let that
+/// tenant have less, SMs had stood idle, and it had been charged all the same. What is judged by a
+/// ledger has to notice.
 inline constexpr const char* lacks_a_fifth = "a ledger that lacks every fifth block of the first tenant";
 [[nodiscard]] inline std::vector<gpushare::host::block_record> without_a_fifth(
     std::vector<gpushare::host::block_record> blocks, std::uint32_t tag = 0) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How well shares hold, by the ledger of the host device; what metering says against it; what is lent; how fast a change
-// is in force; and what all of that costs in throughput.
+// How well shares hold, by the ledger of the host device; what metering says against it; what is
+// lent; how fast a change is in force; and what all of that costs in throughput.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -34,7 +34,8 @@ struct errors {
 
 using permille_of_tenants = std::vector<unsigned>;
 
-/// One case on `devices` devices of its own, beside others: worst of all tenants and all windows after the first second.
+/// One case on `devices` devices of its own, beside others: worst of all tenants and all windows
+/// after the first second.
 class share_case {
 public:
     share_case(gpushare::host::node& node, std::uint32_t first, std::uint32_t devices, const permille_of_tenants& p,
@@ -83,8 +84,9 @@ public:
                                  100 * std::abs(metered_[w + 1][d][t] - metered_[w][d][t] - truth.of[t]) / truth.all);
                 }
             }
-            // Of the windows, what is under way at either cut is charged when it is over, and is in the ledger on both sides: up
-            // to 1 ms of the 200 that 2 % have in ten seconds. In all: from the first submission to the last.
+            // Of the windows, what is under way at either cut is charged when it is over, and is in
+            // the ledger on both sides: up to 1 ms of the 200 that 2 % have in ten seconds. In all:
+            // from the first submission to the last.
             const auto cut = used(at_.front(), at_.back()), all = used(instant{}, instant::max());
             const auto off = [](double charged, double truth) { return 100 * std::abs(charged - truth) / truth; };
             const auto charged = [&](std::size_t t) { return metered_.back()[d][t] - metered_.front()[d][t]; };
@@ -138,7 +140,8 @@ std::vector<errors> shares_hold(const std::vector<permille_of_tenants>& cases, s
     return all;
 }
 
-/// Modelled: all cases at once, on two devices each. Real: one after the other, so that the SM has a core for itself.
+/// Modelled: all cases at once, on two devices each. Real: one after the other, so that the SM has
+/// a core for itself.
 void share_figures(report& r) {
     const std::vector<permille_of_tenants> cases{{300, 700}, {100, 900}, {750, 250}, {20, 980}, {500, 300, 200}};
     std::vector<errors> all;
@@ -193,11 +196,12 @@ void share_figures(report& r) {
              statistic::most);
 }
 
-/// The planted fault: a limiter that lets one in at a time, so that the device is idle from the end of one kernel to the beginning of the
-/// next, and small ones never overlap.
+/// The planted fault: a limiter that lets one in at a time, so that the device is idle from the end
+/// of one kernel to the beginning of the next, and small ones never overlap.
 enum class gate { none, by_default, one_at_a_time };
 
-/// Busy part of 0.7 s of a device of one SM or several, in percent, for as many clients that saturate it with kernels of one block.
+/// Busy part of 0.7 s of a device of one SM or several, in percent, for as many clients that
+/// saturate it with kernels of one block.
 double delivered(gate how, ns length, std::size_t clients, std::uint64_t seed, std::uint32_t sms = 1) {
     gpushare::host::node node{{.memory = gpushare::bytes{1 << 20}, .sms = sms, .timing = timing::modelled}};
     limiter l{how == gate::one_at_a_time ? gpushare::limiter_options{.depth = 1, .horizon = ns{0}} : configuration};
@@ -215,7 +219,8 @@ double delivered(gate how, ns length, std::size_t clients, std::uint64_t seed, s
     const auto to = now();
     running.clear();
     const auto blocks = blocks_of(node, device_id{0});
-    // Kernels that ended in time, each for what it asked: a kernel that the machine made longer is no gain.
+    // Kernels that ended in time, each for what it asked: a kernel that the machine made longer is
+    // no gain.
     std::uint64_t kernels = 0;
     for (const auto& b : blocks)
         if (b.end > from && b.end <= to) ++kernels;
@@ -265,8 +270,9 @@ void throughput_figures(report& r) {
     r.figure("compute.turns_cost_pct", worst.cost_pct, "%", worst.planted(5));
 }
 
-/// One tenant of 10 % that always has work beside one of 90 % that wakes up every 50 ms with 1 ms of it: of the device's
-/// time that the sleeper leaves in a second, what the other one gets done, in percent. `ahead`: what the busy one keeps handed over.
+/// One tenant of 10 % that always has work beside one of 90 % that wakes up every 50 ms with 1 ms
+/// of it: of the device's time that the sleeper leaves in a second, what the other one gets done,
+/// in percent. `ahead`: what the busy one keeps handed over.
 double lent_pct(bool gated, std::size_t ahead, std::uint64_t seed) {
     constexpr ns length = 250us, period = 50ms;
     constexpr std::uint32_t sms = 1;
@@ -317,7 +323,8 @@ struct change {
     double converged_ms = 0;  // from the change until all windows from there on are within 2 pp
 };
 
-/// From 80/20 to 30/70; the worst that can be counted is 300 ms. With `late` the change is made that much later than it is counted from.
+/// From 80/20 to 30/70; the worst that can be counted is 300 ms. With `late` the change is made
+/// that much later than it is counted from.
 change converge(std::uint64_t seed, ns late = {}) {
     gpushare::host::node node{{.memory = gpushare::bytes{1 << 20}, .sms = 2, .timing = timing::modelled}};
     limiter l{configuration};

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Engines beside each other on a device in virtual time: what data/h100/colocation.csv measured on an H100, and more.
+// Engines beside each other on a device in virtual time: what data/h100/colocation.csv measured on
+// an H100, and more.
 //
 //   const auto r = engines::colocate({.served = {{.model = &bert}}, .busy = {{.model = &resnet}}, .how = engines::strategy::held}, 1);
 //   r.served[0].from_arrival_us;  r.busy[0].iterations_per_s;

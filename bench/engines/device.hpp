@@ -1,18 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// A GPU in virtual time, block by block, as far as co-location needs it: SMs with threads, registers, shared memory and
-// slots; kernels in streams; native stream priorities, which order only blocks that haven't started; waits in a stream
-// for a word of the host. It says nothing about what kernels compute.
+// A GPU in virtual time, block by block, as far as co-location needs it: SMs with threads,
+// registers, shared memory and slots; kernels in streams; native stream priorities, which order
+// only blocks that haven't started; waits in a stream for a word of the host. It says nothing about
+// what kernels compute.
 //
 //   engines::device gpu{engines::h100, {}, seed};
 //   const auto s = gpu.make_stream({.client = 0, .priority = 0});
 //   gpu.launch(s, kernel, gpu.now() + 4500ns, [&] { ... });   // called when the kernel is over
 //   gpu.run_until(instant{} + 2s);
 //
-// Rules, and where they come from. Blocks of one priority are dispatched in the order in which their kernels became
-// ready, and no later kernel passes one whose blocks wait (Amert et al., "GPU scheduling on the NVIDIA TX2", RTSS 2017;
-// Gilman et al., "Demystifying the placement policies of the NVIDIA GPU thread block scheduler", 2021). A kernel spreads
-// its blocks breadth first, over the GPCs in turn. Blocks of a cluster start together, in one GPC (CUDA C++ Programming
-// Guide, "Thread Block Clusters"). A block takes as long as its kernel took alone, over the number of its waves.
+// Rules, and where they come from. Blocks of one priority are dispatched in the order in which
+// their kernels became ready, and no later kernel passes one whose blocks wait (Amert et al., "GPU
+// scheduling on the NVIDIA TX2", RTSS 2017; Gilman et al., "Demystifying the placement policies of
+// the NVIDIA GPU thread block scheduler", 2021). A kernel spreads its blocks breadth first, over
+// the GPCs in turn. Blocks of a cluster start together, in one GPC (CUDA C++ Programming Guide,
+// "Thread Block Clusters"). A block takes as long as its kernel took alone, over the number of its
+// waves.
 #pragma once
 
 #include <algorithm>
@@ -68,8 +71,9 @@ struct device_shape {
     std::array<std::uint32_t, 8> gpc_sms;  ///< the sum is `sms`
 };
 
-/// Compute capability 9.0, CUDA C++ Programming Guide, "Technical Specifications per Compute Capability". Of 144 SMs in
-/// eight GPCs 132 work; which GPCs have 18 differs from one device to the next.
+/// Compute capability 9.0, CUDA C++ Programming Guide, "Technical Specifications per Compute
+/// Capability". Of 144 SMs in eight GPCs 132 work; which GPCs have 18 differs from one device to
+/// the next.
 inline constexpr device_shape h100{132, {2048, 65536, 233472, 32}, 1024, {18, 16, 16, 16, 18, 16, 16, 16}};
 
 /// A kernel as it was recorded alone.
@@ -94,8 +98,8 @@ struct kernel {
 struct device_constants {
     double beside_memory = 1.2;  ///< a small kernel's slow-down, by the share of slots of memory-bound neighbours
     double jitter = 0.05;        ///< standard deviation of a block's time
-    /// Blocks of a kernel of matrices that fills the device once end as much earlier, at most: its last wave of tiles is
-    /// not whole. Blocks that share the memory's bandwidth end together.
+    /// Blocks of a kernel of matrices that fills the device once end as much earlier, at most: its
+    /// last wave of tiles is not whole. Blocks that share the memory's bandwidth end together.
     double tail = 0.20;
 };
 
@@ -125,7 +129,8 @@ public:
     /// SM time that the client's blocks took, in SMs x ns: by the slots that they filled.
     [[nodiscard]] double sm_time(std::uint32_t client) const noexcept { return neighbours_[client].sm_time; }
 
-    /// Of the client's kernels that are over: from the first block's beginning to the last one's end, times width.
+    /// Of the client's kernels that are over: from the first block's beginning to the last one's
+    /// end, times width.
     [[nodiscard]] ns kernel_time(std::uint32_t client) const noexcept { return neighbours_[client].kernel_time; }
 
     [[nodiscard]] std::uint32_t make_stream(const stream_options& o) {
@@ -210,7 +215,8 @@ private:
         go_on(stream);
     }
 
-    // Lets the first kernel of a stream begin when the device has seen it and the one before is over.
+    // Lets the first kernel of a stream begin when the device has seen it and the one before is
+    // over.
     void go_on(std::uint32_t index) {
         stream_state& s = streams_[index];
         while (!s.busy && !s.items.empty()) {
@@ -321,7 +327,8 @@ private:
         return true;
     }
 
-    // The first ready kernel gets what has become free on one SM. Only if all its blocks are placed does another one look.
+    // The first ready kernel gets what has become free on one SM. Only if all its blocks are placed
+    // does another one look.
     void refill(std::uint32_t sm) {
         if (ready_.empty()) return;
         running& r = running_[ready_.front()];

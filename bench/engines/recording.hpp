@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What real models launched on a device when they ran alone, as kernels.csv.gz has it: a row for each kernel, fill or copy.
+// What real models launched on a device when they ran alone, as kernels.csv.gz has it: a row for
+// each kernel, fill or copy.
 //
 //   const engines::recording all = engines::read_recording("kernels.csv.gz");
 //   const std::vector<engines::iteration>& model = all.at("bert_graph");
@@ -61,8 +62,8 @@ enum column : std::uint8_t {
 /// A tensor core's kernel keeps its operands in shared memory, and computes more than it reads.
 inline constexpr std::uint32_t shared_bytes_of_matrices = 48 << 10;
 
-// "nvjet_sm90_hsh_24x64_64x16_4x2_h_...": the third pair of numbers is the cluster's. Names of other
-// libraries don't tell.
+// "nvjet_sm90_hsh_24x64_64x16_4x2_h_...": the third pair of numbers is the cluster's. Names of
+// other libraries don't tell.
 inline std::uint32_t cluster_of(const std::string& function) {
     std::uint32_t a = 0, b = 0;
     if (std::sscanf(function.c_str(), "nvjet_sm90_%*[^_]_%*ux%*u_%*ux%*u_%ux%u_", &a, &b) != 2) return 1;
@@ -119,7 +120,8 @@ inline recording read_recording(const std::string& path, const device_shape& on 
     return all;
 }
 
-/// The model where no launch is longer than that alone: longer ones are cut into equal parts, which the host launches at once.
+/// The model where no launch is longer than that alone: longer ones are cut into equal parts, which
+/// the host launches at once.
 inline std::vector<iteration> cut(const std::vector<iteration>& model, ns longest) {
     std::vector<iteration> shorter(model.size());
     for (std::size_t i = 0; i < model.size(); ++i)

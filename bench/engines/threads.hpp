@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The host threads of engines that share a device in virtual time. A busy_thread always has work, and launches kernel by
-// kernel at the recorded pace. A serving_thread answers requests that arrive at random, one graph each.
+// The host threads of engines that share a device in virtual time. A busy_thread always has work,
+// and launches kernel by kernel at the recorded pace. A serving_thread answers requests that arrive
+// at random, one graph each.
 //
 //   engines::stage on{{}, {}, {}, engines::strategy::held, 1};
 //   engines::busy_thread batch{on, {.model = &resnet}};
@@ -9,8 +10,9 @@
 //   chat.begin();
 //   on.gpu.run_until(gpushare::instant{} + 2s);
 //
-// Both drive a gpushare::launch_gate as cuda::launch_gate does: an event behind each 150 us of predicted launches, times
-// that the gate learns from those events, and charges of duration times width.
+// Both drive a gpushare::launch_gate as cuda::launch_gate does: an event behind each 150 us of
+// predicted launches, times that the gate learns from those events, and charges of duration times
+// width.
 #pragma once
 
 #include <algorithm>
@@ -47,7 +49,8 @@ enum class strategy : std::uint8_t {
 }
 
 /// What a launch gate takes of the host that launches. A thread that is bound to nobody pays
-/// nothing that was measurable. The gate's own code isn't among it, beyond the experiment's callback.
+/// nothing that was measurable. The gate's own code isn't among it, beyond the experiment's
+/// callback.
 struct gate_costs {
     ns callback{100};    ///< for each launch: by the experiment on an H100, where a launch took 4.3 us
     ns record{1228};     ///< an event: gpu.record_ns on an H100, in bench/results/nvidia-h100-80gb-hbm3
@@ -178,7 +181,8 @@ public:
         open_.busy = waits || (waits_ == 0 && (open_.from ? now < *open_.from : !in_flight_.empty()));
         in_flight_.push_back(std::exchange(open_, {}));
     }
-    /// The event of the oldest batch is reached. The batch, how long it took, and whether its launches took as long.
+    /// The event of the oldest batch is reached. The batch, how long it took, and whether its
+    /// launches took as long.
     struct over {
         batch what;
         ns took;
@@ -372,7 +376,8 @@ private:
         ++launched_;
         if (ends) end_batch(true);
     }
-    // A thread that is held ends the batches of all, or nobody learns when they are over: another one's when it is old.
+    // A thread that is held ends the batches of all, or nobody learns when they are over: another
+    // one's when it is old.
     void end_old_batch(bool now) {
         if (batches_.open().entries.empty()) return;
         if (now) return end_batch();

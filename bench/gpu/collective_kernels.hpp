@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of the figures about collectives, as functions for plain C++: collective_kernels.cu has them for devices.
-// All ranks are on one device, and arrays hold what they have one rank after the other.
+// The kernels of the figures about collectives, as functions for plain C++: collective_kernels.cu
+// has them for devices. All ranks are on one device, and arrays hold what they have one rank after
+// the other.
 //
 //   const rank_group ranks{node, device, s, members};
 //   launch_all_reduce(ranks, in, out, n, {.blocks = 16});     // in and out: n floats of each rank
@@ -27,8 +28,8 @@ struct rank_group {
     std::span<const gpushare::member> members;
 };
 
-/// An all-reduce, a residual, a norm and a cast, for `tokens` rows of `width`. What lies between steps that are launched one
-/// by one has arrays of its own.
+/// An all-reduce, a residual, a norm and a cast, for `tokens` rows of `width`. What lies between
+/// steps that are launched one by one has arrays of its own.
 struct transformer_step {
     static constexpr std::size_t width = 4096;
 
@@ -56,7 +57,8 @@ struct transformer_step {
 [[nodiscard]] gpushare::errc launch_fused(const rank_group& ranks, const transformer_step& step,
                                           const gpushare::launch_options& shape);
 
-/// What follows the all-reduce, from `summed` on: a launch for each pass over memory, or one for all three.
+/// What follows the all-reduce, from `summed` on: a launch for each pass over memory, or one for
+/// all three.
 void launch_passes(const rank_group& ranks, const transformer_step& step, const gpushare::launch_options& shape);
 void launch_one_pass(const rank_group& ranks, const transformer_step& step, const gpushare::launch_options& shape);
 

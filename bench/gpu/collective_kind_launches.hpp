@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What collective_kinds.hpp declares, for a file that can launch kernels on cuda::stream and includes
-// what does that first: nvcc's collective_kinds.cu, and the rehearsal over the stand-in.
+// What collective_kinds.hpp declares, for a file that can launch kernels on cuda::stream and
+// includes what does that first: nvcc's collective_kinds.cu, and the rehearsal over the stand-in.
 #pragma once
 
 #include <array>

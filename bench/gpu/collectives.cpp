@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives of several ranks on one device: that sums are right, how fast they are at which size, and what fusing gains.
+// Collectives of several ranks on one device: that sums are right, how fast they are at which size,
+// and what fusing gains.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -63,8 +64,8 @@ public:
         if (launched != gpushare::errc::none)
             throw std::runtime_error("a collective was refused: " + std::string(gpushare::to_string(launched)));
     }
-    /// Microseconds that the device takes for one of `count` launches in a row, each time: as a graph, so that the host's part in
-    /// submitting isn't in it, by points around a replay of it.
+    /// Microseconds that the device takes for one of `count` launches in a row, each time: as a
+    /// graph, so that the host's part in submitting isn't in it, by points around a replay of it.
     template <class Launch>
     [[nodiscard]] std::vector<double> times(std::size_t repeats, int count, const Launch& launch) {
         const cu::graph recorded = cu::capture(stream_, [&](cu::stream&) {
@@ -420,7 +421,8 @@ void collective_fused(report& r) {
 
 namespace {
 
-/// The parameters of a ResNet-50: convolutions, each with a norm's weights and biases, and the last layer.
+/// The parameters of a ResNet-50: convolutions, each with a norm's weights and biases, and the last
+/// layer.
 std::vector<std::size_t> of_resnet50() {
     std::vector<std::size_t> sizes;
     const auto convolution = [&](std::size_t in, std::size_t out, std::size_t window) {
@@ -460,8 +462,8 @@ struct gradient_times {
     double flat = 0, in_place = 0, packed = 0, each = 0;
 };
 
-/// Gradients of all ranks: each with all ranks' parts one behind the other, so that buckets are packed, and, in the same
-/// memory, all of a rank's in one piece.
+/// Gradients of all ranks: each with all ranks' parts one behind the other, so that buckets are
+/// packed, and, in the same memory, all of a rank's in one piece.
 class gradient_setting {
 public:
     gradient_setting(rig& device, std::uint32_t ranks, const std::vector<std::size_t>& sizes)

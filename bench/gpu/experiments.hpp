@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The experiments that need a device, each a process of its own: `gpu_figures NAME`. They print `figure gpu.NAME VALUE
-// UNIT` lines; what is told apart by yes and no is a figure of 0 or 1 with the unit "seen", and what CUDA answers one
-// with the unit "cudaError".
+// The experiments that need a device, each a process of its own: `gpu_figures NAME`. They print
+// `figure gpu.NAME VALUE UNIT` lines; what is told apart by yes and no is a figure of 0 or 1 with
+// the unit "seen", and what CUDA answers one with the unit "cudaError".
 #pragma once
 
 #include <array>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What really happens after an illegal access: to the context it happened in, to others, after a reset, to other
-// processes. Each is a process of its own, since none can be expected to go on.
+// What really happens after an illegal access: to the context it happened in, to others, after a
+// reset, to other processes. Each is a process of its own, since none can be expected to go on.
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of the figures that need a device, as functions: nvcc compiles them (kernels.cu), and everything else is
-// plain C++ for g++.
+// The kernels of the figures that need a device, as functions: nvcc compiles them (kernels.cu), and
+// everything else is plain C++ for g++.
 //
 //   launch_spin(s, {.blocks = 132, .threads = 1024}, 100us, records);
 #pragma once
@@ -20,7 +20,8 @@ struct block_record {
     std::uint32_t sm = 0;
 };
 
-/// Ranks that meet at barriers and read what the others wrote before. All of it in device memory, zero at first.
+/// Ranks that meet at barriers and read what the others wrote before. All of it in device memory,
+/// zero at first.
 struct meeting {
     static constexpr std::size_t flag_stride = 32;  // a line of 128 bytes for each
 
@@ -41,13 +42,15 @@ void launch_spin(gpushare::cuda::stream& s, gpushare::grid g, gpushare::ns lengt
 /// Blocks of `threads` threads that launch_spin can have on the device at once.
 [[nodiscard]] std::uint32_t max_resident_spins(const gpushare::cuda::stream& s, std::uint32_t threads);
 
-/// All ranks as the blocks of one cooperative launch, which is refused if they can't all be resident.
+/// All ranks as the blocks of one cooperative launch, which is refused if they can't all be
+/// resident.
 [[nodiscard]] gpushare::errc launch_meeting(gpushare::cuda::stream& s, const meeting& m);
 
 /// One rank of it alone, on a stream of its own.
 void launch_rank(gpushare::cuda::stream& s, const meeting& m, std::uint32_t rank);
 
-/// Writes where no memory is: ends the device's context, and with it this process's use of the device.
+/// Writes where no memory is: ends the device's context, and with it this process's use of the
+/// device.
 void launch_illegal_write(gpushare::cuda::stream& s);
 
 }  // namespace bench

@@ -5,8 +5,8 @@
 //   gpu_figures --device [JSON]         which device, driver and runtime
 //   gpu_figures EXPERIMENT [JSON] [--small]
 //
-// --small is for programs that run the experiments where no device is there.
-// Exit code 1: it failed; 2: no such experiment; 3: no device or driver; 4: the device or driver can't do that.
+// --small is for programs that run the experiments where no device is there. Exit code 1: it
+// failed; 2: no such experiment; 3: no device or driver; 4: the device or driver can't do that.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>

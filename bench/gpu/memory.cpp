@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What allocations take of a device, when stream-ordered blocks are used again, and how fast copies are.
+// What allocations take of a device, when stream-ordered blocks are used again, and how fast copies
+// are.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -134,7 +135,8 @@ void pool_reuse(report& r) {
     auto a = device.stream(), b = device.stream();
     device_array<block_record> records(device, 2);
     double overlaps = 0;
-    // A block is freed on `a` behind a kernel that still runs, and one like it asked for on `on`: the same one?
+    // A block is freed on `a` behind a kernel that still runs, and one like it asked for on `on`:
+    // the same one?
     const auto reused = [&](cu::stream& on, bool let_end) {
         cu::memory_pool pool(device.node, device.device);
         void* const first = pool.allocate(a, size);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every experiment on a device starts from: its node, arrays on it, and what the blocks of a kernel recorded.
+// What every experiment on a device starts from: its node, arrays on it, and what the blocks of a
+// kernel recorded.
 //
 //   rig device;
 //   auto s = device.stream();
@@ -32,7 +33,8 @@ namespace bench {
 namespace cu = gpushare::cuda;
 using limiter = gpushare::compute_limiter<cu::stream, gpushare::host::steady_clock>;
 
-/// Threads of a block that leave room for no other kernel where all blocks of that size are resident.
+/// Threads of a block that leave room for no other kernel where all blocks of that size are
+/// resident.
 inline constexpr std::uint32_t wide_block = 512;
 
 /// The first device that CUDA shows.

@@ -138,7 +138,8 @@ void share_accuracy(report& r) {
         std::printf("# weight %s: %zu kernels, charged %.3f ms, held the device for %.3f ms\n",
                     c == &first ? "30%" : "70%", c->launched, charged / 1e3, sum / 1e3);
     }
-    // From the second of eight on, when both have begun, to the last but one, when neither has ended.
+    // From the second of eight on, when both have begun, to the last but one, when neither has
+    // ended.
     const std::uint64_t earliest = std::ranges::min(all, {}, &held::begin).begin;
     const std::uint64_t window =
         sized<std::uint64_t>(1'000'000'000, (std::ranges::max(all, {}, &held::end).end - earliest) / 8);
@@ -216,8 +217,8 @@ void limiter_width(report& r) {
     const std::size_t kernels = sized<std::size_t>(500, 10);
     rig device;
     const std::uint32_t wave = max_resident_spins(device.stream(), wide_block);
-    // Two clients, whose kernels fill half of the device each. By what the launches say, or as declared, they run side by side; declared
-    // as wide as the device, in turn.
+    // Two clients, whose kernels fill half of the device each. By what the launches say, or as
+    // declared, they run side by side; declared as wide as the device, in turn.
     const auto us_of_both = [&](gpushare::sm_width width, std::vector<double>& off) {
         limiter shared;
         struct half {
@@ -346,8 +347,8 @@ void ranks_on_one_device(report& r) {
     std::printf("# %u ranks: %s\n", too_many, std::string(gpushare::to_string(answer)).c_str());
     expect_none(r, "gpu.too_many_ranks_let_in", answer == gpushare::errc::too_many_blocks ? 0 : 1, "launches");
 
-    // As separate launches nothing promises that they run at once; on an idle device they should. Few
-    // repeats: where they don't, each takes seconds, and is no figure.
+    // As separate launches nothing promises that they run at once; on an idle device they should.
+    // Few repeats: where they don't, each takes seconds, and is no figure.
     std::vector<cu::stream> streams;
     for (int i = 0; i < 8; ++i) streams.push_back(device.stream());
     const double late_before = late;

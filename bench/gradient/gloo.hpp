@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A process's end of a Gloo group over the link of tests/support/shaped_link.sh, where Gloo was found.
+// A process's end of a Gloo group over the link of tests/support/shaped_link.sh, where Gloo was
+// found.
 #pragma once
 
 #include <cstddef>

@@ -21,7 +21,8 @@ using gpushare::graph::tensor;
 
 const std::string tools = GPUSHARE_BENCH_TOOLS;
 
-/// Something between -1 and 1 that isn't the same everywhere; of integers the rate of samples, the only one that models here ask for.
+/// Something between -1 and 1 that isn't the same everywhere; of integers the rate of samples, the
+/// only one that models here ask for.
 void fill(const tensor& t) {
     for (std::size_t i = 0; i < t.capacity / size_of(t.type); ++i) {
         const float f = std::sin(static_cast<float>(i % 7919) * 0.37F);

@@ -36,8 +36,8 @@ struct model_case {
 /// A model with inputs: those of its folder, else waves of numbers.
 class loaded_model {
 public:
-    /// As the file has it, or as `fused` by ONNX Runtime, unless that is null. Throws model_error for a model that can't be
-    /// read, std::runtime_error for inputs of no fixed size.
+    /// As the file has it, or as `fused` by ONNX Runtime, unless that is null. Throws model_error
+    /// for a model that can't be read, std::runtime_error for inputs of no fixed size.
     explicit loaded_model(const model_case& c, const gpushare::graph::onnxruntime_library* fused = nullptr);
     loaded_model(const loaded_model&) = delete;
     loaded_model& operator=(const loaded_model&) = delete;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// memory.arena_*, on the host backend: 256 MiB in chunks of 2 MiB, times scaled to a GiB. Memory that moves has been
-// touched before, and the next owner touches every page of it: new pages cost a fault and are cleared by the system.
-// Both ways have huge pages where the system gives them.
+// memory.arena_*, on the host backend: 256 MiB in chunks of 2 MiB, times scaled to a GiB. Memory
+// that moves has been touched before, and the next owner touches every page of it: new pages cost a
+// fault and are cleared by the system. Both ways have huge pages where the system gives them.
 #include "memory/arena.hpp"
 
 #include <sys/mman.h>
@@ -78,7 +78,8 @@ struct two_tenants {
     gpushare::virtual_arena<gpushare::host::virtual_memory, gpushare::host::stream> b{pool, of_b, {2}, moved};
 };
 
-/// 256 MiB are committed and given up again, over and over, beside a neighbour that does the same. Microseconds of one commit.
+/// 256 MiB are committed and given up again, over and over, beside a neighbour that does the same.
+/// Microseconds of one commit.
 std::vector<double> commits_beside_a_neighbour(std::size_t count) {
     gpushare::host::node node{{.memory = 1_GiB, .sms = 2}};
     gpushare::host::virtual_memory memory{node.memory(device_id{0}), two_tenants::pool_chunk};

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pool_mixed workload: every thread keeps 64 blocks of 256 B to 4 MiB, sizes log-uniform, and replaces one at random
-// over and over. With two threads, half of the blocks are freed by the other one. Nobody touches the blocks.
+// The pool_mixed workload: every thread keeps 64 blocks of 256 B to 4 MiB, sizes log-uniform, and
+// replaces one at random over and over. With two threads, half of the blocks are freed by the other
+// one. Nobody touches the blocks.
 //
-//   const double ns = bench::mixed(2, [&] { return pool.make_cache(); });     // a replacement, by one thread
+//   // a replacement, by one thread
+//   const double ns = bench::mixed(2, [&] { return pool.make_cache(); });
 #pragma once
 
 #include <array>
@@ -26,7 +28,8 @@ struct sized_block {
     std::size_t size = 0;
 };
 
-/// From one thread to one other, in order. Indices are exchanged in bunches, so that handing over costs little.
+/// From one thread to one other, in order. Indices are exchanged in bunches, so that handing over
+/// costs little.
 class mailbox {
 public:
     /// False when it is full.
@@ -64,7 +67,8 @@ struct replacement {
     bool by_other = false;  // the old block is freed by the other thread
 };
 
-/// What 64 blocks of 256 B to 4 MiB hold on average, log-uniform: 64 (4 MiB - 256 B) / ln(4 MiB / 256 B).
+/// What 64 blocks of 256 B to 4 MiB hold on average, log-uniform: 64 (4 MiB - 256 B) / ln(4 MiB /
+/// 256 B).
 inline constexpr double mean_live_mib = 64 * (4.0 - 1.0 / 4096) / 9.704060527839234;
 
 /// Made before the clock runs.
@@ -94,7 +98,8 @@ double mixed(unsigned threads, Make make, std::size_t pairs = 200'000) {
         mailbox& out = *boxes[rank];
         mailbox& in = *boxes[(rank + 1) % threads];
         const auto free = [&](sized_block b) { mine.deallocate(b.pointer, b.size, alignment); };
-        // Waits for the others, and meanwhile frees what they send: they may wait for room in the mailbox.
+        // Waits for the others, and meanwhile frees what they send: they may wait for room in the
+        // mailbox.
         const auto meet = [&](unsigned nth) {
             for (arrived.fetch_add(1); arrived.load() < nth * threads; std::this_thread::yield()) in.receive(free);
             in.receive(free);

@@ -96,8 +96,9 @@ std::vector<peer> peers() {
 
 namespace {
 
-// What their own documents say of programs like these: memory that was in use is soon again, so it isn't given back at once
-// (jemalloc's TUNING.md, for speed; mimalloc's README; gperftools' tcmalloc.html, caches of threads of more than its 32 MiB).
+// What their own documents say of programs like these: memory that was in use is soon again, so it
+// isn't given back at once (jemalloc's TUNING.md, for speed; mimalloc's README; gperftools'
+// tcmalloc.html, caches of threads of more than its 32 MiB).
 constexpr std::pair<const char*, const char*> settings[] = {
     {"MALLOC_CONF", "background_thread:true,metadata_thp:auto,dirty_decay_ms:30000,muzzy_decay_ms:30000"},
     {"MIMALLOC_PURGE_DELAY", "1000"},

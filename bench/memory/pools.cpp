@@ -31,7 +31,8 @@ constexpr std::size_t repeats = 11;
 
 using pool_type = gpushare::pool_resource<address_space>;
 
-/// Locked and unlocked twice, as a pool with one lock is by an allocation and a free. All threads at once.
+/// Locked and unlocked twice, as a pool with one lock is by an allocation and a free. All threads
+/// at once.
 double mutex_pair(unsigned threads) {
     std::mutex mutex;
     std::size_t count = 0;
@@ -67,9 +68,9 @@ double pool_mixed(unsigned threads, Make make, gpushare::pool_usage* usage = nul
     return ns;
 }
 
-/// Long-lived blocks, such as weights and caches of keys and values, among short ones: 256 of 1 to 32 MiB, of which one is
-/// replaced for every 100 replacements of one of 64 short ones of 256 B to 1 MiB; all log-uniform. The most that is held for a
-/// live byte, once all are there.
+/// Long-lived blocks, such as weights and caches of keys and values, among short ones: 256 of 1 to
+/// 32 MiB, of which one is replaced for every 100 replacements of one of 64 short ones of 256 B to
+/// 1 MiB; all log-uniform. The most that is held for a live byte, once all are there.
 double fragmentation_of_long_lived(std::uint64_t seed) {
     std::mt19937_64 random(seed);
     const auto size = [&](double least, double most) {

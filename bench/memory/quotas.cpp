@@ -42,8 +42,8 @@ constexpr std::size_t calls = 200'000;
 
 double floor_ns() { return quota_floor(calls); }
 
-/// A line of quotas; the leaf is charged. With guarantees, each level holds what the one below may need; with burst,
-/// all is lent by the root.
+/// A line of quotas; the leaf is charged. With guarantees, each level holds what the one below may
+/// need; with burst, all is lent by the root.
 class line {
 public:
     line(unsigned levels, bool burst) {
@@ -92,8 +92,9 @@ double contested_floor() {
     return by_two_threads([&](unsigned) { floor_pair(used); });
 }
 
-/// A root of 1 GiB and, below it, a line of `levels` - 1 quotas for each thread that has nothing guaranteed. Each asks for
-/// more than half, so that it is refused or has to fetch what the other one gave back. With one level both are at the root.
+/// A root of 1 GiB and, below it, a line of `levels` - 1 quotas for each thread that has nothing
+/// guaranteed. Each asks for more than half, so that it is refused or has to fetch what the other
+/// one gave back. With one level both are at the root.
 double contested_pair(unsigned levels) {
     quota root{1_GiB};
     std::array<std::vector<std::unique_ptr<quota>>, 2> lines;
@@ -115,8 +116,8 @@ void costs(report& r) {
              ratios(
                  repeats, [] { return pair(1, false); }, floor_ns),
              "x");
-    // What a further level adds, in floors: the worst of two and three levels, with guarantees and with burst only. The
-    // leaf keeps what it has borrowed, so neither asks its parent again.
+    // What a further level adds, in floors: the worst of two and three levels, with guarantees and
+    // with burst only. The leaf keeps what it has borrowed, so neither asks its parent again.
     const auto added = [](unsigned levels, bool burst) {
         return ratios(
             repeats, [&] { return (pair(levels, burst) - pair(1, false)) / (levels - 1); }, floor_ns);
@@ -131,7 +132,8 @@ void costs(report& r) {
                 worst = std::move(here);
         }
     r.figure("memory.quota_pair_vs_cas_per_level", worst, "x");
-    // Two threads, each on a leaf of its own, that want the same bytes of the root: each loan has to be fetched.
+    // Two threads, each on a leaf of its own, that want the same bytes of the root: each loan has
+    // to be fetched.
     worst.clear();
     for (const unsigned levels : {2U, 3U}) {
         auto here = ratios(
@@ -168,7 +170,8 @@ void costs(report& r) {
              "ns");
 }
 
-/// Nanoseconds of a release that serves nobody, while so many wait, for bytes of one quota or of so many.
+/// Nanoseconds of a release that serves nobody, while so many wait, for bytes of one quota or of so
+/// many.
 double release_beside(int waiters, int quotas) {
     support::waiting_line line(waiters, quotas);
     return ns_per_call(2'000, [&] { keep(line.limit.release(4_KiB)); });
@@ -229,8 +232,8 @@ void growth(report& r) {
     r.figure("memory.line_served_ns", repeated(repeats, [] { return release_served(4'000); }), "ns");
 }
 
-/// What threads hold, counted from outside: raised behind a grant and lowered before a release, so whatever is over the
-/// limit here was over it in truth.
+/// What threads hold, counted from outside: raised behind a grant and lowered before a release, so
+/// whatever is over the limit here was over it in truth.
 class shadow {
 public:
     explicit shadow(bytes limit) : limit_(limit.count()) {}
@@ -252,10 +255,10 @@ struct outcome {
     std::uint64_t operations = 0, false_refusals = 0, bytes_over = 0, drift = 0;
 };
 
-/// Two workers that hold at most half each, so that each of their requests fits: some bytes, then exactly what is left of
-/// the half, of which nothing is left over when both have theirs. Two attackers ask, until the last worker is done, for
-/// all there is, which is never free. A worker that is `scarce` wants more than its half and may be refused: only the
-/// limit counts then.
+/// Two workers that hold at most half each, so that each of their requests fits: some bytes, then
+/// exactly what is left of the half, of which nothing is left over when both have theirs. Two
+/// attackers ask, until the last worker is done, for all there is, which is never free. A worker
+/// that is `scarce` wants more than its half and may be refused: only the limit counts then.
 template <class Quota>
 outcome attack(std::vector<Quota*> path, std::vector<Quota*> ways, bytes limit, std::uint64_t operations, bool scarce) {
     shadow seen(limit);
@@ -316,8 +319,8 @@ outcome attack(std::vector<Quota*> path, std::vector<Quota*> ways, bytes limit, 
     return o;
 }
 
-/// The planted faults: it adds first and checks after, so that what is refused is in the way of what fits; it may have more bytes than it
-/// should; it may forget every hundredth release.
+/// The planted faults: it adds first and checks after, so that what is refused is in the way of
+/// what fits; it may have more bytes than it should; it may forget every hundredth release.
 class faulty_quota {
 public:
     faulty_quota(bytes most, bool forgets) : most_(most.count()), forgets_(forgets) {}
@@ -368,7 +371,8 @@ void exactness(report& r) {
         quota root{1_GiB}, left{root, 0_B, 1_GiB}, right{root, 0_B, 1_GiB};
         add(attack<quota>({&root, &left, &right}, {&left, &right}, 1_GiB, operations, scarce));
     }
-    // The same question asked of pools, caches, scrubbing, arenas and others, above and below quotas, and of tenants.
+    // The same question asked of pools, caches, scrubbing, arenas and others, above and below
+    // quotas, and of tenants.
     const auto stacked =
         support::composition::run_matrix<support::composition::host_backend>(400, {}, "exactness under attack");
     all.false_refusals += stacked.false_refusals;

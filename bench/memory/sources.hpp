@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the memory benchmarks allocate from: upstreams that cost nothing, and the peers behind one interface.
+// What the memory benchmarks allocate from: upstreams that cost nothing, and the peers behind one
+// interface.
 #pragma once
 
 #include <sys/mman.h>
@@ -25,8 +26,8 @@ concept block_source = requires(A& a, void* p, std::size_t size) {
     // clang-format on
 };
 
-/// Addresses that nothing stands behind, from the operating system: what a driver gives out, at a tenth of its price, and
-/// the host can't read it. Thread-safe.
+/// Addresses that nothing stands behind, from the operating system: what a driver gives out, at a
+/// tenth of its price, and the host can't read it. Thread-safe.
 struct address_space {
     void* allocate(std::size_t size, std::size_t) {
         void* const p = ::mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -66,14 +67,15 @@ struct peer {
     [[nodiscard]] source make() const { return {this}; }
 };
 
-/// Those that are installed: std::pmr always; jemalloc, mimalloc and tcmalloc are loaded beside the C library's malloc, which
-/// stays what it is; Thrust where the CUDA toolkit's headers were found.
+/// Those that are installed: std::pmr always; jemalloc, mimalloc and tcmalloc are loaded beside the
+/// C library's malloc, which stays what it is; Thrust where the CUDA toolkit's headers were found.
 std::vector<peer> peers();
-/// Thrust's pool for memory that can't be read, over the process's own; empty name without its headers.
+/// Thrust's pool for memory that can't be read, over the process's own; empty name without its
+/// headers.
 peer thrust_pool();
 
-/// Starts this program again with the settings that peers have by the environment, unless these are set, and with room
-/// set aside by the C library, without which jemalloc can't be loaded late.
+/// Starts this program again with the settings that peers have by the environment, unless these are
+/// set, and with room set aside by the C library, without which jemalloc can't be loaded late.
 void prepare_for_peers(char** argv);
 /// Says which peers there are and what they were set to.
 void peer_settings(report& r);

@@ -39,8 +39,8 @@ struct device {
     gpushare::tenancy<host::node> tenants;
 };
 
-/// A tenant, and by its own account what each of its blocks takes at most: of a pool a small one may keep the segment that it shares,
-/// of an arena its chunks.
+/// A tenant, and by its own account what each of its blocks takes at most: of a pool a small one
+/// may keep the segment that it shares, of an arena its chunks.
 class tenant {
 public:
     tenant(device& on, const char* name, bytes memory)
@@ -101,8 +101,8 @@ private:
     bytes taken_{}, live_{}, largest_, limit_;
 };
 
-/// Three tenants that fill the device. Half of the blocks are small ones of 1 to 512 KiB, of which each tenth stays; the others are
-/// of 1 to 16 MiB. The first shrinks and grows, the second sleeps.
+/// Three tenants that fill the device. Half of the blocks are small ones of 1 to 512 KiB, of which
+/// each tenth stays; the others are of 1 to 16 MiB. The first shrinks and grows, the second sleeps.
 void random_survivors(memory_stack stack, std::uint64_t multiple, std::uint64_t seed, survivors_outcome& o) {
     std::mt19937_64 random(seed);
     device on(stack);

@@ -114,8 +114,8 @@ private:
 };
 static_assert(gpushare::timeline<round_stream>);
 
-/// rmm's multi_stream_allocations: in each round every one of 4 kernels takes 1 MiB on the next of the streams and frees
-/// it there. Cold: a pool that holds nothing; warm: one that has had a round.
+/// rmm's multi_stream_allocations: in each round every one of 4 kernels takes 1 MiB on the next of
+/// the streams and frees it there. Cold: a pool that holds nothing; warm: one that has had a round.
 void multi_stream(report& r) {
     for (const std::size_t streams : {1UL, 2UL, 4UL})
         for (const bool warm : {false, true}) {

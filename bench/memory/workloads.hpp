@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The workloads by which allocators are compared, written anew from their descriptions. `make` gives each thread its
-// source; results are nanoseconds per call of allocate or deallocate and thread.
+// The workloads by which allocators are compared, written anew from their descriptions. `make`
+// gives each thread its source; results are nanoseconds per call of allocate or deallocate and
+// thread.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +22,8 @@
 
 namespace bench {
 
-/// Runs `work(rank, source)` in `threads` threads, which start together; `work` says how many calls it made.
+/// Runs `work(rank, source)` in `threads` threads, which start together; `work` says how many calls
+/// it made.
 template <class Make, class Work>
 double per_call(unsigned threads, Make make, Work work) {
     std::barrier start(static_cast<std::ptrdiff_t>(threads)), end(static_cast<std::ptrdiff_t>(threads));
@@ -45,8 +47,8 @@ double per_call(unsigned threads, Make make, Work work) {
     return sum / threads;
 }
 
-/// rmm's random_allocations: `count` allocations of 1 byte to `largest`, uniform; before each, with 27%, or where
-/// 64 GiB are out, random ones are freed.
+/// rmm's random_allocations: `count` allocations of 1 byte to `largest`, uniform; before each, with
+/// 27%, or where 64 GiB are out, random ones are freed.
 template <class Make>
 double random_allocations(Make make, std::size_t count, std::size_t largest) {
     return per_call(1, make, [&](unsigned, auto& source) {
@@ -77,8 +79,8 @@ double random_allocations(Make make, std::size_t count, std::size_t largest) {
     });
 }
 
-/// larson: every thread replaces random ones of 1,000 blocks of 256 B to 8 KiB, and leaves them to the next thread at
-/// the end of a round.
+/// larson: every thread replaces random ones of 1,000 blocks of 256 B to 8 KiB, and leaves them to
+/// the next thread at the end of a round.
 template <class Make>
 double larson(unsigned threads, Make make) {
     constexpr std::size_t blocks = 1'000, rounds = 10, per_round = 10'000;
@@ -129,8 +131,9 @@ double xmalloc(unsigned threads, Make make) {
     });
 }
 
-/// mstress: blocks of mostly small sizes (each doubling half as likely) are allocated in bursts; some stay, some are
-/// exchanged with other threads through shared slots, the rest is freed at the end of the burst.
+/// mstress: blocks of mostly small sizes (each doubling half as likely) are allocated in bursts;
+/// some stay, some are exchanged with other threads through shared slots, the rest is freed at the
+/// end of the burst.
 template <class Make>
 double mstress(unsigned threads, Make make) {
     constexpr std::size_t bursts = 50, burst = 1'000, slots = 1'000;
@@ -178,8 +181,8 @@ struct serving_costs {
     double p99_ns = 0;        // of an allocation
 };
 
-/// A serving mix: 200,000 allocations a second for half a second, on time: two thirds scratch of 256 B to 1 MiB that
-/// lives for 16 allocations, one third cache pages of 2 MiB that live for 512.
+/// A serving mix: 200,000 allocations a second for half a second, on time: two thirds scratch of
+/// 256 B to 1 MiB that lives for 16 allocations, one third cache pages of 2 MiB that live for 512.
 template <class Make>
 serving_costs serving(Make make) {
     using clock = std::chrono::steady_clock;

@@ -37,7 +37,8 @@ std::vector<gpushare::placement_request> arrivals(const placement_trace& trace, 
 
 namespace {
 
-/// The best filling of one device: how many parts of each size, when each brings its own value. Sizes in permille.
+/// The best filling of one device: how many parts of each size, when each brings its own value.
+/// Sizes in permille.
 class filling {
 public:
     static constexpr std::size_t whole = 1000;
@@ -84,7 +85,8 @@ double allocation_bound(std::span<const gpushare::placement_request> arrived, st
     amount.push_back(static_cast<double>(capacity_permille) / static_cast<double>(filling::whole));
     const auto rows = amount.size();
 
-    // Revised simplex; the first basis is all slack. `inverse` is that of the basis, `brings` what its columns bring.
+    // Revised simplex; the first basis is all slack. `inverse` is that of the basis, `brings` what
+    // its columns bring.
     std::vector<std::vector<double>> inverse(rows, std::vector<double>(rows));
     for (std::size_t i = 0; i < rows; ++i) inverse[i][i] = 1;
     std::vector<double> solution = amount, brings(rows), price(rows), net(sizes.size()), column(rows),
@@ -96,7 +98,8 @@ double allocation_bound(std::span<const gpushare::placement_request> arrived, st
         std::ranges::fill(price, 0.0);
         for (std::size_t i = 0; i < rows; ++i)
             for (std::size_t j = 0; j < rows; ++j) price[j] += brings[i] * inverse[i][j];
-        // What comes in: a slack whose price is negative, else the filling that the prices like best.
+        // What comes in: a slack whose price is negative, else the filling that the prices like
+        // best.
         std::vector<double> entering(rows);
         double gain = 0;
         const auto cheapest = static_cast<std::size_t>(std::ranges::min_element(price) - price.begin());

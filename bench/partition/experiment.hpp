@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The published experiment: pods arrive in random order until they have asked for 130 % of the GPUs, each is placed if it
-// fits, none ever leaves. What part of the GPUs is allocated when arrivals have asked for so much?
+// The published experiment: pods arrive in random order until they have asked for 130 % of the
+// GPUs, each is placed if it fits, none ever leaves. What part of the GPUs is allocated when
+// arrivals have asked for so much?
 //
 //   const auto order = bench::arrivals(trace, seed, 1.3);
 //   const bench::allocation a = bench::replay(trace, order, gpushare::best_fit{});
@@ -24,7 +25,8 @@ namespace bench {
 
 inline constexpr int first_level = 50, last_level = 130;  // arrived demand in percent of capacity, in steps of 1
 
-/// The pods of the trace in the order of the seed, then random ones of them, until they ask for `demand` of the capacity.
+/// The pods of the trace in the order of the seed, then random ones of them, until they ask for
+/// `demand` of the capacity.
 [[nodiscard]] std::vector<gpushare::placement_request> arrivals(const placement_trace& trace, std::uint64_t seed,
                                                                 double demand);
 
@@ -111,8 +113,9 @@ template <gpushare::placement_policy Policy>
         return replay_on(scanned_cluster<Policy>(trace.nodes, policy), order);
 }
 
-/// With moves: at no time more than one for ten arrivals. From nine tenths of the capacity on, every tenth arrival what
-/// gains at least a hundredth of a device is moved; a pod that fits nowhere gets room made if one or two moves do it.
+/// With moves: at no time more than one for ten arrivals. From nine tenths of the capacity on,
+/// every tenth arrival what gains at least a hundredth of a device is moved; a pod that fits
+/// nowhere gets room made if one or two moves do it.
 template <gpushare::stable_placement_policy Policy>
 [[nodiscard]] allocation replay_with_moves(const placement_trace& trace,
                                            std::span<const gpushare::placement_request> order, const Policy& policy) {
@@ -147,10 +150,11 @@ template <gpushare::stable_placement_policy Policy>
     return a;
 }
 
-/// No placement of these requests, in whatever order and with whatever foresight, allocates more than that percentage:
-/// devices alone, without nodes, cores or memory. The linear program that fills devices with parts of the sizes that have
-/// arrived, in as many ways as there are (column generation: Gilmore and Gomory, "A linear programming approach to the
-/// cutting-stock problem", 1961). What is returned is the value of its dual, which bounds from above at any prices p:
+/// No placement of these requests, in whatever order and with whatever foresight, allocates more
+/// than that percentage: devices alone, without nodes, cores or memory. The linear program that
+/// fills devices with parts of the sizes that have arrived, in as many ways as there are (column
+/// generation: Gilmore and Gomory, "A linear programming approach to the cutting-stock problem",
+/// 1961). What is returned is the value of its dual, which bounds from above at any prices p:
 /// devices * (best filling of one at size - p) + p of all that has arrived.
 [[nodiscard]] double allocation_bound(std::span<const gpushare::placement_request> arrived,
                                       std::uint64_t capacity_permille);

@@ -43,7 +43,8 @@ placement_trace changed(const placement_trace& t, std::uint64_t seed, Change cha
     return other;
 }
 
-/// Sizes of parts up to a quarter smaller or larger, all pods of one kind alike: another mix of models.
+/// Sizes of parts up to a quarter smaller or larger, all pods of one kind alike: another mix of
+/// models.
 placement_trace other_sizes(const placement_trace& t, std::uint64_t seed) {
     std::map<unsigned, double> factor;  // by size
     return changed(t, seed, [&](placement_request& p, std::mt19937_64& engine) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lists that a policy wasn't made on: a random half of the published one, judged on the other half, and the published one
-// with its sizes, cores and gangs changed. What a policy gains on a list that its author has seen proves little.
+// Lists that a policy wasn't made on: a random half of the published one, judged on the other half,
+// and the published one with its sizes, cores and gangs changed. What a policy gains on a list that
+// its author has seen proves little.
 //
 //   const auto [known, judged] = bench::halves(trace, seed);
 //   for (const auto& p : bench::perturbations()) const auto list = p.apply(trace, seed);

@@ -75,8 +75,8 @@ struct tally {
     std::atomic<std::uint64_t> failures{0};  // what wasn't returned, or returned wrongly
 };
 
-/// Four threads try `attempts` reservations on 4 to 8 devices; most succeed. In between sizes that can't fit, and devices that
-/// are lost for a while.
+/// Four threads try `attempts` reservations on 4 to 8 devices; most succeed. In between sizes that
+/// can't fit, and devices that are lost for a while.
 template <class Charge>
 void contend(std::uint64_t attempts, tally& out) {
     constexpr unsigned threads = 4;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Figures of reservations across devices: what an uncontended one costs, and that contended ones lose nothing.
+// Figures of reservations across devices: what an uncontended one costs, and that contended ones
+// lose nothing.
 //
 //   bench::bench_reservations(report);        // partition.reserve_ns, partition.rollback_failures
 #pragma once

@@ -81,7 +81,8 @@ allocation replay_learning(const placement_trace& trace, std::span<const placeme
     return a;
 }
 
-/// Ours at 100 %, mean over the seeds: on the list, on halves of it, and on lists that differ in everything.
+/// Ours at 100 %, mean over the seeds: on the list, on halves of it, and on lists that differ in
+/// everything.
 struct swept {
     double same = 0, half = 0, changed = 0;
 };

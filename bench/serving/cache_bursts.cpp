@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two tenants' texts in the server, in bursts that alternate, for readers who take their time: the time to the first token where each tenant
-// has half of the memory for caches, and where each has little and is lent what the other doesn't use. By the service, without sockets: a
-// socket takes a whole text at once, and nobody would hold memory for long.
+// Two tenants' texts in the server, in bursts that alternate, for readers who take their time: the
+// time to the first token where each tenant has half of the memory for caches, and where each has
+// little and is lent what the other doesn't use. By the service, without sockets: a socket takes a
+// whole text at once, and nobody would hold memory for long.
 #include <algorithm>
 #include <array>
 #include <atomic>

@@ -39,7 +39,8 @@ void engine::end_part() {
 
 namespace {
 
-/// Something like vowels: a buzz of 130 Hz with two formants, four syllables a second, pauses, a little noise.
+/// Something like vowels: a buzz of 130 Hz with two formants, four syllables a second, pauses, a
+/// little noise.
 std::vector<float> speech(std::size_t samples) {
     constexpr double rate = 16000, pitch = 130;
     gpushare::sim::random any(1);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Real engines, by OpenVINO on one thread each: half a second of sound, a page of text, a token of a language model. Each
-// call depends on the one before, as in a server, and its answer is compared with that of the engine alone.
+// Real engines, by OpenVINO on one thread each: half a second of sound, a page of text, a token of
+// a language model. Each call depends on the one before, as in a server, and its answer is compared
+// with that of the engine alone.
 //
 //   const auto pages = bench::serving::make_reader();
 //   pages->rehearse();     // alone: what the answers are
@@ -28,15 +29,18 @@ public:
     engine(const engine&) = delete;
     engine& operator=(const engine&) = delete;
 
-    /// Goes through the script once, after a few calls that warm it up; returns what a call takes, the median.
+    /// Goes through the script once, after a few calls that warm it up; returns what a call takes,
+    /// the median.
     gpushare::ns rehearse();
-    /// The next call of the script. Between its parts it yields on the SM of `on`, if that isn't null.
+    /// The next call of the script. Between its parts it yields on the SM of `on`, if that isn't
+    /// null.
     void call(gpushare::host::kernel_context* on = nullptr) {
         on_ = on;
         if (step(at_) != answers_[at_]) ++mismatches_;
         at_ = (at_ + 1) % answers_.size();
     }
-    /// The longest part of a call in the rehearsal: from its beginning or from where it yields to the next such place or its end.
+    /// The longest part of a call in the rehearsal: from its beginning or from where it yields to
+    /// the next such place or its end.
     [[nodiscard]] gpushare::ns longest_part() const noexcept { return longest_part_; }
     /// Answers that weren't those of the rehearsal.
     [[nodiscard]] std::uint64_t mismatches() const noexcept { return mismatches_; }

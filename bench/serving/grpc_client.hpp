@@ -31,7 +31,8 @@ private:
 
 /// A request to the server's smallest model, which costs it nothing.
 [[nodiscard]] std::string small_row();
-/// One to the same model, of so many bytes at most: as many empty texts as go into it, so that it takes long to read, and is refused.
+/// One to the same model, of so many bytes at most: as many empty texts as go into it, so that it
+/// takes long to read, and is refused.
 [[nodiscard]] std::string many_texts(std::size_t bytes);
 
 }  // namespace bench::serving

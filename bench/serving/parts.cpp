@@ -43,9 +43,10 @@ using gpushare::sleep_level;
 
 // ---- bursts that alternate
 
-/// Two models whose requests come in turns: 20 a second for ten seconds, then 1 a second for ten, while the other one's come. A request
-/// needs 4 to 28 pages, answers 50 ms after it has them, and holds them for 2 s on average. What is looked at is memory alone: requests wait for
-/// pages, not for each other's work.
+/// Two models whose requests come in turns: 20 a second for ten seconds, then 1 a second for ten,
+/// while the other one's come. A request needs 4 to 28 pages, answers 50 ms after it has them, and
+/// holds them for 2 s on average. What is looked at is memory alone: requests wait for pages, not
+/// for each other's work.
 class bursts {
 public:
     explicit bursts(std::uint64_t seed, bool plans_elastic)
@@ -231,8 +232,8 @@ void launch(gpushare::host::stream& to, std::uint32_t blocks, ns hold) {
 }
 void launch(silent_stream& to, std::uint32_t blocks, ns hold) { launch(to.inner(), blocks, hold); }
 
-/// Two tenants work side by side while a journal is written, rotated and reopened. Then bills are read from it, of seven periods side by
-/// side: device time by tenant.
+/// Two tenants work side by side while a journal is written, rotated and reopened. Then bills are
+/// read from it, of seven periods side by side: device time by tenant.
 struct billed_work {
     std::array<ns, 2> device_time{};
     std::array<std::uint32_t, 2> tags{};
@@ -298,8 +299,9 @@ constexpr std::uint32_t billed_sms = 2;
 const gpushare::host::node_options billed_node{
     .devices = 1, .memory = 64_MiB, .sms = billed_sms, .timing = gpushare::host::timing::modelled};
 
-/// What a bill has of device time, less what the device's own ledger has, which is also what the device told; the larger of both tenants,
-/// ns. `planted`: by a ledger that lacks a block, the smaller.
+/// What a bill has of device time, less what the device's own ledger has, which is also what the
+/// device told; the larger of both tenants, ns. `planted`: by a ledger that lacks a block, the
+/// smaller.
 struct bill_error {
     double off = 0, planted = std::numeric_limits<double>::infinity();
 };
@@ -323,8 +325,9 @@ bill_error bill_minus_ledger() {
     return worst;
 }
 
-/// The same on a node that tells nothing of what was used, as a GPU: both bills together less the time in which anything ran, in percent
-/// of that. `planted`: with the counters billed a second time, as if they had begun anew at the end.
+/// The same on a node that tells nothing of what was used, as a GPU: both bills together less the
+/// time in which anything ran, in percent of that. `planted`: with the counters billed a second
+/// time, as if they had begun anew at the end.
 bill_error bill_by_points() {
     silent_node node{billed_node};
     const auto billed = bill_work_on(node);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the parts of a server do without one: pages of KV caches under bursts, sleep and waking, bills.
+// What the parts of a server do without one: pages of KV caches under bursts, sleep and waking,
+// bills.
 #pragma once
 
 #include "harness.hpp"

@@ -41,7 +41,8 @@ void sleep_until(instant t) {
     std::this_thread::sleep_until(std::chrono::time_point<std::chrono::steady_clock, ns>{t.time_since_epoch()});
 }
 
-/// Whole calls, from their beginnings to their ends: the ledger has one that yielded in several pieces. Thread-safe.
+/// Whole calls, from their beginnings to their ends: the ledger has one that yielded in several
+/// pieces. Thread-safe.
 class whole_calls {
 public:
     void add(const block_record& b) {

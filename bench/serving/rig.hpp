@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The engines beside each other: behind a limiter, each call one block on the host device, or on plain threads.
+// The engines beside each other: behind a limiter, each call one block on the host device, or on
+// plain threads.
 #pragma once
 
 #include <array>
@@ -17,7 +18,8 @@
 
 namespace bench::serving {
 
-/// Tags in the ledger: the voice detector, which goes before the others; the reader of pages; the language model, or who stands in for it.
+/// Tags in the ledger: the voice detector, which goes before the others; the reader of pages; the
+/// language model, or who stands in for it.
 enum who : std::uint32_t { detector, reader, writer };
 inline constexpr std::uint32_t tenants = 3;
 
@@ -38,7 +40,8 @@ struct plan {
     std::size_t ahead = 4;                 ///< calls that a reader's and a writer's thread has handed over
     bool decode_loop = false;              ///< a writer's thread submits a call and waits for it
     bool keeps_sm = false;                 ///< the detector's level keeps an SM (client_settings::keeps)
-    /// A page yields between its lines, and says how often. An SM that is kept is lent to that, and to tokens.
+    /// A page yields between its lines, and says how often. An SM that is kept is lent to that, and
+    /// to tokens.
     bool yields = false;
     bool detects = true;                     ///< calls of the detector come, Poisson, 100 a second
     std::chrono::milliseconds before{800};   ///< until all know each other
@@ -73,13 +76,14 @@ struct outcome {
     [[nodiscard]] double detector_ms(double quantile) const;
 };
 
-/// Behind a limiter with its default options: reader and writer have 30 and 70 %, the detector has the level above.
+/// Behind a limiter with its default options: reader and writer have 30 and 70 %, the detector has
+/// the level above.
 [[nodiscard]] outcome limited(crew& c, const plan& p);
 /// By the operating system alone, on the cores that the process has.
 [[nodiscard]] outcome on_plain_threads(crew& c, const plan& p);
 
-/// What submitting and waiting for a detector's call takes of the processor, beyond launching it and waiting for the point
-/// behind, in percent of the call.
+/// What submitting and waiting for a detector's call takes of the processor, beyond launching it
+/// and waiting for the point behind, in percent of the call.
 [[nodiscard]] double submit_cost_percent(crew& c, std::size_t ahead);
 
 }  // namespace bench::serving

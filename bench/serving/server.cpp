@@ -50,8 +50,8 @@ void print(const char* what, const std::vector<double>& ms) {
     std::fflush(stdout);
 }
 
-/// The tenant with a bound on its latency, alone and beside a reader of pages and a language model (or a reader of lines), which always have four requests
-/// each under way.
+/// The tenant with a bound on its latency, alone and beside a reader of pages and a language model
+/// (or a reader of lines), which always have four requests each under way.
 void beside_others(report& r, bool language_model, const std::string& suffix, const std::string& setting) {
     std::vector<std::string> options{"--sms", "2"};
     if (language_model) options.emplace_back("--gemma-terms-accepted");
@@ -112,8 +112,9 @@ struct server_here {
     inference_server::http_server http;
 };
 
-/// Half a second of sound, in turns over HTTP, handed to the service, and launched on a stream of the device that no limiter knows. They come by
-/// chance, 40 a second, and each counts from when it was due.
+/// Half a second of sound, in turns over HTTP, handed to the service, and launched on a stream of
+/// the device that no limiter knows. They come by chance, 40 a second, and each counts from when it
+/// was due.
 class ways_in {
 public:
     explicit ways_in(server_here& s)
@@ -192,8 +193,9 @@ void overheads(report& r) {
     r.figure("serving.http_overhead_us_of_gpushare", ours, "us");
 }
 
-/// What the journal of a server that went down says of device time, less what the device's own ledger has; the larger of two tenants, ns.
-/// `planted`: by a ledger that lacks a block, the smaller.
+/// What the journal of a server that went down says of device time, less what the device's own
+/// ledger has; the larger of two tenants, ns. `planted`: by a ledger that lacks a block, the
+/// smaller.
 struct bill_error {
     double off = 0, planted = std::numeric_limits<double>::infinity();
 };

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What goes through the example server, from its sockets on: latency beside others, what the protocol costs, waking, bills, and those who mean no good.
+// What goes through the example server, from its sockets on: latency beside others, what the
+// protocol costs, waking, bills, and those who mean no good.
 #pragma once
 
 #include "harness.hpp"

@@ -135,8 +135,8 @@ private:
         R"({"inputs":[{"name":"INPUT","datatype":"FP32","shape":[1,16],"data":[0.5,0.5,0.5,0.5,0.5,0.5,0.5,0.5,0.5,0.5,0.5,0.5,0.5,0.5,0.5,0.5]}]})";
 };
 
-/// A million, through sockets: fifteen by a connection that stays, then one that nothing can follow. Another tenant's requests come by a schedule
-/// meanwhile, and must all be answered.
+/// A million, through sockets: fifteen by a connection that stays, then one that nothing can
+/// follow. Another tenant's requests come by a schedule meanwhile, and must all be answered.
 void bad_requests(report& r, std::uint64_t wanted) {
     const server_process server(tenants, {});
     malformed any(20261125);
@@ -184,10 +184,12 @@ void bad_requests(report& r, std::uint64_t wanted) {
 
 // ---- the bound on what others notice
 
-/// Sixteen connections send without a pause what takes as long to read as something short may, and is refused, and another tenant's requests come by a
-/// schedule. These wait for one such message of the attacker's, and for what 4 KiB of each connection take.
+/// Sixteen connections send without a pause what takes as long to read as something short may, and
+/// is refused, and another tenant's requests come by a schedule. These wait for one such message of
+/// the attacker's, and for what 4 KiB of each connection take.
 struct attack {
-    /// Asks once over a connection of its own with something of so many bytes, and says whether it was refused as it should be.
+    /// Asks once over a connection of its own with something of so many bytes, and says whether it
+    /// was refused as it should be.
     std::function<std::function<bool(std::size_t bytes)>(std::string key)> connect;
     std::function<std::vector<double>(std::uint64_t seed)> others;  ///< what they waited, ms
 };
@@ -228,7 +230,8 @@ std::optional<attacked> by_attacks(report& r) {
                     more("grpc")};
 }
 
-/// `over`: a part of the figures' names. `more_by_strangers`: what those without a key add to a neighbour's P99, ms.
+/// `over`: a part of the figures' names. `more_by_strangers`: what those without a key add to a
+/// neighbour's P99, ms.
 void longest_requests(report& r, const std::string& over, const attack& by, double more_by_strangers) {
     constexpr int rounds = 5;
     std::atomic<int> sent{0}, otherwise{0};
@@ -335,7 +338,8 @@ void over_grpc(report& r, double more_by_strangers) {
 
 // ---- thousands of connections
 
-/// Each has sent the better part of a request's head, so that the server must keep that; then the rest.
+/// Each has sent the better part of a request's head, so that the server must keep that; then the
+/// rest.
 void many_connections(report& r, std::size_t wanted) {
     ::rlimit files{};
     (void)::getrlimit(RLIMIT_NOFILE, &files);

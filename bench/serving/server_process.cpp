@@ -170,7 +170,8 @@ std::vector<double> asked_by_schedule(const std::function<asker()>& connect, dou
     std::vector<seconds> due;
     for (double at = gap(any); at < seconds(lasts).count(); at += gap(any)) due.emplace_back(at);
 
-    // So many can be under way; who comes when all are is late, and that counts, since it counts from when it was due.
+    // So many can be under way; who comes when all are is late, and that counts, since it counts
+    // from when it was due.
     constexpr std::size_t connections = 32;
     std::vector<asker> open;
     for (std::size_t i = 0; i < connections; ++i) open.push_back(connect());

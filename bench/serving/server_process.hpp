@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The example server as a process of its own, and those who ask it over loopback: by a schedule that doesn't wait for answers, or one request after the
-// other.
+// The example server as a process of its own, and those who ask it over loopback: by a schedule
+// that doesn't wait for answers, or one request after the other.
 //
 //   server_process server("name=chat api_key=key-of-chat memory=64MiB compute=100%\n", {"--sms", "2"});
 //   neighbour busy(server.port(), page("key-of-batch"), 4);
@@ -71,12 +71,14 @@ struct question {
 struct input {
     std::string_view name, type, shape, data;
 };
-/// The inputs follow the JSON as bytes, as many as there are. `bytes_back`: so do the outputs of the answer.
+/// The inputs follow the JSON as bytes, as many as there are. `bytes_back`: so do the outputs of
+/// the answer.
 [[nodiscard]] question of_inputs(std::string path, std::string_view key, std::span<const input> inputs,
                                  bool bytes_back = false);
 /// Half a second of sound.
 [[nodiscard]] question sound(std::string_view key);
-/// Bars where lines of text would be, which are found and read, whatever they say: three of them, or one.
+/// Bars where lines of text would be, which are found and read, whatever they say: three of them,
+/// or one.
 [[nodiscard]] question page(std::string_view key);
 [[nodiscard]] question line(std::string_view key);
 /// 32 tokens of the language model.
@@ -84,10 +86,13 @@ struct input {
 /// What costs the server's smallest model nothing.
 [[nodiscard]] question nothing(std::string_view key);
 
-/// Asks once, over a connection of its own, and returns the answer. Throws std::runtime_error where it is refused.
+/// Asks once, over a connection of its own, and returns the answer. Throws std::runtime_error where
+/// it is refused.
 using asker = std::function<std::string()>;
-/// Asks at times by chance (Poisson) that are fixed beforehand, whether or not others have been answered, by as many askers as are needed. Milliseconds from
-/// when each was due until its answer was there, in the order in which they were due. Throws std::runtime_error for an answer that isn't like the others.
+/// Asks at times by chance (Poisson) that are fixed beforehand, whether or not others have been
+/// answered, by as many askers as are needed. Milliseconds from when each was due until its answer
+/// was there, in the order in which they were due. Throws std::runtime_error for an answer that
+/// isn't like the others.
 [[nodiscard]] std::vector<double> asked_by_schedule(const std::function<asker()>& connect, double per_second,
                                                     std::chrono::milliseconds lasts, std::uint64_t seed);
 /// The same over HTTP.

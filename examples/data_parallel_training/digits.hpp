@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Handwritten digits, 8 x 8 pixels each: the file digits.csv that scikit-learn ships (E. Alpaydin and C. Kaynak, "Optical recognition of
-// handwritten digits", UCI Machine Learning Repository, 1998). A row is 64 numbers from 0 to 16 and the digit.
+// Handwritten digits, 8 x 8 pixels each: the file digits.csv that scikit-learn ships (E. Alpaydin
+// and C. Kaynak, "Optical recognition of handwritten digits", UCI Machine Learning Repository,
+// 1998). A row is 64 numbers from 0 to 16 and the digit.
 //
-//   const auto all = data_parallel_training::load_digits("digits.csv");        // throws std::runtime_error: one clear line
+//   // throws std::runtime_error: one clear line
+//   const auto all = data_parallel_training::load_digits("digits.csv");
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The encoder of a transformer (Vaswani et al., "Attention is all you need", NeurIPS 2017), with norms in front of each part (Xiong et
-// al., ICML 2020). Tokens are an image's rows; the classifier sees all of them.
+// The encoder of a transformer (Vaswani et al., "Attention is all you need", NeurIPS 2017), with
+// norms in front of each part (Xiong et al., ICML 2020). Tokens are an image's rows; the classifier
+// sees all of them.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -51,7 +52,8 @@ void linear(std::size_t rows, const float* in, const float* weight, const float*
 template <std::size_t I, std::size_t O>
 void linear_back(std::size_t rows, const float* in, const float* weight, const float* d, float* d_weight, float* d_bias,
                  float* d_in) {
-    constexpr std::size_t lanes = O % 8 == 0 ? 8 : 1;  // sums of a fixed order that are vectors all the same
+    // sums of a fixed order that are vectors all the same
+    constexpr std::size_t lanes = O % 8 == 0 ? 8 : 1;
     for (; rows > 0; --rows, in += I, d += O) {
         if (d_bias != nullptr)
             for (std::size_t o = 0; o < O; ++o) d_bias[o] += d[o];
@@ -105,7 +107,8 @@ void norm_back(std::size_t rows, const float* in, const float* gain, const float
     }
 }
 
-/// Of one image: `qkv` has of each token its query, key and value. Keeps what each token took of each.
+/// Of one image: `qkv` has of each token its query, key and value. Keeps what each token took of
+/// each.
 void attend(const float* qkv, float* taken, float* out) {
     const float scale = 1 / std::sqrt(static_cast<float>(of_head));
     std::fill_n(out, tokens * width, 0.0F);

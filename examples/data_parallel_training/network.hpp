@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two small networks with a backward pass, in plain loops: what they compute depends on nothing but the parameters and the batch.
+// Two small networks with a backward pass, in plain loops: what they compute depends on nothing but
+// the parameters and the batch.
 //
 //   const auto net = make_network(network_kind::encoder, seed);
 //   const float loss = net->forward(images, labels);
-//   net->backward([&](std::size_t p) { ... net->parameters()[p].gradient is there ... });     // the last layer comes first
+//   // the last layer comes first
+//   net->backward([&](std::size_t p) { ... net->parameters()[p].gradient is there ... });
 #pragma once
 
 #include <cstddef>
@@ -26,7 +28,8 @@ struct parameter {
 
 enum class network_kind : std::uint8_t {
     convolutional,  ///< two convolutions and a linear layer
-    encoder,        ///< of a transformer, whose tokens are the rows: parameters from 10 to 4096 elements
+    /// of a transformer, whose tokens are the rows: parameters from 10 to 4096 elements
+    encoder,
 };
 
 class network {
@@ -48,7 +51,8 @@ public:
     /// Differs if any bit of a parameter does.
     [[nodiscard]] std::uint64_t fingerprint() const noexcept;
 
-    /// Called between the images of a batch, a few dozen microseconds apart: the moment to let somebody else go on.
+    /// Called between the images of a batch, a few dozen microseconds apart: the moment to let
+    /// somebody else go on.
     std::function<void()> pause = [] {};
 
 protected:

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The command line, the progress bar, the lines at the end and the picture, for threads and for processes alike.
+// The command line, the progress bar, the lines at the end and the picture, for threads and for
+// processes alike.
 #pragma once
 
 #include <cstddef>
@@ -37,8 +38,8 @@ public:
 void check(const command& asked, const digits& data, std::uint32_t ranks);
 
 void draw_progress(std::size_t step, std::size_t steps, float loss);
-/// Prints the accuracy, the parameters' fingerprint and the times, or the ranks that failed. True if the
-/// training was good.
+/// Prints the accuracy, the parameters' fingerprint and the times, or the ranks that failed. True
+/// if the training was good.
 bool print(const training_result& result, std::string_view who);
 /// Loss and where the time goes, step by step. Throws std::runtime_error.
 void write_svg(const training_result& result, std::string_view who, const std::string& path);

@@ -19,7 +19,8 @@ constexpr std::size_t digits_of_a_request = 4;
 
 double seconds(clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
-/// One device's requests until a stop: they come when they come (Poisson), and each counts from then on.
+/// One device's requests until a stop: they come when they come (Poisson), and each counts from
+/// then on.
 std::vector<double> answer(shared_devices::tenant& who, std::size_t part, const digits& data, double per_second,
                            const std::stop_token& stop) {
     std::vector<double> after;

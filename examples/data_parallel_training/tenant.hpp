@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The same training as a tenant of devices on which another tenant answers requests. The other tenant goes first. Each
-// computation of a rank is a submission of the training tenant. So is each piece of a collective, which runs on all
-// devices or on none. All are admitted and charged, and the other tenant's requests run between any two of them. Where
-// the device can preempt, these requests also run between two images of one computation.
+// The same training as a tenant of devices on which another tenant answers requests. The other
+// tenant goes first. Each computation of a rank is a submission of the training tenant. So is each
+// piece of a collective, which runs on all devices or on none. All are admitted and charged, and
+// the other tenant's requests run between any two of them. Where the device can preempt, these
+// requests also run between two images of one computation.
 //
-//   device_ranks devices(node, training);           // `training` is admitted on a device for each rank
+//   device_ranks devices(node, training);  // `training` is admitted on a device for each rank
 //   device_transport net(devices, r);               // in thread r
 //   mine.run(net, progress, by_tenant(training, r));
 #pragma once
@@ -65,8 +66,8 @@ private:
     std::size_t part_;
 };
 
-/// The ranks of a training on a tenant's devices, and how many collectives they had. Each rank's thread calls all_reduce; the last to
-/// come submits it for all, in pieces.
+/// The ranks of a training on a tenant's devices, and how many collectives they had. Each rank's
+/// thread calls all_reduce; the last to come submits it for all, in pieces.
 class device_ranks {
 public:
     /// `piece`: elements of a submission.
@@ -74,7 +75,8 @@ public:
 
     [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(members_.size()); }
     [[nodiscard]] gpushare::member rank(std::uint32_t r) const { return between_threads_.rank(r); }
-    [[nodiscard]] std::uint64_t pieces() const noexcept { return pieces_; }  ///< submitted so far, on each device
+    /// submitted so far, on each device
+    [[nodiscard]] std::uint64_t pieces() const noexcept { return pieces_; }
 
     template <gpushare::reducible T, class Op>
     [[nodiscard]] gpushare::collective_fault all_reduce(std::uint32_t me, std::span<const T> in, std::span<T> out,
@@ -223,7 +225,8 @@ struct tenant_report {
     std::vector<double> answered_before;  // requests without a training
 };
 
-/// Trains on `ranks` devices, once alone, and once behind a tenant that answers `requests` a second on each device (Poisson).
+/// Trains on `ranks` devices, once alone, and once behind a tenant that answers `requests` a second
+/// on each device (Poisson).
 [[nodiscard]] tenant_run train_as_tenant(const command& asked, const digits& data, double requests);
 [[nodiscard]] tenant_report train_as_tenant(const command& asked, const digits& data);
 void print(const tenant_report& report);

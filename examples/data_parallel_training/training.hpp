@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Trains a network on digits, each rank on its part of every batch: gradients go in buckets while the backward pass goes on.
+// Trains a network on digits, each rank on its part of every batch: gradients go in buckets while
+// the backward pass goes on.
 //
 //   trainer mine(digits, options);                       // of every rank
-//   auto fault = mine.run(net, on_progress);             // over any transport, to the end or until a rank doesn't come
-//   if (fault) ... make a transport of the rest; mine.run(rest, on_progress);        // goes on where it stood
+//   // over any transport, to the end or until a rank doesn't come
+//   auto fault = mine.run(net, on_progress);
+//   // goes on where it stood
+//   if (fault) ... make a transport of the rest; mine.run(rest, on_progress);
 //   const training_result& result = mine.result();
 #pragma once
 
@@ -41,8 +44,9 @@ struct training_options {
     gpushare::bucket_choice fusion{gpushare::bytes{16384}, 1};
     gpushare::wire_format wire = gpushare::wire_format::as_is;
     std::size_t least_on_wire = 1000;  // elements: smaller gradients stay float32
-    bool sharded = false;              // each rank steps its shard of every parameter, and the others get it from there
-    bool error_feedback = false;       // what 16 bits round off is added to the next step's
+    // each rank steps its shard of every parameter, and the others get it from there
+    bool sharded = false;
+    bool error_feedback = false;                       // what 16 bits round off is added to the next step's
     gpushare::ns patience = std::chrono::seconds(30);  // with another rank
     std::uint64_t seed = 1;
 };
@@ -60,7 +64,8 @@ struct training_result {
     std::uint64_t fingerprint = 0;  // of the parameters
     bool all_alike = false;         // all ranks have these
     gpushare::collective_fault fault{};
-    std::string waiting_for{};  // where there was a fault: the gradient that this rank didn't have, if any
+    // where there was a fault: the gradient that this rank didn't have, if any
+    std::string waiting_for{};
 };
 
 /// Digits in the same random order on all ranks, another one in each epoch.
@@ -83,7 +88,8 @@ private:
 
 /// Where a rank computes: on its own thread. See by_tenant in tenant.hpp for another place.
 struct on_this_thread {
-    static constexpr bool overlaps = true;  // gradients are handed over while the backward pass goes on
+    // gradients are handed over while the backward pass goes on
+    static constexpr bool overlaps = true;
     template <class F>
     void operator()(network&, F f) const {
         f();
@@ -107,13 +113,15 @@ public:
         if (options_.rate == 0) options_.rate = of_32 * static_cast<float>(options.batch) / 32;
     }
 
-    /// Trains over `net` from where it stands. `compute(network, f)` calls f() where the rank computes.
+    /// Trains over `net` from where it stands. `compute(network, f)` calls f() where the rank
+    /// computes.
     template <gpushare::host_transport Net, class Compute = on_this_thread>
     gpushare::collective_fault run(Net& net, const progress_function& progress = {}, Compute&& compute = {}) {
         result_.fault = {};
         float loss = 0;
         gpushare::gradient_buckets<> gradients(options_.fusion);
-        gradients.add("loss", std::span(&loss, 1));  // its mean comes along, without a collective of its own
+        // its mean comes along, without a collective of its own
+        gradients.add("loss", std::span(&loss, 1));
         for (auto& p : model_->parameters())
             gradients.add(p.name, p.gradient,
                           {.wire = gpushare::mixed_format{options_.wire, options_.least_on_wire}.of(p.gradient.size()),
@@ -179,8 +187,9 @@ public:
         return result_.fault;
     }
 
-    /// After a fault, before run() over a transport of the remaining ranks: all take the state of the rank that got furthest.
-    /// A missing rank may have sent its part of a step to some ranks only.
+    /// After a fault, before run() over a transport of the remaining ranks: all take the state of
+    /// the rank that got furthest. A missing rank may have sent its part of a step to some ranks
+    /// only.
     template <gpushare::host_transport Net>
     gpushare::collective_fault agree(Net& net) {
         std::vector<std::uint64_t> all(net.size());
@@ -200,8 +209,10 @@ public:
         return {};
     }
 
-    [[nodiscard]] std::size_t step() const noexcept { return result_.losses.size(); }  ///< how many are done
-    [[nodiscard]] std::size_t steps() const noexcept { return steps_; }                ///< of the whole training
+    /// how many are done
+    [[nodiscard]] std::size_t step() const noexcept { return result_.losses.size(); }
+    /// of the whole training
+    [[nodiscard]] std::size_t steps() const noexcept { return steps_; }
     [[nodiscard]] const training_result& result() const noexcept { return result_; }
 
 private:
@@ -210,7 +221,8 @@ private:
         gpushare::gradient_buckets<>& gradients;
         ~stopped_at_end() { gradients.stop(); }
     };
-    /// It rises over the first steps and falls to nothing: a transformer that begins at its full rate may diverge.
+    /// It rises over the first steps and falls to nothing: a transformer that begins at its full
+    /// rate may diverge.
     [[nodiscard]] float rate_now() const noexcept {
         const auto done = static_cast<float>(step()) / static_cast<float>(steps_);
         return options_.rate * std::min(1.0F, 0.01F + 10 * done) * (1 - done);

@@ -12,13 +12,16 @@
 
 namespace inference_server {
 
-/// Thread-safe. Relaxed everywhere: each is a count of its own, and nothing is concluded from two of them.
+/// Thread-safe. Relaxed everywhere: each is a count of its own, and nothing is concluded from two
+/// of them.
 class account {
 public:
-    std::atomic<std::uint32_t> queue_limit{0};  ///< how many of its requests may wait for one model; 0: 64
-    std::atomic<std::size_t> uploads{0};        ///< bytes of its bodies that are being received or served
-    std::atomic<std::size_t> calls{0};          ///< of gRPC that are open
-    std::atomic<std::size_t> streams{0};        ///< of these
+    /// how many of its requests may wait for one model; 0: 64
+    std::atomic<std::uint32_t> queue_limit{0};
+    /// bytes of its bodies that are being received or served
+    std::atomic<std::size_t> uploads{0};
+    std::atomic<std::size_t> calls{0};    ///< of gRPC that are open
+    std::atomic<std::size_t> streams{0};  ///< of these
     std::atomic<std::uint64_t> requests{0}, refusals{0}, failures{0}, tokens{0}, batches{0}, rows{0}, pieces{0};
 
     /// A request was answered.

@@ -37,7 +37,8 @@
 
 namespace inference_server {
 
-/// Launches that went at the gate since the last question, since they were held for the longest time.
+/// Launches that went at the gate since the last question, since they were held for the longest
+/// time.
 struct forced_launches {
     std::size_t count = 0;
     std::uint32_t client = 0, held_by = 0;  ///< of the last of them, as tenant_calls::number()
@@ -82,8 +83,8 @@ public:
     }
 
 private:
-    // Under the mutex. A thread is free before it has begun: else each function that leaves the next
-    // one here, as a call does, would get a thread more.
+    // Under the mutex. A thread is free before it has begun: else each function that leaves the
+    // next one here, as a call does, would get a thread more.
     void add_thread() try {
         threads_.emplace_back([this] { work(); });
         ++free_;

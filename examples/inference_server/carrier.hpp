@@ -48,7 +48,8 @@ public:
     /// For sockets and timers. One thread runs it.
     [[nodiscard]] boost::asio::io_context& io() noexcept { return io_; }
 
-    /// An exception of a function's is printed on standard error with `protocol`, and harms nobody else.
+    /// An exception of a function's is printed on standard error with `protocol`, and harms nobody
+    /// else.
     void start(std::string protocol) {
         protocol_ = std::move(protocol);
         thread_ = std::thread([this] {

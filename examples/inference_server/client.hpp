@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A client of the server for tests, benchmarks and the demonstration: one connection by hand, over loopback.
+// A client of the server for tests, benchmarks and the demonstration: one connection by hand, over
+// loopback.
 //
 //   connection c(port);
 //   c.ask("POST", "/v2/models/mlp/infer", key, body).status;

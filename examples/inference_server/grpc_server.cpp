@@ -112,7 +112,8 @@ std::string bytes_of(const Message& m) {
 
 class link;
 
-/// A call's part in the counts of its tenant and of all calls, until the call goes. For its connection's thread.
+/// A call's part in the counts of its tenant and of all calls, until the call goes. For its
+/// connection's thread.
 struct share {
     explicit share(std::atomic<std::size_t>& of_all) : all(of_all) {}
     share(const share&) = delete;
@@ -150,7 +151,8 @@ struct share {
     bool is_stream = false;
 };
 
-/// One call. Of its connection's thread, but for what engines are told by: `gone`, and what doesn't change.
+/// One call. Of its connection's thread, but for what engines are told by: `gone`, and what doesn't
+/// change.
 struct call {
     call(std::weak_ptr<link> l, http2::call_id i, std::atomic<std::size_t>& all)
         : of(std::move(l)), id(i), counted(all) {}
@@ -708,7 +710,8 @@ private:
                 });
             },
             c->who.counts.get());
-    } catch (...) {  // nothing is left to do where there is no memory for that: the call's deadline ends it
+    } catch (...) {
+        // nothing is left to do where there is no memory for that: the call's deadline ends it
     }
 
     // ---- streams: one request after the other, each with one answer or with a token each. The
@@ -850,8 +853,8 @@ void grpc_server::shell::accept() {
         if (fails != std::exchange(is_shut, fails)) of.shut(fails);
         if (!e) came(std::move(socket));
         if (!fails) return accept();
-        auto pause =
-            std::make_shared<asio::steady_timer>(strangers.thread.io(), 50ms);  // no file descriptors, as a rule
+        // no file descriptors, as a rule
+        auto pause = std::make_shared<asio::steady_timer>(strangers.thread.io(), 50ms);
         pause->async_wait([this, pause](error_code) {
             if (!strangers.stopping) accept();
         });

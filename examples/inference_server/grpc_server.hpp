@@ -28,19 +28,25 @@ struct grpc_options {
     front_door::limits connections{.most = 10'000, .strangers = 1'000};
     std::size_t max_metadata = 8192;                  ///< bytes of a call's metadata
     std::size_t max_message = std::size_t{64} << 20;  ///< bytes of a request
-    std::size_t max_lists = std::size_t{4} << 20;  ///< bytes of one that aren't raw tensors: lists, names, parameters
-    std::size_t max_messages = std::size_t{256}
-                               << 20;             ///< bytes of all requests that have come; a tenant's: half of it
+    /// bytes of one that aren't raw tensors: lists, names, parameters
+    std::size_t max_lists = std::size_t{4} << 20;
+    /// bytes of all requests that have come; a tenant's: half of it
+    std::size_t max_messages = std::size_t{256} << 20;
     std::uint32_t max_calls_of_connection = 100;  ///< more are refused until one is over
     std::size_t max_calls_of_tenant = 4000;
     std::size_t max_streams_of_tenant = 250;  ///< open ModelStreamInfer calls
     std::chrono::milliseconds handshake_timeout{10'000};
-    std::chrono::milliseconds stranger_timeout{30'000};  ///< a connection that has shown no key, without a call
-    std::chrono::milliseconds idle_timeout{300'000};     ///< a connection without calls, a stream without a request
-    std::chrono::milliseconds message_timeout{10'000};   ///< and a second for each MiB of it
-    std::chrono::milliseconds write_timeout{30'000};     ///< without a byte that the client has read
-    std::chrono::milliseconds ping_after{30'000};        ///< nothing was heard of a client; twice that: it is gone
-    std::size_t refusals_of_stranger = 16;               ///< of a connection that has shown no key; it is closed then
+    /// a connection that has shown no key, without a call
+    std::chrono::milliseconds stranger_timeout{30'000};
+    /// a connection without calls, a stream without a request
+    std::chrono::milliseconds idle_timeout{300'000};
+    std::chrono::milliseconds message_timeout{10'000};  ///< and a second for each MiB of it
+    /// without a byte that the client has read
+    std::chrono::milliseconds write_timeout{30'000};
+    /// nothing was heard of a client; twice that: it is gone
+    std::chrono::milliseconds ping_after{30'000};
+    /// of a connection that has shown no key; it is closed then
+    std::size_t refusals_of_stranger = 16;
 };
 
 class grpc_server {

@@ -20,7 +20,8 @@ std::string_view view(const std::uint8_t* bytes, std::size_t size) {
     return {reinterpret_cast<const char*>(bytes), size};
 }
 std::uint8_t* bytes_of(std::string_view s) {
-    return const_cast<std::uint8_t*>(reinterpret_cast<const std::uint8_t*>(s.data()));  // nghttp2 copies it
+    // nghttp2 copies it
+    return const_cast<std::uint8_t*>(reinterpret_cast<const std::uint8_t*>(s.data()));
 }
 nghttp2_nv field(std::string_view name, std::string_view value) {
     return {bytes_of(name), bytes_of(value), name.size(), value.size(), NGHTTP2_NV_FLAG_NONE};
@@ -135,7 +136,8 @@ struct http2::parts {
     static int on_data(nghttp2_session* s, std::uint8_t, std::int32_t id, const std::uint8_t* data, std::size_t size,
                        void* user) {
         auto& p = *static_cast<parts*>(user);
-        (void)nghttp2_session_consume_connection(s, size);  // what one call waits for is no other's matter
+        // what one call waits for is no other's matter
+        (void)nghttp2_session_consume_connection(s, size);
         return guarded([&] { return p.what.on_data(id, view(data, size)), 0; });
     }
     static int on_close(nghttp2_session*, std::int32_t id, std::uint32_t, void* user) {

@@ -2,7 +2,7 @@
 // One connection of HTTP/2 as a gRPC server speaks it, by the distribution's libnghttp2: bytes
 // become calls, answers become bytes. No sockets, no threads, no clock.
 //
-//   http2 h(events, {});                 // events: what to do with a call, with its bytes, with its end
+//   http2 h(events, {});  // events: what to do with a call, with its bytes, with its end
 //   h.receive(bytes);                    // calls them
 //   h.send(call, message); h.finish(call, {0, ""});
 //   while (h.output(out)) write(out);
@@ -51,9 +51,11 @@ public:
     };
 
     struct limits {
-        std::uint32_t calls = 100;       ///< open at a time; more are refused
-        std::size_t head = 8192;         ///< bytes of a call's head; a longer one ends the connection
-        std::size_t resets = 1000;       ///< calls that the client cancels at once; the connection ends beyond them
+        std::uint32_t calls = 100;  ///< open at a time; more are refused
+        /// bytes of a call's head; a longer one ends the connection
+        std::size_t head = 8192;
+        /// calls that the client cancels at once; the connection ends beyond them
+        std::size_t resets = 1000;
         std::size_t resets_per_s = 100;  ///< so many more may follow
     };
 

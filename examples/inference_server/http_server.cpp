@@ -213,7 +213,8 @@ private:
         parser_->body_limit(limit);
         if (head.count(http::field::content_encoding) != 0) throw refused(415, "compressed bodies aren't read");
     }
-    /// Where a request ends, and whom it is for and from, is said once and in one way: a proxy in front may have read it in another one. Throws refused.
+    /// Where a request ends, and whom it is for and from, is said once and in one way: a proxy in
+    /// front may have read it in another one. Throws refused.
     static void check_framing(const http::request<http::string_body>& head) {
         const auto times = [&](auto name) { return head.count(name); };
         const auto coding = times(http::field::transfer_encoding), length = times(http::field::content_length);
@@ -225,7 +226,8 @@ private:
         if (times(http::field::authorization) + times("X-API-Key") > 1) throw refused(400, "more than one key");
         if (times("Inference-Header-Content-Length") > 1) throw refused(400, "more than one length of the header");
     }
-    /// A page of somebody else's in an operator's browser asks nothing: by its own name for this address, or as another site. Throws refused.
+    /// A page of somebody else's in an operator's browser asks nothing: by its own name for this
+    /// address, or as another site. Throws refused.
     static void check_browser(const http::request<http::string_body>& head) {
         const auto host = view(head[http::field::host]);
         const auto end = host.starts_with('[') ? host.find(']') + 1 : host.find(':');
@@ -290,8 +292,8 @@ private:
         stream_->expires_after(shell_->options.body_timeout + std::chrono::seconds(mib));
         read_some_body();
     }
-    // Counts the bytes that have come, and not those that were announced. Otherwise four clients that send nothing could
-    // keep all others out.
+    // Counts the bytes that have come, and not those that were announced. Otherwise four clients
+    // that send nothing could keep all others out.
     void read_some_body() {
         if (parser_->is_done()) return on_body();
         http::async_read_some(*stream_, buffer_, *parser_, [self = shared_from_this()](error_code e, std::size_t) {
@@ -382,9 +384,9 @@ private:
             size, size, [this] { return parse_generate(parser_->get().body()); },
             [this, use](generate_request r) { (this->*use)(std::move(r)); });
     }
-    // JSON of 4 KiB takes a tenth of a millisecond, and so does copying a MiB. Longer work doesn't run on this thread, for
-    // which everybody waits, but on one where tenants take turns. A third thread takes still longer work, such as 4 MiB of
-    // JSON, which takes a fifth of a second.
+    // JSON of 4 KiB takes a tenth of a millisecond, and so does copying a MiB. Longer work doesn't
+    // run on this thread, for which everybody waits, but on one where tenants take turns. A third
+    // thread takes still longer work, such as 4 MiB of JSON, which takes a fifth of a second.
     static constexpr std::size_t quick_json = 4096, quick_bytes = std::size_t{1} << 20, short_json = 65'536;
     template <class Parse, class Use>
     void parse(std::size_t json, std::size_t all, Parse what, Use use) {
@@ -467,8 +469,8 @@ private:
 
     // ---- writing
 
-    /// Runs it on this session's thread. Nobody without a key has something done elsewhere that comes
-    /// back by this, so no session moves meanwhile.
+    /// Runs it on this session's thread. Nobody without a key has something done elsewhere that
+    /// comes back by this, so no session moves meanwhile.
     template <class F>
     void later(F f) noexcept {
         home()->later(std::move(f));
@@ -525,7 +527,8 @@ private:
         });
     }
 
-    // ---- a stream of tokens: server-sent events, in chunks. The next piece is made when the last one is written.
+    // ---- a stream of tokens: server-sent events, in chunks. The next piece is made when the last
+    // one is written.
 
     static constexpr std::uint32_t tokens_of_piece = 8;
     void stream(generate_request r) {
@@ -593,13 +596,15 @@ private:
             self->ended_ ? self->close_now() : self->flush();
         });
     }
-    /// Finds out that the client has gone, though nothing is read from it meanwhile. One that only won't send anything more
-    /// (shutdown) may well read on; if it is gone, writing will fail. `unless_it_sends`: nothing is written for long, so
-    /// that one is taken to be gone, as proxies take it.
+    /// Finds out that the client has gone, though nothing is read from it meanwhile. One that only
+    /// won't send anything more (shutdown) may well read on; if it is gone, writing will fail.
+    /// `unless_it_sends`: nothing is written for long, so that one is taken to be gone, as proxies
+    /// take it.
     void watch(bool unless_it_sends = false) {
         watching_ = true;
         const auto gone = [self = weak_from_this()](error_code e) {
-            if (const auto s = self.lock(); s != nullptr && e != asio::error::operation_aborted)  // but for an answer
+            // but for an answer
+            if (const auto s = self.lock(); s != nullptr && e != asio::error::operation_aborted)
                 s->gone_->store(true, std::memory_order_relaxed);
         };
         stream_->socket().async_wait(

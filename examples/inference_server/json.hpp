@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// JSON without a tree: a text is checked once, whole, and then read where it lies. So a body never takes more memory than it is
-// long, whatever it nests, and numbers keep all their digits until somebody says what type they are.
+// JSON without a tree: a text is checked once, whole, and then read where it lies. So a body never
+// takes more memory than it is long, whatever it nests, and numbers keep all their digits until
+// somebody says what type they are.
 //
 //   const auto body = json::parse(text);                       // throws json::error
 //   for (const auto& input : body.at("inputs").elements()) use(input.at("name").string());
@@ -37,9 +38,11 @@ public:
     [[nodiscard]] std::optional<value> find(std::string_view name) const;
     /// The same; throws error where there is none.
     [[nodiscard]] value at(std::string_view name) const;
-    /// Of an array. Throws error for anything else, and for more than `most`, before it has taken memory for them.
+    /// Of an array. Throws error for anything else, and for more than `most`, before it has taken
+    /// memory for them.
     [[nodiscard]] std::vector<value> elements(std::size_t most = ~std::size_t{0}) const;
-    /// Calls `f(value)` for each element of an array and of the arrays in it, in order. Throws error for anything else.
+    /// Calls `f(value)` for each element of an array and of the arrays in it, in order. Throws
+    /// error for anything else.
     template <class F>
     void each_leaf(F f) const {
         each([&](value v) {
@@ -88,7 +91,8 @@ private:
 
 /// Appends a string in quotes. Each byte that isn't UTF-8 becomes U+FFFD.
 void append(std::string& out, std::string_view text);
-/// Appends a number that reads back as the same number. NaN and infinity, which JSON lacks, become null.
+/// Appends a number that reads back as the same number. NaN and infinity, which JSON lacks, become
+/// null.
 void append(std::string& out, double x);
 void append(std::string& out, float x);
 template <std::integral T>

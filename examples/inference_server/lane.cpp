@@ -23,8 +23,9 @@ using gpushare::instant;
 constexpr std::uint32_t usual_queue_limit = 64;
 /// So many batches are handed over at once: the next one is there when the device is done with one.
 constexpr std::uint32_t ahead = 2;
-/// Calls of a model that doesn't batch go together, one behind the other, up to so long and so many: who is let onto an SM now and then, as
-/// between the tokens of somebody else's text, would else get no more than `ahead` of them through each time.
+/// Calls of a model that doesn't batch go together, one behind the other, up to so long and so
+/// many: who is let onto an SM now and then, as between the tokens of somebody else's text, would
+/// else get no more than `ahead` of them through each time.
 constexpr gpushare::ns short_together = 10ms;
 constexpr gpushare::ns::rep most_together = 8;
 
@@ -157,7 +158,8 @@ struct lane::batch {
         std::size_t first, end;  // of the requests
         std::uint32_t rows;
         std::vector<tensor> inputs{}, outputs{};
-        std::exception_ptr refused{};  // by the engine: the others of the batch are run all the same
+        // by the engine: the others of the batch are run all the same
+        std::exception_ptr refused{};
     };
     std::shared_ptr<lane> of;
     std::shared_ptr<engine> on;
@@ -171,15 +173,16 @@ struct lane::batch {
     bool starved = false;              // there was no memory to take requests
     std::atomic<bool> entered{false};  // the engine: it may be in any state where that throws
     // Of a model in pieces: a step is a submission, piece after piece of one call after the other.
-    std::shared_ptr<engine> cut{};   // the engine when the batch came; null: it makes one piece
-    std::uint32_t pieces = 1;        // of the engine that runs
-    gpushare::ns longest{};          // of the pieces; each is a submission behind the last one
-    std::atomic<bool> over{false};   // a piece failed, and the next ones have nothing to do
-    std::mutex steps;                // of what follows
-    std::uint32_t next = 1;          // the step that is handed over next
-    std::uint32_t due = 0;           // so many are to be handed over
-    bool handing = true;             // somebody hands one over, and looks for more behind it
-    std::uint32_t open = 1;          // steps that were, or are to be, handed over, and haven't ended
+    std::shared_ptr<engine> cut{};  // the engine when the batch came; null: it makes one piece
+    std::uint32_t pieces = 1;       // of the engine that runs
+    gpushare::ns longest{};         // of the pieces; each is a submission behind the last one
+    std::atomic<bool> over{false};  // a piece failed, and the next ones have nothing to do
+    std::mutex steps;               // of what follows
+    std::uint32_t next = 1;         // the step that is handed over next
+    std::uint32_t due = 0;          // so many are to be handed over
+    bool handing = true;            // somebody hands one over, and looks for more behind it
+    // steps that were, or are to be, handed over, and haven't ended
+    std::uint32_t open = 1;
     gpushare::completion failure{};  // the first
 
     void arrange(std::uint32_t max_rows) {
@@ -213,7 +216,8 @@ struct lane::batch {
     [[nodiscard]] std::size_t all_steps() const noexcept { return pieces > 1 ? calls.size() * pieces : 1; }
     void run_step(std::uint32_t step, place& context) {
         auto& c = calls[step / pieces];
-        if (c.refused || over.load(std::memory_order_relaxed)) return;  // behind the kernel that set it
+        // behind the kernel that set it
+        if (c.refused || over.load(std::memory_order_relaxed)) return;
         const auto began = std::chrono::steady_clock::now();
         entered.store(true, std::memory_order_relaxed);
         try {
@@ -290,7 +294,8 @@ std::size_t lane::at_once() const noexcept {
 void lane::asked(instant now) {
     sleep_.request_began(now);
     if (engine_ == nullptr || sleep_.level() == gpushare::sleep_level::awake) return;
-    came_to(gpushare::sleep_level::awake, now);  // only caches were dropped: they fill up as it runs
+    // only caches were dropped: they fill up as it runs
+    came_to(gpushare::sleep_level::awake, now);
 }
 
 // Under the lock.
@@ -355,7 +360,8 @@ gpushare::submit_options lane::options(bool text, gpushare::priority level) cons
             .stream = settings_.stream};
 }
 
-// The tenant's ceiling for 1, a level below it for 2, and so on; the tenant's own level at the least.
+// The tenant's ceiling for 1, a level below it for 2, and so on; the tenant's own level at the
+// least.
 gpushare::priority lane::level_of(const infer_request& r) const {
     if (r.priority == 0) return gpushare::no_priority;
     const auto spec = tenant_->spec();
@@ -397,8 +403,8 @@ void lane::pump() {
         const std::lock_guard lock(mutex_);
         if (waiting_.empty() || state_ == state::loading) return;
         if (engine_ == nullptr) return load_later();
-        // Pieces of two calls would meet in one engine. Other models take a more urgent request beside a
-        // batch that was handed over at a lower level.
+        // Pieces of two calls would meet in one engine. Other models take a more urgent request
+        // beside a batch that was handed over at a lower level.
         const bool cut = engine_->pieces() > 1;
         if (cut ? batches_ >= 1 : batches_ >= ahead && waiting_.level() <= level_) return;
         next = std::make_shared<batch>();
@@ -433,8 +439,8 @@ std::shared_ptr<engine> lane::loaded_engine() {
     return engine_;
 }
 
-// A step's turn has come. The batch is put together when the first one is let onto the device, so that it has all that
-// came while it waited.
+// A step's turn has come. The batch is put together when the first one is let onto the device, so
+// that it has all that came while it waited.
 void lane::enqueue(const std::shared_ptr<batch>& mine, std::uint32_t step, server_stream& to) {
     if (step == 0) mine->of->take(*mine);
     if (mine->requests.empty()) return;
@@ -476,8 +482,8 @@ void lane::submit(std::shared_ptr<batch> mine) noexcept {
     finish(*mine, how);
 }
 
-// Hands over the steps that are due, in their order: a step may end before its thread is back from here, and the
-// thread that notices leaves the next step to it.
+// Hands over the steps that are due, in their order: a step may end before its thread is back from
+// here, and the thread that notices leaves the next step to it.
 void lane::hand_on(const std::shared_ptr<batch>& mine) noexcept {
     for (;;) {
         std::uint32_t step = 0;
@@ -504,7 +510,8 @@ void lane::hand_on(const std::shared_ptr<batch>& mine) noexcept {
     }
 }
 
-// The next step takes its place, so that one waits while another one runs; the last one to end answers.
+// The next step takes its place, so that one waits while another one runs; the last one to end
+// answers.
 void lane::step_ended(const std::shared_ptr<batch>& mine, const gpushare::completion& how) noexcept {
     bool more = false;
     {
@@ -529,7 +536,8 @@ void lane::take(batch& b) {
         const auto now = tenant_->now();
         b.late = waiting_.take_expired(now);
         b.on = engine_;  // none where it broke meanwhile: then they wait for the next one
-        // The request that raised the batch's level went with another batch. The others go at their own level.
+        // The request that raised the batch's level went with another batch. The others go at their
+        // own level.
         if (b.on != nullptr && waiting_.level() >= b.level) b.requests = waiting_.take_now(now);
     }
     b.starved = false;
@@ -632,7 +640,8 @@ void lane::end(ended what) noexcept {
         if (what.call_took != gpushare::ns{})
             call_takes_ += (what.call_took - call_takes_) / (call_takes_ == gpushare::ns{} ? 1 : 4);
         longest_piece_ = std::max(longest_piece_, what.longest_piece);
-        // The next request gets a new engine: unless that is there already, since another submission of the old one broke as well.
+        // The next request gets a new engine: unless that is there already, since another
+        // submission of the old one broke as well.
         if (what.broken != nullptr && what.broken == engine_ && state_ == state::ready) {
             gone = std::move(engine_);
             beside = std::move(beside_);
@@ -671,7 +680,8 @@ void lane::load_later() {
             if (self->model_.beside != gpushare::bytes{})
                 beside = std::make_unique<gpushare::workspace>(self->tenant_->declare_workspace(self->model_.beside));
             auto& whose = *self->tenant_;
-            std::optional<gpushare::foreign_meter<gpushare::process_memory>> before;  // one load at a time
+            // one load at a time
+            std::optional<gpushare::foreign_meter<gpushare::process_memory>> before;
             if (self->model_.measured) before.emplace(gpushare::process_memory{});
             std::shared_ptr<engine> e =
                 self->model_.load({self->memory_, *self->settings_.chunks, whose.memory().limit(),
@@ -711,7 +721,8 @@ void lane::loaded(std::shared_ptr<engine> e, std::unique_ptr<gpushare::workspace
         }
         loads_ = false;
         idle_.notify_all();
-        over(lost.size() + told.size());  // before they are answered: who has its answer may unload the model
+        // before they are answered: who has its answer may unload the model
+        over(lost.size() + told.size());
     }
     e.reset();
     beside.reset();
@@ -879,7 +890,8 @@ token_stream::~token_stream() {
     if (open_) lane_->close_text();
 }
 
-/// So many tokens of a text, from when they are asked for. The first one of a text may wait for memory.
+/// So many tokens of a text, from when they are asked for. The first one of a text may wait for
+/// memory.
 struct token_stream::piece {
     std::shared_ptr<token_stream> text;
     std::uint32_t most;
@@ -973,7 +985,8 @@ void lane::memory_came() noexcept {
             const std::lock_guard lock(mutex_);
             if (for_memory_.empty()) return;
             closed = state_ == state::closed;
-            late = closed || for_memory_.front()->until <= tenant_->now();  // who came first has waited for longest
+            // who came first has waited for longest
+            late = closed || for_memory_.front()->until <= tenant_->now();
             if (!late && std::exchange(trying_, true)) return;
             first = std::move(for_memory_.front());
             for_memory_.pop_front();
@@ -1031,7 +1044,8 @@ void token_stream::begin(const std::shared_ptr<piece>& p) {
     if (text_ == nullptr && lane_->waits_behind_others(p)) return;
     auto loaded = lane_->loaded_engine();
     if (engine_ != nullptr &&
-        engine_ != loaded)  // nobody knows what state it is in, and another one doesn't know the text
+        // nobody knows what state it is in, and another one doesn't know the text
+        engine_ != loaded)
         throw refused(503, "the model's engine is gone");
     engine_ = std::move(loaded);
     if (engine_ == nullptr)  // loaded first

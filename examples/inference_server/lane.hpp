@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One model of one tenant: its requests wait here, are put into batches, and run as submissions of the tenant. Its weights are there
-// while they are used, and are charged to the tenant.
+// One model of one tenant: its requests wait here, are put into batches, and run as submissions of
+// the tenant. Its weights are there while they are used, and are charged to the tenant.
 //
 //   lane->infer(std::move(request), [](answer a) { ... });         // once, from any thread
 //   auto text = lane->generate(prompt, 32);                        // see token_stream
@@ -75,8 +75,8 @@ using later = std::function<void(std::function<void()>)>;
 [[nodiscard]] refused as_refused(const gpushare::failure& why) noexcept;
 [[nodiscard]] refused as_refused(const std::exception_ptr& why) noexcept;
 
-/// A text that is being continued, in pieces that its reader asks for. So who reads slowly is waited for, and takes neither memory nor
-/// device time meanwhile. One call of more() at a time.
+/// A text that is being continued, in pieces that its reader asks for. So who reads slowly is
+/// waited for, and takes neither memory nor device time meanwhile. One call of more() at a time.
 class token_stream : public std::enable_shared_from_this<token_stream> {
 public:
     using end = token_end;  ///< how a piece ended
@@ -86,9 +86,11 @@ public:
     token_stream& operator=(const token_stream&) = delete;
     ~token_stream();
 
-    /// Makes up to `most` tokens as one submission. `on_token` is called for each as it comes, and answers whether its reader is still
-    /// there; `on_end` once. Both from any thread; on_end mustn't throw, and where on_token does the text is over. A text that is over gives an error. One that begins waits until
-    /// there is memory for it. Throws std::bad_alloc where the host has none for what it was given; then neither is called.
+    /// Makes up to `most` tokens as one submission. `on_token` is called for each as it comes, and
+    /// answers whether its reader is still there; `on_end` once. Both from any thread; on_end
+    /// mustn't throw, and where on_token does the text is over. A text that is over gives an error.
+    /// One that begins waits until there is memory for it. Throws std::bad_alloc where the host has
+    /// none for what it was given; then neither is called.
     void more(std::uint32_t most, std::function<bool(std::string)> on_token, std::function<void(end)> on_end);
 
 private:
@@ -118,38 +120,44 @@ public:
         server_node* node = nullptr;
         cache_chunks* chunks = nullptr;  ///< of the device
         std::shared_ptr<scratch> room;   ///< of the tenant
-        /// A request's time is over then, unless it is answered before: refuse_late() is to be called.
+        /// A request's time is over then, unless it is answered before: refuse_late() is to be
+        /// called.
         std::function<void(gpushare::instant)> on_deadline = [](gpushare::instant) {};
-        /// How often memory for caches came free, in all lanes. A lane that waits for memory looks at this count.
+        /// How often memory for caches came free, in all lanes. A lane that waits for memory looks
+        /// at this count.
         std::shared_ptr<std::atomic<std::uint64_t>> freed = std::make_shared<std::atomic<std::uint64_t>>(0);
         std::function<void()> on_freed = [] {};              ///< makes the other lanes look
         gpushare::ns text_waits = std::chrono::seconds(30);  ///< for memory, at most
-        std::shared_ptr<tenant_calls> calls{};  ///< of the tenant; null: who drives the device makes its calls
+        /// of the tenant; null: who drives the device makes its calls
+        std::shared_ptr<tenant_calls> calls{};
     };
     lane(std::shared_ptr<tenant> whose, std::shared_ptr<const model_source> model, std::shared_ptr<account> account,
          settings s);
 
     /// Queues a request, whose inputs were checked. Refuses at once where too many wait.
     void infer(infer_request r, on_answer reply);
-    /// A text of at most so many tokens. Throws refused, 429, where too many are being continued: as many as may wait, and those that
-    /// are handed over.
+    /// A text of at most so many tokens. Throws refused, 429, where too many are being continued:
+    /// as many as may wait, and those that are handed over.
     std::shared_ptr<token_stream> generate(std::string prompt, std::uint32_t most_tokens);
-    /// Calls back when the model is loaded, or why it isn't: at once, too, where too many wait for it.
+    /// Calls back when the model is loaded, or why it isn't: at once, too, where too many wait for
+    /// it.
     void load(std::function<void(const refused*)> done);
-    /// There may be memory for texts that wait for some: the first of them tries. Those that have waited too long are refused.
+    /// There may be memory for texts that wait for some: the first of them tries. Those that have
+    /// waited too long are refused.
     void memory_came() noexcept;
-    /// Refuses the requests that wait and whose time is over. When it is to be called again; `never`: nothing is waiting for that.
-    /// Throws std::bad_alloc where the host has no memory; then they wait on.
+    /// Refuses the requests that wait and whose time is over. When it is to be called again;
+    /// `never`: nothing is waiting for that. Throws std::bad_alloc where the host has no memory;
+    /// then they wait on.
     gpushare::instant refuse_late();
     /// Tries again what the host's memory didn't suffice for, and memory_came(). Once a second.
     void look_again() noexcept;
-    /// Takes the weights away; the next request loads them again. False while requests wait or run, or a text isn't over. Requests
-    /// that are being answered don't count.
+    /// Takes the weights away; the next request loads them again. False while requests wait or run,
+    /// or a text isn't over. Requests that are being answered don't count.
     bool unload();
     /// Goes to sleep, as deep as it is time for. Whether it sleeps as deep as it goes.
     bool let_sleep();
-    /// Refuses all that waits and comes, and waits until nothing runs; the weights are given back. False at the
-    /// deadline, or when `hurry` is requested.
+    /// Refuses all that waits and comes, and waits until nothing runs; the weights are given back.
+    /// False at the deadline, or when `hurry` is requested.
     bool close(gpushare::instant deadline, const std::stop_token& hurry = {});
     /// Waits until the lane isn't busy. False at the deadline, or when `hurry` is requested.
     bool wait_idle(gpushare::instant deadline, const std::stop_token& hurry = {});
@@ -181,8 +189,10 @@ private:
         gpushare::ns call_took{};      ///< each call of the engine; 0: not known
         gpushare::ns longest_piece{};  ///< of a call
         bool batch = false, text = false;
-        std::shared_ptr<engine> broken{};  ///< the engine that it ran on, where that may be in any state
-        bool starved = false;              ///< there was no memory for a batch: what waits is looked at again later
+        /// the engine that it ran on, where that may be in any state
+        std::shared_ptr<engine> broken{};
+        /// there was no memory for a batch: what waits is looked at again later
+        bool starved = false;
         gpushare::priority level = gpushare::no_priority;
     };
 
@@ -240,14 +250,18 @@ private:
     std::shared_ptr<engine> engine_;
     std::unique_ptr<gpushare::workspace> beside_;
     gpushare::batch_queue<request> waiting_;
-    std::uint32_t submitted_ = 0, batches_ = 0;  // that aren't over: of all, and those that aren't pieces of text
-    gpushare::priority level_ = gpushare::no_priority;  // the highest of those batches, until one of it ends
-    std::size_t texts_ = 0;                             // that are being continued
-    std::deque<piece> for_memory_;                      // first ones of texts, first come first served
-    bool trying_ = false;                               // the first of them is on the device
-    bool loads_ = false;                                // a load hasn't ended: also where `state_` is closed
-    gpushare::ns call_takes_{};                         // smoothed; 0: not known
-    gpushare::ns longest_piece_{};                      // since the last load
+    // that aren't over: of all, and those that aren't pieces of text
+    std::uint32_t submitted_ = 0, batches_ = 0;
+    // the highest of those batches, until one of it ends
+    gpushare::priority level_ = gpushare::no_priority;
+    std::size_t texts_ = 0;  // that are being continued
+    // first ones of texts, first come first served
+    std::deque<piece> for_memory_;
+    bool trying_ = false;  // the first of them is on the device
+    // a load hasn't ended: also where `state_` is closed
+    bool loads_ = false;
+    gpushare::ns call_takes_{};     // smoothed; 0: not known
+    gpushare::ns longest_piece_{};  // since the last load
     gpushare::sleep_levels sleep_;
 };
 

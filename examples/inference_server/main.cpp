@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Puts the parts together: a service, and the protocols that it is reached by. SIGHUP reads the file of tenants again; SIGTERM and SIGINT
-// answer what was asked and end, with status 3 where an engine's call doesn't; a second one waits for nothing.
+// Puts the parts together: a service, and the protocols that it is reached by. SIGHUP reads the
+// file of tenants again; SIGTERM and SIGINT answer what was asked and end, with status 3 where an
+// engine's call doesn't; a second one waits for nothing.
 #include <pthread.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -233,7 +234,8 @@ void run(const options& o) {
     std::fflush(stdout);
     for (int signal = SIGHUP; signal == SIGHUP;) {
         if (::sigwait(&signals, &signal) != 0) break;
-        if (signal == SIGHUP) s.reload_soon([](std::string_view) {});  // a TERM that comes meanwhile isn't kept waiting
+        // a TERM that comes meanwhile isn't kept waiting
+        if (signal == SIGHUP) s.reload_soon([](std::string_view) {});
     }
     const std::stop_source second;  // signal: waits for nobody
     const auto until = gpushare::saturating_add(s.now(), gpushare::ns{o.drain});

@@ -214,7 +214,8 @@ private:
     std::vector<std::vector<std::byte>> bytes_;
 };
 
-/// Where to cut, by measurements as submissions of the tenant. The plan fits the graph whose extents are open, too.
+/// Where to cut, by measurements as submissions of the tenant. The plan fits the graph whose
+/// extents are open, too.
 split_plan measured_plan(const prepared& p, const model_setting& s, const onnx_engine& by, tenant& whose) {
     (void)whose.try_wake();  // if it is asleep, or nothing of its is let in
     const auto runner = by.make(true);
@@ -269,7 +270,8 @@ public:
         if (piece == 0) begin(inputs);
         try {
             runner_->run(piece, values_.inputs(piece), values_.outputs(piece));
-        } catch (const model_error& e) {  // its sessions are as they were: only this request can't be computed
+        } catch (const model_error& e) {
+            // its sessions are as they were: only this request can't be computed
             throw refused(400, "model '" + info_.name + "': " + e.what());
         }
         if (piece + 1 == pieces()) end(outputs);

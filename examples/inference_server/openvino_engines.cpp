@@ -19,8 +19,8 @@ namespace inference_server {
 
 namespace {
 
-/// First member of an engine, so that it goes last: what was freed is given back to the system, or the next load would find it and
-/// be measured as smaller than it is.
+/// First member of an engine, so that it goes last: what was freed is given back to the system, or
+/// the next load would find it and be measured as smaller than it is.
 struct gives_back {
     gives_back() = default;
     gives_back(const gives_back&) = delete;

@@ -12,7 +12,8 @@
 
 namespace inference_server {
 
-/// `gemma_terms_accepted`: with Gemma, whose weights are under Google's terms, https://ai.google.dev/gemma/terms.
+/// `gemma_terms_accepted`: with Gemma, whose weights are under Google's terms,
+/// https://ai.google.dev/gemma/terms.
 [[nodiscard]] std::vector<model_source> openvino_models(bool gemma_terms_accepted);
 
 }  // namespace inference_server

@@ -268,7 +268,8 @@ void check_inputs(const model_info& m, const infer_request& r) {
         if (std::ranges::find(m.outputs, o.name, &tensor_info::name) == m.outputs.end())
             fail("it has no output '" + o.name + "'");
     if (r.inputs.size() != m.inputs.size()) fail("it has " + std::to_string(m.inputs.size()) + " inputs");
-    std::optional<std::int64_t> batch;  // of the first that was looked at: the others may have no extents at all
+    // of the first that was looked at: the others may have no extents at all
+    std::optional<std::int64_t> batch;
     for (const auto& info : m.inputs) {
         const auto t = std::ranges::find(r.inputs, info.name, &tensor::name);
         if (t == r.inputs.end()) fail("it has an input '" + info.name + "'");

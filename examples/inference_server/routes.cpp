@@ -18,7 +18,8 @@ int hex(char c) noexcept {
     return -1;
 }
 
-/// One part between slashes. It is decoded once, so nothing that is encoded twice turns into something else later.
+/// One part between slashes. It is decoded once, so nothing that is encoded twice turns into
+/// something else later.
 std::string decoded(std::string_view part) {
     std::string out;
     for (std::size_t i = 0; i < part.size(); ++i) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The node whose device the server's tenants share: the host's, or CUDA's where
-// INFERENCE_SERVER_ON_CUDA is defined. The rest of the server uses the names of this header alone, so
-// the server's code compiles for either node. A program has one of the two.
+// INFERENCE_SERVER_ON_CUDA is defined. The rest of the server uses the names of this header alone,
+// so the server's code compiles for either node. A program has one of the two.
 //
 //   void run(std::span<const tensor> inputs, std::vector<tensor>& outputs, place& on) override;
 //

@@ -131,7 +131,8 @@ service::caller service::authenticate(std::string_view key) {
     return ring->entries[*found].who;
 }
 
-// Before anything waits for the work of tenants that are gone: a key that was taken away opens nothing meanwhile.
+// Before anything waits for the work of tenants that are gone: a key that was taken away opens
+// nothing meanwhile.
 void service::revoke_gone(const tenants_file& next) const {
     const auto ring = keys();
     for (std::size_t i = 0; i < ring->entries.size(); ++i)
@@ -311,8 +312,8 @@ void service::answer_all(const std::vector<on_reload>& asked, std::string_view w
         }
 }
 
-// The work of each second, and reloads. It has a thread of its own. So a long load doesn't delay bills and tenants, and
-// a reload that waits for a tenant's work doesn't delay a load.
+// The work of each second, and reloads. It has a thread of its own. So a long load doesn't delay
+// bills and tenants, and a reload that waits for a tenant's work doesn't delay a load.
 void service::keep_house(const std::stop_token& stop) {
     for (unsigned round = 0;;) {
         std::unique_lock lock(reloads_mutex_);
@@ -338,7 +339,8 @@ void service::keep_house(const std::stop_token& stop) {
             let_idle_go();
             if (asked.empty() && ++round % 5 == 0) {
                 for (const auto& t : tenants_.all()) t->pardon();  // a quarantine is short
-                (void)::malloc_trim(0);  // what thousands of connections had, it keeps for itself otherwise
+                // what thousands of connections had, it keeps for itself otherwise
+                (void)::malloc_trim(0);
             }
         } catch (const std::exception& e) {
             tell(e.what());
@@ -355,8 +357,9 @@ void service::expect_late(gpushare::instant when) noexcept {
     late_comes_.notify_one();
 }
 
-// A request that waits behind a long call, or for a model that loads, is answered at its deadline and not at the end of
-// that call or load. This has a thread of its own, because house-keeping may take seconds.
+// A request that waits behind a long call, or for a model that loads, is answered at its deadline
+// and not at the end of that call or load. This has a thread of its own, because house-keeping may
+// take seconds.
 void service::tell_late(const std::stop_token& stop) {
     while (!stop.stop_requested()) {
         {
@@ -416,7 +419,8 @@ std::string service::reload() {
         apply(parse_tenants(text, options_.tenants));
         const std::lock_guard lock(mutex_);
         why = wrong_;
-    } catch (const std::bad_alloc&) {  // it isn't the file that is bad: it is read again a second later
+    } catch (const std::bad_alloc&) {
+        // it isn't the file that is bad: it is read again a second later
         saw({});
         throw;
     } catch (const unreadable& e) {  // nor here: for want of a descriptor, as a rule
@@ -438,7 +442,8 @@ void service::reload_soon(on_reload done) {
 }
 
 void service::close_all(const std::vector<std::shared_ptr<lane>>& lanes, instant deadline) {
-    for (const auto& l : lanes) l->close(now());  // what waits is refused at once, and not behind another lane's work
+    // what waits is refused at once, and not behind another lane's work
+    for (const auto& l : lanes) l->close(now());
     for (const auto& l : lanes) l->close(deadline);
     const std::lock_guard lock(mutex_);
     std::erase_if(outlasting_, [](const auto& weak) {
@@ -447,8 +452,8 @@ void service::close_all(const std::vector<std::shared_ptr<lane>>& lanes, instant
     });
 }
 
-// Under the mutex, for lanes that leave their row. They are in outlasting_ from then on: an end that comes while they
-// close waits for them, too, and names them.
+// Under the mutex, for lanes that leave their row. They are in outlasting_ from then on: an end
+// that comes while they close waits for them, too, and names them.
 void service::make_room(std::vector<std::shared_ptr<lane>>& leaving, std::size_t more) {
     outlasting_.reserve(outlasting_.size() + more);
     leaving.reserve(leaving.size() + more);
@@ -551,7 +556,8 @@ void service::apply(tenants_file next) {
     std::string why;
     for (const auto& o : tenants_.apply(specs, deadline))
         if (o.what == gpushare::directory_outcome::kind::refused) why += o.why + "; ";
-    bill(gone);  // the last of theirs, and where the new ones begin: before anybody can ask anything of these
+    // the last of theirs, and where the new ones begin: before anybody can ask anything of these
+    bill(gone);
     {
         const std::lock_guard lock(mutex_);
         for (auto& t : tenants_.all()) rows_[t->name()].who = t;
@@ -567,7 +573,8 @@ void service::apply(tenants_file next) {
 
 namespace {
 
-/// The time of day runs a little faster or slower than the steady clock that says how long a line is.
+/// The time of day runs a little faster or slower than the steady clock that says how long a line
+/// is.
 constexpr gpushare::ns clocks_differ{10'000'000};
 
 /// The same amounts in fewer lines: one for each span of a tenant's without a gap.
@@ -589,8 +596,8 @@ void sum_by_tenant(std::vector<gpushare::usage_line>& lines) {
 
 }  // namespace
 
-// At the gate each launch is timed by itself. The limiter's account has a call from its begin to its
-// end, with the time in which its thread was held or computed.
+// At the gate each launch is timed by itself. The limiter's account has a call from its begin to
+// its end, with the time in which its thread was held or computed.
 gpushare::tenant_usage service::usage_of(tenant& t) const {
     auto usage = t.usage();
     if (const auto calls = calls_of(t)) usage.device_time = calls->device_time();
@@ -615,7 +622,8 @@ std::shared_ptr<tenant_calls> service::calls_of(const tenant& t) const {
 void service::bill(const std::vector<std::shared_ptr<tenant>>& gone) {
     const std::lock_guard billing(billing_);
     const auto time = std::chrono::time_point_cast<gpushare::ns>(std::chrono::system_clock::now());
-    const auto passing = gpushare::host::steady_clock{}.now();  // bills memory, also while the time of day is set
+    // bills memory, also while the time of day is set
+    const auto passing = gpushare::host::steady_clock{}.now();
     const auto read = [&](tenant& t) {
         auto r = gpushare::reading_of(usage_of(t));
         const std::lock_guard lock(mutex_);
@@ -660,8 +668,8 @@ void service::tell_forced() const {
     tell(text);
 }
 
-// Engines and tenants are called under no lock, since their callbacks, of any tenant, may take it. A request for a
-// tenant meanwhile wakes the tenant.
+// Engines and tenants are called under no lock, since their callbacks, of any tenant, may take it.
+// A request for a tenant meanwhile wakes the tenant.
 void service::let_idle_go() {
     struct candidate {
         std::shared_ptr<tenant> who;
@@ -687,7 +695,8 @@ void service::let_idle_go() {
         };
         if (was_asleep(idle) || !idle) continue;
         if (c.room != nullptr) (void)c.room->trim();
-        // Its pools and caches go as well. Allocations are refused, so the lane knows that it has to wake the tenant.
+        // Its pools and caches go as well. Allocations are refused, so the lane knows that it has
+        // to wake the tenant.
         if (!c.who->sleep(now(), {}, gpushare::while_asleep::refuse)) (void)was_asleep(false);
     }
 }

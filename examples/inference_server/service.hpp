@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The server without its protocols: tenants from a file that is read again when it changes, their models, what they are billed. The
-// protocols' shells call it from their threads, and are called back.
+// The server without its protocols: tenants from a file that is read again when it changes, their
+// models, what they are billed. The protocols' shells call it from their threads, and are called
+// back.
 //
 //   service s{{.tenants = "tenants.conf", .journal = "usage"}, {tiny_mlp(), tiny_letters()}};
 //   const auto who = s.authenticate(key);                                     // throws refused
@@ -41,21 +42,27 @@ struct service_options {
     std::string journal{};  ///< of what is used; empty: none
     node_options node = usual_node();
     std::chrono::milliseconds idle_after{
-        60'000};  ///< weights of a model that nobody asked for so long are given back; its caches after a quarter
-    std::chrono::milliseconds wake_within{0};  ///< but not of one that is known to take longer to load; 0: however long
-    std::chrono::milliseconds closes_within{5'000};  ///< at most, work of a tenant or a model that a reload removes
-    std::chrono::milliseconds text_waits{30'000};    ///< at most, for memory of its cache
-    /// Makes a model of a tenant's, by its words in the file of tenants, as onnx_models.hpp does. Checks what can be checked before
-    /// somebody asks for it, and throws what an engine's or a model's error is. Empty: built without.
+        /// weights of a model that nobody asked for so long are given back; its caches after a
+        /// quarter
+        60'000};
+    /// but not of one that is known to take longer to load; 0: however long
+    std::chrono::milliseconds wake_within{0};
+    /// at most, work of a tenant or a model that a reload removes
+    std::chrono::milliseconds closes_within{5'000};
+    std::chrono::milliseconds text_waits{30'000};  ///< at most, for memory of its cache
+    /// Makes a model of a tenant's, by its words in the file of tenants, as onnx_models.hpp does.
+    /// Checks what can be checked before somebody asks for it, and throws what an engine's or a
+    /// model's error is. Empty: built without.
     std::function<model_source(const model_setting&, const std::string& path)> model_of{};
-    std::size_t kept_lines =
-        10'000;                ///< of the journal, where it can't be written; beyond that they are summed by tenant
+    /// of the journal, where it can't be written; beyond that they are summed by tenant
+    std::size_t kept_lines = 10'000;
     call_gate_options gate{};  ///< on CUDA: how launches are held
 };
 
 class service {
 public:
-    /// The client of a request. Like all that a service hands out, it must be gone before the service.
+    /// The client of a request. Like all that a service hands out, it must be gone before the
+    /// service.
     struct caller {
         std::shared_ptr<tenant> who{};
         std::shared_ptr<account> counts{};
@@ -65,13 +72,14 @@ public:
         }
     };
 
-    /// Throws std::runtime_error, or gpushare::error, where the file of tenants can't be read or a tenant not be admitted;
-    /// model_setting_error where one of its models can't be served.
+    /// Throws std::runtime_error, or gpushare::error, where the file of tenants can't be read or a
+    /// tenant not be admitted; model_setting_error where one of its models can't be served.
     service(service_options o, std::vector<model_source> models);
     service(const service&) = delete;
     service& operator=(const service&) = delete;
-    /// Waits until calls and loads have ended, however long they take: nothing can end an engine's thread, and the
-    /// memory that it uses must stay. A program that can't wait asks stop() first, and then ends by leave().
+    /// Waits until calls and loads have ended, however long they take: nothing can end an engine's
+    /// thread, and the memory that it uses must stay. A program that can't wait asks stop() first,
+    /// and then ends by leave().
     ~service();
 
     /// Throws refused: 401. Takes as long however many keys there are, and waits for nobody.
@@ -94,27 +102,29 @@ public:
     };
     [[nodiscard]] std::vector<index_entry> index(const caller& c);
 
-    /// Whether it takes requests: the device is there, no protocol is shut, and it isn't told to drain.
+    /// Whether it takes requests: the device is there, no protocol is shut, and it isn't told to
+    /// drain.
     [[nodiscard]] bool ready() const;
     /// A protocol takes no connections for a while, or takes them again.
     void shut(bool is) noexcept { shut_.fetch_add(is ? 1 : -1, std::memory_order_relaxed); }
-    /// Takes no new requests, and waits until those that are there have been answered. False at the deadline, or
-    /// when `hurry` is requested.
+    /// Takes no new requests, and waits until those that are there have been answered. False at the
+    /// deadline, or when `hurry` is requested.
     bool drain(gpushare::instant deadline, const std::stop_token& hurry = {});
     /// A call, a text's piece or a load that hasn't ended.
     struct running {
         std::string tenant, model;
     };
-    /// Takes no new requests, refuses those that wait, waits until calls and loads have ended, and writes the last
-    /// bills. Returns the calls and loads that still run at the deadline, or when `hurry` is requested. The service goes
-    /// on with these alone, and bills them when a later call, or the destructor, has waited for them; it doesn't bill
-    /// calls of a tenant that a reload has removed.
+    /// Takes no new requests, refuses those that wait, waits until calls and loads have ended, and
+    /// writes the last bills. Returns the calls and loads that still run at the deadline, or when
+    /// `hurry` is requested. The service goes on with these alone, and bills them when a later
+    /// call, or the destructor, has waited for them; it doesn't bill calls of a tenant that a
+    /// reload has removed.
     [[nodiscard]] std::vector<running> stop(gpushare::instant deadline, const std::stop_token& hurry = {});
 
     /// The tenant's usage so far, with the device time that it is billed.
     [[nodiscard]] gpushare::tenant_usage usage_of(tenant& t) const;
-    /// How long the tenant's launches took. A launch that fills a tenth of the device counts in full
-    /// here, and a tenth of it is billed. Without a gate, the time that is billed.
+    /// How long the tenant's launches took. A launch that fills a tenth of the device counts in
+    /// full here, and a tenth of it is billed. Without a gate, the time that is billed.
     [[nodiscard]] gpushare::ns launch_time_of(tenant& t) const;
     /// Whether launches pass a gate, and how many threads are held there in the middle of a call.
     [[nodiscard]] bool gates_launches() const noexcept { return gate_ != nullptr; }
@@ -125,14 +135,16 @@ public:
     [[nodiscard]] std::string status_json();
     /// The timeline of all work, for Perfetto, recorded from the first call on.
     [[nodiscard]] std::string timeline_json();
-    /// Reads the file of tenants again, now. Returns the error, or an empty text. May wait for the work of tenants that are
-    /// gone, for some seconds. A file that can't be read, or is invalid in any line, changes nothing. Throws
-    /// std::bad_alloc if the host has no memory; the file is read again a second later.
+    /// Reads the file of tenants again, now. Returns the error, or an empty text. May wait for the
+    /// work of tenants that are gone, for some seconds. A file that can't be read, or is invalid in
+    /// any line, changes nothing. Throws std::bad_alloc if the host has no memory; the file is read
+    /// again a second later.
     std::string reload();
     /// Gets the error, as reload() returns it. Exceptions are dropped.
     using on_reload = std::function<void(std::string_view)>;
-    /// The same by another thread, which waits while the file is being written, and then calls back, once: at the end of the service, too, and where the host has no memory.
-    /// Throws std::bad_alloc; then it isn't called.
+    /// The same by another thread, which waits while the file is being written, and then calls
+    /// back, once: at the end of the service, too, and where the host has no memory. Throws
+    /// std::bad_alloc; then it isn't called.
     void reload_soon(on_reload done);
     [[nodiscard]] gpushare::instant now() const { return shared_.now(); }
     [[nodiscard]] server_node& node() noexcept { return node_; }
@@ -147,7 +159,8 @@ private:
     using own_models = std::vector<std::shared_ptr<const own_model>>;
 
     struct tenant_row {
-        std::shared_ptr<account> counts = std::make_shared<account>();  // stays when the tenant goes and comes back
+        // stays when the tenant goes and comes back
+        std::shared_ptr<account> counts = std::make_shared<account>();
         // The rest is of the tenant that is there now; of none while it is being closed.
         std::shared_ptr<tenant> who;
         std::shared_ptr<scratch> room;
@@ -217,14 +230,17 @@ private:
 
     mutable std::mutex mutex_;
     std::map<std::string, tenant_row, std::less<>> rows_;
-    std::vector<std::weak_ptr<lane>> outlasting_;  // in no row any more, though work of theirs may run on
-    std::string wrong_;                            // with the file, the last time
-    std::atomic<bool> draining_{false};            // set under mutex_; strangers may ask without
-    file_look seen_{}, changed_{};   // of the file of tenants: as it was read, and as it was found otherwise
+    // in no row any more, though work of theirs may run on
+    std::vector<std::weak_ptr<lane>> outlasting_;
+    std::string wrong_;                  // with the file, the last time
+    std::atomic<bool> draining_{false};  // set under mutex_; strangers may ask without
+    // of the file of tenants: as it was read, and as it was found otherwise
+    file_look seen_{}, changed_{};
     std::size_t lines_waiting_ = 0;  // for the journal
     std::atomic<int> shut_{0};       // protocols; relaxed: a count
 
-    mutable std::mutex keys_mutex_;  // of the pointer alone: never held while somebody's key is looked up
+    // of the pointer alone: never held while somebody's key is looked up
+    mutable std::mutex keys_mutex_;
     std::shared_ptr<const key_ring> keys_ = std::make_shared<const key_ring>();
 
     std::mutex reloading_;  // one file at a time
@@ -247,8 +263,8 @@ private:
 
 /// The exit status of a process that ends beside calls that still run.
 constexpr int exit_beside_calls = 3;
-/// Says on standard error what still runs, and ends the process with exit_beside_calls, without any destructor: those
-/// would take from the calls what they use.
+/// Says on standard error what still runs, and ends the process with exit_beside_calls, without any
+/// destructor: those would take from the calls what they use.
 [[noreturn]] void leave(const std::vector<service::running>& beside) noexcept;
 
 }  // namespace inference_server

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What operators see of the service: metrics for Prometheus, the numbers of the status page, a timeline.
+// What operators see of the service: metrics for Prometheus, the numbers of the status page, a
+// timeline.
 #include <array>
 #include <cmath>
 #include <string>
@@ -18,7 +19,8 @@ double bucket_end(std::size_t i) { return std::ldexp(1e-6, static_cast<int>(i));
 
 double seconds(gpushare::ns t) { return static_cast<double>(t.count()) * 1e-9; }
 
-/// A model on the status page: {"name": ..., "state": ..., "predicted_wake_ms": ..., "last_wake_ms": ...}
+/// A model on the status page: {"name": ..., "state": ..., "predicted_wake_ms": ...,
+/// "last_wake_ms": ...}
 std::string model_json(const lane& l) {
     using enum gpushare::sleep_level;
     const auto s = l.sleep();

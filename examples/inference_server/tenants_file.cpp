@@ -31,7 +31,8 @@ bool same(std::string_view a, std::string_view b) noexcept {
     return differ == 0;
 }
 
-/// Where keys begin to be hashed: by chance, so that nobody outside knows which hashes are near each other.
+/// Where keys begin to be hashed: by chance, so that nobody outside knows which hashes are near
+/// each other.
 std::uint64_t seed() {
     static const std::uint64_t drawn = [] {
         std::random_device any;
@@ -40,8 +41,8 @@ std::uint64_t seed() {
     return drawn;
 }
 
-/// An API key may have slipped in among the words of the file, and errors go to logs and to answers: what is said has the name of a setting and
-/// the line, and no other word.
+/// An API key may have slipped in among the words of the file, and errors go to logs and to
+/// answers: what is said has the name of a setting and the line, and no other word.
 [[noreturn]] void fail_without_words(const gpushare::specification_error& e) {
     using kind = gpushare::specification_error::kind;
     if (e.why() == kind::unknown_key) {
@@ -195,7 +196,8 @@ tenants_file parse_tenants(std::string_view text, std::string_view file) {
     const auto blank_out = [](std::string& rest, std::size_t at, std::size_t size) {
         std::fill_n(rest.begin() + static_cast<std::ptrdiff_t>(at), size, ' ');
     };
-    std::string rest(text), tenant;  // the keys are blanked out of `rest`, so that lines are counted as in the file
+    // the keys are blanked out of `rest`, so that lines are counted as in the file
+    std::string rest(text), tenant;
     for (std::size_t at = 0; (at = text.find_first_not_of(blanks, at)) != std::string_view::npos;) {
         if (text[at] == '#') {
             at = std::min(text.find('\n', at), text.size());

@@ -59,9 +59,10 @@ struct model_setting {
     std::string tenant{}, path{}, name{};
     gpushare::ns cut_to{};                                      ///< 0: it isn't cut
     std::map<std::string, std::vector<std::int64_t>> shapes{};  ///< of inputs, to measure with
-    std::uint32_t batch = 0;                                    ///< rows; 0: the model has no batches
-    std::string engine{};                                       ///< empty: any
-    std::size_t line = 0;                                       ///< of its path
+    /// rows; 0: the model has no batches
+    std::uint32_t batch = 0;
+    std::string engine{};  ///< empty: any
+    std::size_t line = 0;  ///< of its path
 
     /// Whether the same is asked for, on whatever line.
     [[nodiscard]] bool same_as(const model_setting& o) const noexcept {
@@ -70,8 +71,8 @@ struct model_setting {
     }
 };
 
-/// A model of the file can't be served: because of its words, or of what they lead to. The text begins
-/// with the place, as `tenants.conf:3: cut_to: `, and quotes no value.
+/// A model of the file can't be served: because of its words, or of what they lead to. The text
+/// begins with the place, as `tenants.conf:3: cut_to: `, and quotes no value.
 class model_setting_error final : public std::runtime_error {
 public:
     model_setting_error(std::string_view file, std::size_t line, std::string_view setting, std::string_view why)
@@ -105,9 +106,10 @@ struct tenants_file {
     }
 };
 
-/// Throws gpushare::specification_error, and model_setting_error, whose text calls the file `file`. A key has 8 to 256 characters and belongs to one tenant,
-/// whose name is before it: on its line, or above where the line is indented. The error's text has no
-/// word of the file except names of settings, since a key may have slipped in elsewhere.
+/// Throws gpushare::specification_error, and model_setting_error, whose text calls the file `file`.
+/// A key has 8 to 256 characters and belongs to one tenant, whose name is before it: on its line,
+/// or above where the line is indented. The error's text has no word of the file except names of
+/// settings, since a key may have slipped in elsewhere.
 [[nodiscard]] tenants_file parse_tenants(std::string_view text, std::string_view file = "tenants");
 
 }  // namespace inference_server

@@ -34,7 +34,8 @@ constexpr std::array<type_row, 14> types{{{"BOOL", 1},
                                           {"BYTES", 0}}};
 constexpr std::uint64_t most_elements = std::uint64_t{1} << 32;
 
-/// Calls `f` with a value of the C++ type that a JSON number is read as. BOOL and BYTES aren't numbers.
+/// Calls `f` with a value of the C++ type that a JSON number is read as. BOOL and BYTES aren't
+/// numbers.
 template <class F>
 void with_type(datatype t, F f) {
     switch (t) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors as the open inference protocol (KServe v2) has them, in both of its forms: the elements' bytes one after the other, or
-// JSON. Elements of type BYTES are texts of any length, each behind its size in four bytes.
+// Tensors as the open inference protocol (KServe v2) has them, in both of its forms: the elements'
+// bytes one after the other, or JSON. Elements of type BYTES are texts of any length, each behind
+// its size in four bytes.
 #pragma once
 
 #include <cstddef>
@@ -67,11 +68,13 @@ private:
 /// How many elements; none for a negative extent, or more than 2^32.
 [[nodiscard]] std::optional<std::uint64_t> elements_of(std::span<const std::int64_t> shape) noexcept;
 
-/// Takes `data` as the binary form. Throws json::error if it isn't that of the tensor's type and shape.
+/// Takes `data` as the binary form. Throws json::error if it isn't that of the tensor's type and
+/// shape.
 void set_binary(tensor& t, std::span<const std::byte> data);
 /// The same of JSON: an array, flat or nested.
 void set_json(tensor& t, json::value data);
-/// Appends its elements as a flat array. Texts that aren't UTF-8 can't be said: what isn't becomes U+FFFD.
+/// Appends its elements as a flat array. Texts that aren't UTF-8 can't be said: what isn't becomes
+/// U+FFFD.
 void append_json(std::string& out, const tensor& t);
 
 }  // namespace inference_server

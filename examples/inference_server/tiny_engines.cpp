@@ -59,8 +59,8 @@ private:
     weights first_, second_;
 };
 
-/// A recurrent network that knows 26 letters and the blank. Beside its state it looks at all states that it was in (attention), which are in pages of
-/// its tenant's.
+/// A recurrent network that knows 26 letters and the blank. Beside its state it looks at all states
+/// that it was in (attention), which are in pages of its tenant's.
 class letters final : public engine {
 public:
     explicit letters(const surroundings& at)

@@ -7,12 +7,12 @@
 //   {"inputs":  [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}],
 //    "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 2]}], "max_batch_size": 8}
 //
-// Without max_batch_size, or with 0, a request is a call. On the host a model computes on one thread:
-// the block of the device that the call runs on. Libtorch allocates weights by itself there, so the
-// server measures what a load takes and charges it. On CUDA a tenant's models share a torch_scope:
-// weights, inputs and all that a call allocates lie in the tenant's memory, but for the host's pinned
-// copies of inputs and outputs. A call that has no room there is refused with 507 and the tenant's
-// figures.
+// Without max_batch_size, or with 0, a request is a call. On the host a model computes on one
+// thread: the block of the device that the call runs on. Libtorch allocates weights by itself
+// there, so the server measures what a load takes and charges it. On CUDA a tenant's models share a
+// torch_scope: weights, inputs and all that a call allocates lie in the tenant's memory, but for
+// the host's pinned copies of inputs and outputs. A call that has no room there is refused with 507
+// and the tenant's figures.
 //
 // A package is machine code: serve none that you don't trust. It is for one kind of device, which
 // docs/serving.md says how to compile it for. torch_package.hpp has what a package must keep to.

@@ -48,9 +48,9 @@ public:
     torch_package& operator=(torch_package&&) noexcept;
     ~torch_package();
 
-    /// Enqueues the model's work on `stream`, a cudaStream_t, without a wait. On the host the stream
-    /// is null, and the work is over. Throws package_failed, as for an input of another shape or
-    /// type than the model was compiled for.
+    /// Enqueues the model's work on `stream`, a cudaStream_t, without a wait. On the host the
+    /// stream is null, and the work is over. Throws package_failed, as for an input of another
+    /// shape or type than the model was compiled for.
     [[nodiscard]] std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs, void* stream);
 
 private:

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A transformer's block over two ranks (Megatron-LM's split): each has half of the heads and half of the hidden layer, and after each
-// part an all-reduce sums what both brought. Here the sum, the residual and the norm are one pass over memory.
+// A transformer's block over two ranks (Megatron-LM's split): each has half of the heads and half
+// of the hidden layer, and after each part an all-reduce sums what both brought. Here the sum, the
+// residual and the norm are one pass over memory.
 #include <algorithm>
 #include <array>
 #include <chrono>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread that may take its time: functions that others leave to it, one after the other. Those for whom they are take turns, so that nobody waits
-// for more than one of each other's.
+// A thread that may take its time: functions that others leave to it, one after the other. Those
+// for whom they are take turns, so that nobody waits for more than one of each other's.
 //
 //   worker loads;    loads.later([] { ... });                  loads.stop();
 //   worker reads;    reads.later([] { ... }, &tenant);
@@ -23,8 +23,8 @@ namespace inference_server {
 
 class worker {
 public:
-    /// Runs `f` soon, after what was left to it of the same `whose`, and drops what it throws; never, once stop() is over. From any thread.
-    /// Throws std::bad_alloc.
+    /// Runs `f` soon, after what was left to it of the same `whose`, and drops what it throws;
+    /// never, once stop() is over. From any thread. Throws std::bad_alloc.
     void later(std::function<void()> f, const void* whose = nullptr) {
         {
             const std::lock_guard lock(mutex_);
@@ -41,10 +41,11 @@ public:
         comes_.notify_one();
     }
 
-    /// Returns when all that was left to the worker has run, and what that added. Not from the thread itself.
+    /// Returns when all that was left to the worker has run, and what that added. Not from the
+    /// thread itself.
     void stop() { (void)stop(gpushare::never, {}); }
-    /// The same until `deadline`, by the steady clock, or until `hurry` is requested: false if something still runs
-    /// then. The thread goes on with it, and a later call waits for it again.
+    /// The same until `deadline`, by the steady clock, or until `hurry` is requested: false if
+    /// something still runs then. The thread goes on with it, and a later call waits for it again.
     bool stop(gpushare::instant deadline, const std::stop_token& hurry) {
         thread_.request_stop();
         {
@@ -53,8 +54,8 @@ public:
             if (!comes_.wait_until(lock, hurry, by, [this] { return ended_; })) return false;
         }
         if (thread_.joinable()) thread_.join();
-        decltype(lines_)
-            dropped;  // what came as the thread ended: this may go with the last of it, so not under the lock
+        // what came as the thread ended: this may go with the last of it, so not under the lock
+        decltype(lines_) dropped;
         const std::lock_guard lock(mutex_);
         over_ = true;
         dropped.swap(lines_);
@@ -92,7 +93,8 @@ private:
 
     std::mutex mutex_;
     std::condition_variable_any comes_;
-    std::list<line> lines_;              // none is empty, but perhaps the first while its last function runs
+    // none is empty, but perhaps the first while its last function runs
+    std::list<line> lines_;
     bool ended_ = false, over_ = false;  // the thread is done; nothing is taken any more
     std::jthread thread_{[this](const std::stop_token& stop) { run(stop); }};
 };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two devices whose tenants are put where a plan says: who finds no room waits, somebody in the way is moved with its data while it lives,
-// somebody of a lower level is told to go, and room is reserved ahead of time. Each plan is a value; then it is carried out.
+// Two devices whose tenants are put where a plan says: who finds no room waits, somebody in the way
+// is moved with its data while it lives, somebody of a lower level is told to go, and room is
+// reserved ahead of time. Each plan is a value; then it is carried out.
 #include <chrono>
 #include <cstring>
 #include <map>
@@ -63,7 +64,8 @@ int main() {
     gpushare::tenant_spec urgent{.name = "urgent", .memory = 60_MiB, .compute = 100_pct, .level = {1}};
     const auto notice = plan.preempt(urgent, 10s);
     expect(notice && !notice->victims.empty(), "for an urgent one somebody has to go, and is told");
-    for (const auto& victim : notice->victims) leave(victim);  // by themselves; else by notice->until
+    // by themselves; else by notice->until
+    for (const auto& victim : notice->victims) leave(victim);
     tenants.emplace("urgent", plan.take_place(*notice, urgent));
 
     for (const char* name : {"d", "e", "large"}) leave(name);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shares while backlogged: what tenants got of a device in the windows in which they wanted more of it all the time.
+// Shares while backlogged: what tenants got of a device in the windows in which they wanted more of
+// it all the time.
 //
 //   backlog_meter meter(tenants, start, end);
 //   meter.add_device(backlogs, weights, busy_between);   meter.largest_error_pp();
@@ -48,8 +49,8 @@ public:
     backlog_meter(std::size_t tenants, gpushare::instant start, gpushare::instant end)
         : accounts_(tenants), start_(start), end_(end), together_(static_cast<std::size_t>((end - start) / tick)) {}
 
-    /// `backlogs` and `weights` by tenant (weight 0: takes part in no comparison); `busy_between(from, to)` gives the
-    /// device time by tenant.
+    /// `backlogs` and `weights` by tenant (weight 0: takes part in no comparison);
+    /// `busy_between(from, to)` gives the device time by tenant.
     template <std::invocable<gpushare::instant, gpushare::instant> Busy>
     void add_device(std::vector<std::vector<interval>> backlogs, const std::vector<double>& weights,
                     Busy busy_between) {

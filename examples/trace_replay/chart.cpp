@@ -24,8 +24,8 @@ struct colour {
     std::string_view fill;
     std::string_view ink;  // for text on top of it
 };
-// After Okabe and Ito: told apart with any kind of colour vision. Grey instead of black, and no yellow, which
-// is hard to see as a line on white.
+// After Okabe and Ito: told apart with any kind of colour vision. Grey instead of black, and no
+// yellow, which is hard to see as a line on white.
 constexpr std::array<colour, 7> palette{{{"#0072b2", "#fff"},
                                          {"#e69f00", "#222"},
                                          {"#009e73", "#fff"},
@@ -276,7 +276,8 @@ private:
         }
     }
 
-    /// A line through the middles of the bins, interrupted by gaps. The first series is drawn last, on top.
+    /// A line through the middles of the bins, interrupted by gaps. The first series is drawn last,
+    /// on top.
     void lines(const panel& p) {
         for (const series& s : p.lines | ranges::views::reverse) {
             const auto is_gap = [this](double value) { return !drawable(value, y_.log); };
@@ -294,7 +295,8 @@ private:
         }
     }
 
-    /// Steps, since a bin's share holds for all of it. Painted from the top area down, each over the one above.
+    /// Steps, since a bin's share holds for all of it. Painted from the top area down, each over
+    /// the one above.
     void areas(const panel& p) {
         const auto edges = stack(p);
         for (std::size_t n = edges.size(); n-- > 0;) {
@@ -315,8 +317,8 @@ private:
         }
     }
 
-    /// Writes the name into its area where that is wide and thick enough: of the places nearly as thick as the
-    /// thickest, the one next to the middle of the panel.
+    /// Writes the name into its area where that is wide and thick enough: of the places nearly as
+    /// thick as the thickest, the one next to the middle of the panel.
     void name_area(const std::string& full_name, const std::vector<double>* below, const std::vector<double>& above) {
         constexpr double size = 14, least = 20, enough = 44;
         if (above.empty()) return;
@@ -346,8 +348,8 @@ private:
         std::string_view stroke, fill;
     };
 
-    /// Dashed guides, equal ones drawn once, with their values to the right of the panel: beside the guide, or in
-    /// a stack beside the room that the level gives.
+    /// Dashed guides, equal ones drawn once, with their values to the right of the panel: beside
+    /// the guide, or in a stack beside the room that the level gives.
     void levels(const panel& p) {
         std::vector<guide> guides;
         double sum = 0;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Draws time series of several runs side by side as an SVG picture of 1600 x 900: a column per run, a row per
-// quantity, equal axes along each row, one colour per name. Pure functions from numbers to text.
+// Draws time series of several runs side by side as an SVG picture of 1600 x 900: a column per run,
+// a row per quantity, equal axes along each row, one colour per name. Pure functions from numbers
+// to text.
 //
 //   chart c{.title = "Three tenants, one device", .x_label = "seconds", .dx = 0.5};
 //   c.columns.push_back({.title = "fair shares", .panels = {{.title = "share, %", .lines = {{"chat", {33, 34}}}}}});
@@ -16,7 +17,8 @@ namespace trace_replay {
 
 inline constexpr double no_value = std::numeric_limits<double>::quiet_NaN();
 
-/// One value per time bin. A value that isn't finite is a gap. On a logarithmic axis, so is one that isn't positive.
+/// One value per time bin. A value that isn't finite is a gap. On a logarithmic axis, so is one
+/// that isn't positive.
 struct series {
     std::string name{};  // series of one name have one colour throughout the chart
     std::vector<double> y{};
@@ -27,8 +29,9 @@ struct panel {
     std::string title{};
     std::string y_label{};  // shown at the first column only
     std::vector<series> lines{};
-    bool stacked = false;  // as areas on top of each other, from the first up; levels add up likewise
-    bool log_y = false;    // not together with stacked
+    // as areas on top of each other, from the first up; levels add up likewise
+    bool stacked = false;
+    bool log_y = false;  // not together with stacked
     std::optional<double> y_max{};
 };
 

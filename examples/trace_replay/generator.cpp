@@ -15,7 +15,8 @@
 namespace trace_replay {
 namespace {
 
-// ---- random numbers: the standard's distributions differ from library to library, these don't ----
+// ---- random numbers: the standard's distributions differ from library to library, these don't
+// ----
 
 using engine = std::mt19937_64;
 
@@ -62,7 +63,8 @@ const auto& pick(engine& random, const Range& table) {
 constexpr knot gap_s[] = {{0, 0},      {0.01, 1},  {0.05, 17},  {0.1, 27},   {0.25, 41}, {0.5, 67},
                           {0.75, 123}, {0.9, 242}, {0.95, 372}, {0.99, 704}, {1, 900}};
 
-// Requests of a session over their mean: busy groups send a few huge batches, the others hardly vary.
+// Requests of a session over their mean: busy groups send a few huge batches, the others hardly
+// vary.
 constexpr knot bursty[] = {{0, 0.1},   {0.25, 0.2}, {0.5, 0.5},  {0.75, 1.1},
                            {0.9, 2.2}, {0.95, 3.4}, {0.99, 6.4}, {1, 14}};
 constexpr knot steady[] = {{0, 0.2}, {0.25, 0.45}, {0.5, 0.9}, {0.75, 1.4}, {0.9, 1.9}, {1, 2.9}};
@@ -72,8 +74,8 @@ constexpr knot spread[] = {{0, 0.4},      {0.001, 0.448}, {0.01, 0.546}, {0.05, 
                            {0.25, 0.839}, {0.5, 1},       {0.75, 1.192}, {0.9, 1.395},  {0.95, 1.534},
                            {0.99, 1.831}, {0.999, 2.233}, {1, 3.5}};
 
-/// Groups from the busiest down, alike within a class. The last is so wide that most of its groups never come.
-/// The very first varies less than measured: its luck alone would move the whole.
+/// Groups from the busiest down, alike within a class. The last is so wide that most of its groups
+/// never come. The very first varies less than measured: its luck alone would move the whole.
 struct popularity_class {
     std::size_t groups;
     double session_size;  // mean number of requests

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The main job of the library, end to end: tenants of a production trace share the devices of one software node, under
-// memory quotas and compute shares, and the node's own ledger says what each of them got. See --help.
+// The main job of the library, end to end: tenants of a production trace share the devices of one
+// software node, under memory quotas and compute shares, and the node's own ledger says what each
+// of them got. See --help.
 #include <array>
 #include <cstddef>
 #include <cstdio>
@@ -37,7 +38,8 @@ constexpr auto legend =
 
 constexpr std::size_t most_drawn = 200'000;  // records of the timeline: the latest of a long run
 
-/// The head of a chart's data: what another run would have to be like. The commit is what GPUSHARE_BENCH_COMMIT says: ./dev demo sets it.
+/// The head of a chart's data: what another run would have to be like. The commit is what
+/// GPUSHARE_BENCH_COMMIT says: ./dev demo sets it.
 std::string head(const options& o, const bench::machine_load& load) {
     const char* commit = std::getenv("GPUSHARE_BENCH_COMMIT");
     char percents[128];

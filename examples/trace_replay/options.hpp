@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The command line of trace_replay.
 //
-//   const auto parsed = trace_replay::parse_options(argc, argv);     // throws usage_error: one clear line
+//   // throws usage_error: one clear line
+//   const auto parsed = trace_replay::parse_options(argc, argv);
 #pragma once
 
 #include <cstdint>

@@ -29,7 +29,8 @@ namespace {
 
 constexpr std::uint32_t sms_per_device = 2;
 
-/// Blocks that a workload can run at most: the kernels of its steps, a model's loading and a copy per job.
+/// Blocks that a workload can run at most: the kernels of its steps, a model's loading and a copy
+/// per job.
 std::size_t blocks_of(const workload& w) {
     std::size_t blocks = 0;
     for (const auto& j : w.jobs) blocks += (std::size_t{j.steps} * j.kernels + 2) * sms_per_device;
@@ -260,7 +261,8 @@ private:
         return static_cast<std::size_t>(std::ranges::find(tags_, tag) - tags_.begin());
     }
 
-    /// The share of each tenant; none for one that goes before the others, and equal ones without limits.
+    /// The share of each tenant; none for one that goes before the others, and equal ones without
+    /// limits.
     std::vector<double> weights() const {
         std::vector<double> all;
         for (const auto& t : workload_.tenants)
@@ -268,8 +270,9 @@ private:
         return all;
     }
 
-    /// When each tenant had work waiting for device `d`: from the hand-over of a job to its last kernel's turn. Without
-    /// limits nothing waits before the device, so there the job counts until it is finished.
+    /// When each tenant had work waiting for device `d`: from the hand-over of a job to its last
+    /// kernel's turn. Without limits nothing waits before the device, so there the job counts until
+    /// it is finished.
     std::vector<std::vector<interval>> backlogs(std::uint32_t d) const {
         std::vector<std::vector<interval>> all(workload_.tenants.size());
         for (std::size_t i = 0; i < records_.size(); ++i) {
@@ -286,7 +289,8 @@ private:
     std::optional<gpushare::tenancy<host::node>> tenancy_;
     std::vector<std::uint32_t> tags_;  // of each tenant, in the ledger
     std::deque<gpushare::tenant<host::node>> tenants_;
-    std::deque<gpushare::limiter_trace<gpushare::tenancy<host::node>::limiter>> drawn_;  // device by device
+    // device by device
+    std::deque<gpushare::limiter_trace<gpushare::tenancy<host::node>::limiter>> drawn_;
     std::vector<std::unique_ptr<access>> accesses_;  // tenant by tenant, device by device
     std::vector<job_record> records_;
     std::deque<server> servers_;            // as the accesses

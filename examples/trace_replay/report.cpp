@@ -41,7 +41,8 @@ std::size_t refused(const outcome& o) {
     return n;
 }
 
-/// Whether any two tenants were backlogged together for a second: else there is no share error to speak of.
+/// Whether any two tenants were backlogged together for a second: else there is no share error to
+/// speak of.
 bool compared(const outcome& o) { return std::ranges::any_of(o.tenants, &tenant_outcome::windows); }
 
 /// "5.1x shorter", "1.3x longer"

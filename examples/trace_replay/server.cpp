@@ -18,7 +18,8 @@ std::uint64_t mix(std::uint64_t x) {
     return x ^ x >> 29;
 }
 
-/// A kernel of a denoising step, in miniature: a small real computation whose result depends on all kernels before.
+/// A kernel of a denoising step, in miniature: a small real computation whose result depends on all
+/// kernels before.
 struct denoise {
     float* x;
     std::uint32_t size;
@@ -81,7 +82,8 @@ server::start server::try_start(std::size_t index) {
     return start::started;
 }
 
-/// Memory for `size` bytes, after evicting idle models, the least recently used first. Null if that isn't enough.
+/// Memory for `size` bytes, after evicting idle models, the least recently used first. Null if that
+/// isn't enough.
 void* server::make_room(gpushare::bytes size) {
     for (;;) {
         if (void* p = access_->try_allocate(size)) return p;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A tenant's server on one device: requests in order, models kept in memory for a while and evicted
-// when room is needed, a few requests under way at once. It doesn't know whether memory and device time are limited: it
-// asks an `access` for both, and the access is what a run changes.
+// when room is needed, a few requests under way at once. It doesn't know whether memory and device
+// time are limited: it asks an `access` for both, and the access is what a run changes.
 #pragma once
 
 #include <atomic>

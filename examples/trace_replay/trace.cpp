@@ -72,8 +72,8 @@ private:
     bool too_long_ = false;
 };
 
-/// False if a quote isn't closed on its line or stands within a cell: a row never spans lines, so that one
-/// stray quote can't swallow the rest of the file.
+/// False if a quote isn't closed on its line or stands within a cell: a row never spans lines, so
+/// that one stray quote can't swallow the rest of the file.
 bool split_cells(std::string_view line, std::vector<std::string>& cells) {
     cells.clear();
     for (std::size_t at = 0;; ++at) {
@@ -119,8 +119,8 @@ struct timed_request {
     request what;
 };
 
-/// Turns the cells of one row into a request. The first thing that is wrong stays as the reason; the numbers
-/// are looked at all the same, because a negative one condemns the file.
+/// Turns the cells of one row into a request. The first thing that is wrong stays as the reason;
+/// the numbers are looked at all the same, because a negative one condemns the file.
 class row_parser {
 public:
     row_parser(std::span<const std::string> cells, std::span<const std::size_t, num_columns> places) noexcept

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads a trace of inference requests: a CSV file with one row per request, as published with Alibaba's
-// cluster-trace-v2026-GenAI. Rows that a replay can't use are counted and named. A file that isn't
-// a trace is a trace_error with one clear line.
+// Reads a trace of inference requests: a CSV file with one row per request, as published with
+// Alibaba's cluster-trace-v2026-GenAI. Rows that a replay can't use are counted and named. A file
+// that isn't a trace is a trace_error with one clear line.
 //
 //   const trace_replay::trace t = trace_replay::read_trace_file("lora_request_trace.csv");
 //   std::cout << to_string(t.summary) << '\n';
@@ -43,7 +43,8 @@ struct trace_summary {
     std::vector<skipped_rows> skipped;  // the commonest reason first
 };
 
-/// "26392 of 26823 rows kept; skipped: 398 status FAILED (first in line 17), 30 status PENDING (...)"
+/// "26392 of 26823 rows kept; skipped: 398 status FAILED (first in line 17), 30 status PENDING
+/// (...)"
 [[nodiscard]] std::string to_string(const trace_summary& summary);
 
 struct trace {
@@ -52,22 +53,23 @@ struct trace {
     trace_summary summary;
 };
 
-/// The file isn't a usable trace. `what()` is one line that names the file and, if known, the line and the field.
+/// The file isn't a usable trace. `what()` is one line that names the file and, if known, the line
+/// and the field.
 class trace_error : public std::runtime_error {
 public:
     using std::runtime_error::runtime_error;
 };
 
 /// Columns are found by name, in any order, beside others. `name` is how errors call the file.
-/// Throws trace_error if nothing can be read, a column is missing or given twice, or one of the numbers that
-/// are read is negative: no request has that, so the file isn't what it seems.
+/// Throws trace_error if nothing can be read, a column is missing or given twice, or one of the
+/// numbers that are read is negative: no request has that, so the file isn't what it seems.
 [[nodiscard]] trace read_trace(std::istream& in, std::string_view name);
 
 /// As read_trace; also throws trace_error when the file can't be opened.
 [[nodiscard]] trace read_trace_file(const std::string& path);
 
-/// Writes the requests under the published header, so that read_trace gives them back. Arrivals are cut to
-/// whole seconds; fields that a `request` doesn't have are left empty.
+/// Writes the requests under the published header, so that read_trace gives them back. Arrivals are
+/// cut to whole seconds; fields that a `request` doesn't have are left empty.
 void write_csv(std::ostream& out, const trace& t);
 
 }  // namespace trace_replay

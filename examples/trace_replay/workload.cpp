@@ -22,8 +22,8 @@ using namespace gpushare::literals;
 
 namespace {
 
-// A step of the replay is about this long: long enough for a thread to wake up in time, short enough for hundreds of
-// requests in seconds.
+// A step of the replay is about this long: long enough for a thread to wake up in time, short
+// enough for hundreds of requests in seconds.
 constexpr double step_seconds = 1e-3;
 // A step of a big model is several kernels, as it is on a device.
 constexpr double longest_kernel = 1e-3;
@@ -56,8 +56,8 @@ bool has_pause(window w) {
                w, [&](const request& a, const request& b) { return b.arrival_s - a.arrival_s > longest; }) != w.end();
 }
 
-/// The window in which the named tenants ask for most, those without a pause before all others; the seed counts
-/// further down the ranking.
+/// The window in which the named tenants ask for most, those without a pause before all others; the
+/// seed counts further down the ranking.
 window choose_window(const trace& t, const options& o) {
     const window all(t.requests);
     const auto size = window_size(t, o);
@@ -97,8 +97,9 @@ gpushare::share to_share(double fraction) {
     return gpushare::share::of_permille(static_cast<unsigned long long>(std::max(1.0, std::round(fraction * 1000))));
 }
 
-/// Shares of device time. Weighted: each named tenant gets somewhat more than its part of what is asked for, so the others
-/// get less than they ask for and everybody is short of something; the smallest named tenant goes first.
+/// Shares of device time. Weighted: each named tenant gets somewhat more than its part of what is
+/// asked for, so the others get less than they ask for and everybody is short of something; the
+/// smallest named tenant goes first.
 void entitle(std::vector<tenant_profile>& tenants) {
     const auto n = tenants.size();
     auto& others = tenants.back();
@@ -114,8 +115,9 @@ void entitle(std::vector<tenant_profile>& tenants) {
     for (auto& t : tenants) t.fair = gpushare::share::of_permille(1000 / n);
 }
 
-/// Memory on each device, in whole MiB: a named tenant gets its biggest model and 1 GiB for LoRAs and the like, but all
-/// of them no more than two thirds; the others, with their many models, get the rest.
+/// Memory on each device, in whole MiB: a named tenant gets its biggest model and 1 GiB for LoRAs
+/// and the like, but all of them no more than two thirds; the others, with their many models, get
+/// the rest.
 void set_quotas(workload& w, const options& o) {
     std::vector<gpushare::bytes> wanted(w.tenants.size() - 1, 1_GiB);
     for (const auto& j : w.jobs)

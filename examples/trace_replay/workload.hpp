@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is replayed: a window of a trace, its groups turned into tenants, its models into memory, its requests into jobs
-// whose arrivals and lengths are scaled to a stated load.
+// What is replayed: a window of a trace, its groups turned into tenants, its models into memory,
+// its requests into jobs whose arrivals and lengths are scaled to a stated load.
 //
 //   const auto w = trace_replay::make_workload(trace, options);
 #pragma once
@@ -48,10 +48,12 @@ struct workload {
     std::vector<model> models;
     std::vector<tenant_profile> tenants;  // the biggest groups by device time, then "others"
     std::string window;                   // which part of the trace, in words
-    double speedup = 0;                   // trace seconds of work that become one second of device time
-    double arrival_speedup = 0;           // trace seconds between arrivals that become one second
-    double load = 0;                      // device time asked for while requests arrive, over what there is
-    gpushare::ns arrivals{};              // how long requests arrive
+    // trace seconds of work that become one second of device time
+    double speedup = 0;
+    double arrival_speedup = 0;  // trace seconds between arrivals that become one second
+    // device time asked for while requests arrive, over what there is
+    double load = 0;
+    gpushare::ns arrivals{};  // how long requests arrive
 };
 
 inline constexpr gpushare::bytes lora_size{150ULL << 20};

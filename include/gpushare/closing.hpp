@@ -4,9 +4,9 @@
 // they give the memory back, and hand out no more. It works like std::stop_source, stop_token and
 // stop_callback, but the callbacks get a deadline and return whether they are done.
 //
-//   gpushare::close_source closing;                                     // of the resource that will close
+//   gpushare::close_source closing;  // of the resource that will close
 //   gpushare::close_callback gives_back{closing.token(), [&](gpushare::instant by) { return pool.drain(by); }};
-//   if (closing.close(deadline)) ...;                                   // all resources above have given up its memory
+//   if (closing.close(deadline)) ...;  // all resources above have given up its memory
 #pragma once
 
 #include <algorithm>

@@ -6,13 +6,12 @@
 //   template <gpushare::timeline Stream>
 //   bool is_idle(Stream& s) { return s.record().reached(); }        // a stream of any backend
 //
-//  clock                               the time
-//  timeline, timeline_point            streams, and points on them that are reached or not
-//  memory, memory_resource, upstream   allocators, and the interface that adaptors need
-//  virtual_memory                      addresses and physical chunks apart
-//  queue, launcher                     enqueuing opaque work, launching kernels
-//  sm_partitionable, sm_timeline       SM partitions; which work ran on which SMs
-//  node, gang_order                    devices with all of this; an order for work on several of them
+//  clock                               the time timeline, timeline_point            streams, and
+//  points on them that are reached or not memory, memory_resource, upstream   allocators, and the
+//  interface that adaptors need virtual_memory                      addresses and physical chunks
+//  apart queue, launcher                     enqueuing opaque work, launching kernels
+//  sm_partitionable, sm_timeline       SM partitions; which work ran on which SMs node, gang_order
+//  devices with all of this; an order for work on several of them
 //
 // Calls that wait take a patience: until a deadline by some clock, or until a stop is requested.
 //
@@ -41,25 +40,28 @@ inline namespace GPUSHARE_ABI {
 // Version 14 would break compound requirements apart:
 // clang-format off
 
-/// Tells the time: real, thread-CPU or virtual. `now()` never goes back and is safe from any thread.
+/// Tells the time: real, thread-CPU or virtual. `now()` never goes back and is safe from any
+/// thread.
 template <class C>
 concept clock = requires(const C& c) {
     { c.now() } noexcept -> std::same_as<instant>;
 };
 
-/// A clock of virtual time that passes only as its program steps it: no wait can end because time passes meanwhile.
+/// A clock of virtual time that passes only as its program steps it: no wait can end because time
+/// passes meanwhile.
 template <class C>
 concept stepped_clock = clock<C> && requires { requires C::stepped; };
 
-/// A point on a stream's timeline: reached once everything enqueued before it is done. Copies are cheap and
-/// refer to the same point; a default-constructed point is reached. Safe from any thread.
+/// A point on a stream's timeline: reached once everything enqueued before it is done. Copies are
+/// cheap and refer to the same point; a default-constructed point is reached. Safe from any thread.
 ///   reached()          never blocks
 ///   wait(deadline)     true once reached, false at the deadline
 ///   wait_any(ps, d)    true once any of them is reached
 ///   status()           once reached: errc::none, or why work between an earlier point and this one
 ///                      failed; points that others record or query in between don't hide a failure
 ///                      (telling_timeline)
-///   elapsed(a, b)      device time from a to b, both reached (and on one device); negative if b came first
+///   elapsed(a, b)      device time from a to b, both reached (and on one device); negative if b
+///                      came first
 template <class P>
 concept timeline_point = std::copyable<P> && std::default_initializable<P> &&
                          requires(const P& p, std::span<const P> points, instant deadline) {
@@ -72,7 +74,8 @@ concept timeline_point = std::copyable<P> && std::default_initializable<P> &&
 
 /// A point whose waits another thread can end, so a waiting thread needs no timer of its own.
 ///   interrupt              of one wait; raise() from any thread, while it exists
-///   wait_any(ps, d, by)    as wait_any(ps, d); false, too, if `by` was raised before any of them is reached
+///   wait_any(ps, d, by)    as wait_any(ps, d); false, too, if `by` was raised before any of them
+///                          is reached
 template <class P>
 concept interruptible_point =
     timeline_point<P> && requires(std::span<const P> points, instant deadline, typename P::interrupt& by) {
@@ -123,7 +126,8 @@ concept timeline = requires(S& s) {
 /// are expensive, one point can then serve several pieces of work.
 ///   share()     a handle that keeps the timeline alive; empty (false) where others may destroy it
 ///   record()    of a handle: as of the stream
-///   timeline()  a number of the timeline, unique while anything is in flight on it, the stream gone or not
+///   timeline()  a number of the timeline, unique while anything is in flight on it, the stream
+///               gone or not
 template <class S>
 concept shared_timeline = timeline<S> && requires(const S& s, const typename S::handle& h) {
     requires std::copyable<typename S::handle> && std::default_initializable<typename S::handle>;
@@ -144,7 +148,8 @@ concept preparing_timeline = timeline<S> && requires(S& s, typename S::point& p)
 /// meanwhile; for backends where kernels can fail one by one.
 ///   own_work w(s)     work that this thread enqueues while `w` exists is one piece of work: points
 ///                     recorded meanwhile have the status of all of it before them
-///   w.how_it_went()   a handle: once a point behind the work is reached, status() says why a part of it failed
+///   w.how_it_went()   a handle: once a point behind the work is reached, status() says why a part
+///                     of it failed
 template <class S>
 concept telling_timeline = timeline<S> && std::constructible_from<typename S::own_work, S&> &&
                            requires(const typename S::own_work& w) {
@@ -198,15 +203,18 @@ concept queue = timeline<S> && std::movable<S> && requires(S& s, const S& cs, ns
 struct grid {
     std::uint32_t blocks = 1;  ///< in the whole grid
     std::uint32_t threads = 1;  ///< per block; the host backend always runs one
-    ns hold{};                  ///< how long a block occupies its SM where time is modelled; ignored elsewhere
+    /// how long a block occupies its SM where time is modelled; ignored elsewhere
+    ns hold{};
 };
 
-/// The first argument of a kernel. Kernels are written once, as thread-strided loops that are correct for any
-/// `num_threads() >= 1`:
+/// The first argument of a kernel. Kernels are written once, as thread-strided loops that are
+/// correct for any `num_threads() >= 1`:
 ///   for (auto i = ctx.thread_rank(); i < n; i += ctx.num_threads()) ...
 ///   sync()          barrier of all threads of the block
-///   backoff(n)      call it while polling for another block, for the nth time: yields the SM's core
-///   now()           ns of the clock that deadlines inside kernels belong to: the steady clock, or a device's own
+///   backoff(n)      call it while polling for another block, for the nth time: yields the SM's
+///                   core
+///   now()           ns of the clock that deadlines inside kernels belong to: the steady clock, or
+///                   a device's own
 template <class C>
 concept kernel_context = requires(C& c, const C& cc, std::uint32_t n) {
     { cc.block_rank() } noexcept -> std::same_as<std::uint32_t>;
@@ -218,7 +226,8 @@ concept kernel_context = requires(C& c, const C& cc, std::uint32_t n) {
     { cc.now() } noexcept -> std::same_as<std::int64_t>;
 };
 
-/// A kernel: called once per thread with its context. Copied at the launch, so the arguments travel inside it.
+/// A kernel: called once per thread with its context. Copied at the launch, so the arguments travel
+/// inside it.
 template <class K, class Context>
 concept kernel_for = kernel_context<Context> && std::copy_constructible<K> && requires(const K& k, Context& c) { k(c); };
 
@@ -233,8 +242,9 @@ struct empty_kernel {
 
 /// A stream that launches kernels. `launch_cooperative` starts all blocks together or fails with
 /// errc::too_many_blocks, because blocks that wait for each other would otherwise hang.
-///   max_cooperative_blocks(kernel, threads)   the most blocks of `threads` threads that such a launch may have:
-///                                             on a device it depends on the kernel's resources
+///   max_cooperative_blocks(kernel, threads)   the most blocks of `threads` threads that such a
+///                                             launch may have: on a device it depends on the
+///                                             kernel's resources
 template <class S>
 concept launcher = timeline<S> && requires(S& s, const S& cs, grid g, detail::empty_kernel k, std::uint32_t threads) {
     typename S::context;
@@ -244,8 +254,8 @@ concept launcher = timeline<S> && requires(S& s, const S& cs, grid g, detail::em
     { cs.max_cooperative_blocks(k, threads) } noexcept -> std::same_as<std::uint32_t>;
 };
 
-/// Anything that hands out memory and takes it back, std::pmr::memory_resource included. `allocate` throws
-/// std::bad_alloc or a class derived from it.
+/// Anything that hands out memory and takes it back, std::pmr::memory_resource included. `allocate`
+/// throws std::bad_alloc or a class derived from it.
 template <class R>
 concept memory_resource = requires(R& r, void* p, std::size_t size, std::size_t alignment) {
     { r.allocate(size, alignment) } -> std::same_as<void*>;
@@ -254,9 +264,10 @@ concept memory_resource = requires(R& r, void* p, std::size_t size, std::size_t 
 
 class close_token;  // closing.hpp
 
-/// The interface between an adaptor and the memory below it. Every allocator of this library models it, and so does
-/// every backend's memory; as_upstream() makes one of a plain memory_resource.
-///   try_allocate(size, alignment, why)   null instead of an exception; `why`, unless it is null, gets the reason
+/// The interface between an adaptor and the memory below it. Every allocator of this library models
+/// it, and so does every backend's memory; as_upstream() makes one of a plain memory_resource.
+///   try_allocate(size, alignment, why)   null instead of an exception; `why`, unless it is null,
+///                                        gets the reason
 ///   deallocate(p, size, alignment)       errc::none: the block is back, or goes back by itself.
 ///                              After any other code nothing has happened. After unknown_block,
 ///                              wrong_size or closed, no later free of the block succeeds, either,
@@ -264,12 +275,13 @@ class close_token;  // closing.hpp
 ///                              the block is out as before, and a later free may succeed
 ///                              (submission_failed, capturing). Don't use the block until then: it
 ///                              may be overwritten
-///   charged(size, alignment)   bytes that such an allocation really takes; bytes::max() if it can never be granted
+///   charged(size, alignment)   bytes that such an allocation really takes; bytes::max() if it can
+///                              never be granted
 ///   refuses(size, alignment)   why it can't be granted even if all is freed (size_overflow,
 ///                              bad_alignment, over_quota, out_of_memory, closed); errc::none if it
 ///                              could be. Takes locks: not for a hot path
-///   largest_free()             the largest block at a multiple of 256 bytes that is free now; bytes::max() of memory
-///                              that doesn't say
+///   largest_free()             the largest block at a multiple of 256 bytes that is free now;
+///                              bytes::max() of memory that doesn't say
 ///   owner()                    the tenant that the memory is charged to; empty if unknown
 ///   closing()                  the token that closes before the memory goes (closing.hpp); empty
 ///                              for memory that never closes. Closed memory refuses with
@@ -292,13 +304,15 @@ concept upstream = memory_resource<R> && requires(R& r, const R& c, void* p, std
 struct when_back {
     void (*tell)(void* to, bytes size) noexcept = nullptr;  ///< The function to call.
     void* to = nullptr;                                     ///< Passed on.
-    bytes size{};                                           ///< Passed on: the bytes the block took.
+    /// Passed on: the bytes the block took.
+    bytes size{};
 };
 
 /// An upstream that gets a block back only some time after deallocate() returns, for example
 /// because it scrubs the block first. The block stays charged until it is back. Then the note
 /// credits the quota above.
-///   deallocate_then(p, size, alignment, note)   as deallocate; the note is told once the block is back, unless it failed
+///   deallocate_then(p, size, alignment, note)   as deallocate; the note is told once the block is
+///                                               back, unless it failed
 ///   returned()     how many blocks have come back so far
 ///   settle(seen)   collects the blocks that can come back now. True if a block has come back since
 ///                  returned() was `seen`, which is then up to date: allocate again
@@ -312,7 +326,8 @@ concept deferring_upstream = upstream<R> && requires(R& r, void* p, std::size_t 
 /// The memory of a device, or a part of one that looks like it. Safe from any thread.
 ///   try_allocate(size, alignment)   null when it isn't there
 ///   capacity()                      bytes of the device
-///   taken_by_others()               of these, bytes that no allocation from here accounts for; never too few
+///   taken_by_others()               of these, bytes that no allocation from here accounts for;
+///                                   never too few
 template <class M>
 concept memory = upstream<M> && requires(M& m, const M& c, std::size_t size, std::size_t alignment) {
     { m.try_allocate(size, alignment) } noexcept -> std::same_as<void*>;
@@ -327,9 +342,10 @@ concept memory = upstream<M> && requires(M& m, const M& c, std::size_t size, std
 ///   granularity()     bytes of a chunk; ranges begin at, and are as big as, a multiple of it
 ///   reserve(size)     a range of `size` bytes
 ///   create()          a chunk; `fresh_is_zero` says whether it holds nothing of earlier users
-///   map(at, chunk)    maps the chunk to `at`, in a range, where nothing is mapped: readable and writable
-///   unmap(at, size)   unmaps one or several whole chunks side by side. Not stream-ordered: no work may use them any
-///                     more. An error changes nothing.
+///   map(at, chunk)    maps the chunk to `at`, in a range, where nothing is mapped: readable and
+///                     writable
+///   unmap(at, size)   unmaps one or several whole chunks side by side. Not stream-ordered: no work
+///                     may use them any more. An error changes nothing.
 template <class V>
 concept virtual_memory = requires(V& v, const V& cv, const typename V::range& r, const typename V::chunk& c, void* at,
                                   std::size_t size) {
@@ -344,7 +360,8 @@ concept virtual_memory = requires(V& v, const V& cv, const typename V::range& r,
 };
 
 /// A stream that moves bytes and waits for other streams of its node, all in its own order.
-///   copy(to, from, size)   both reachable from the stream's device, without overlap; they must last until it is done
+///   copy(to, from, size)   both reachable from the stream's device, without overlap; they must
+///                          last until it is done
 ///   wait(point)            what is enqueued from now on starts after `point`
 template <class S>
 concept copier = timeline<S> && requires(S& s, void* to, const void* from, std::size_t size,
@@ -353,10 +370,12 @@ concept copier = timeline<S> && requires(S& s, void* to, const void* from, std::
     s.wait(p);
 };
 
-/// A change to one counted resource that is made in two steps, so that several are made together or not at all.
+/// A change to one counted resource that is made in two steps, so that several are made together or
+/// not at all.
 ///   prepare()   errc::none: the change can be made, and other requests for the resource wait from
 ///               now on. Otherwise nothing happened, and the figures say why
-///   commit(), abandon()   after a successful prepare, from the same thread: makes the change, or doesn't; waiters go on
+///   commit(), abandon()   after a successful prepare, from the same thread: makes the change, or
+///                         doesn't; waiters go on
 ///   resource()  identifies the resource: two changes of one resource can't be prepared at once
 template <class C>
 concept prepared_change = std::movable<C> && requires(C& c, const C& cc) {
@@ -366,14 +385,16 @@ concept prepared_change = std::movable<C> && requires(C& c, const C& cc) {
     { cc.resource() } noexcept -> std::same_as<const void*>;
 };
 
-/// The order in which work for several devices is enqueued: `enter` returns a guard, and waits while another guard
-/// holds a common device. So two gangs are never enqueued on their devices in different orders.
+/// The order in which work for several devices is enqueued: `enter` returns a guard, and waits
+/// while another guard holds a common device. So two gangs are never enqueued on their devices in
+/// different orders.
 template <class G>
 concept gang_order = requires(G& g, std::span<const device_id> devices) {
     { g.enter(devices) } -> std::movable;
 };
 
-/// How the SMs of a device can be split: into partitions made of units, where a unit is `unit` SMs. See sm_split.hpp.
+/// How the SMs of a device can be split: into partitions made of units, where a unit is `unit` SMs.
+/// See sm_split.hpp.
 struct sm_split {
     std::uint32_t sms = 0;  ///< of the device; those beyond unit * units can be in no partition
     std::uint32_t unit = 0;  ///< SMs of a unit
@@ -400,11 +421,15 @@ concept stream_source = requires(D& d, priority level, std::uint32_t tag) {
 };
 
 /// A device whose SMs can be split. Safe from any thread.
-///   make_stream(level, tag)   a stream in no partition: its kernels run on every SM, those of partitions too
-///   split()        how it can be split; throws operation_error (not_supported) where the driver can't
-///   partition(n)   partitions of n[i] SMs, disjoint from each other and from existing ones; all or none.
-///                  Throws operation_error: not_whole if one isn't a multiple of the unit, too_few_sms, not_supported
-///   outside_any_partition()   the tags of streams in no partition that this process made, in order, but for kernel_free_tag
+///   make_stream(level, tag)   a stream in no partition: its kernels run on every SM, those of
+///                             partitions too
+///   split()        how it can be split; throws operation_error (not_supported) where the driver
+///                  can't
+///   partition(n)   partitions of n[i] SMs, disjoint from each other and from existing ones; all or
+///                  none. Throws operation_error: not_whole if one isn't a multiple of the unit,
+///                  too_few_sms, not_supported
+///   outside_any_partition()   the tags of streams in no partition that this process made, in
+///                             order, but for kernel_free_tag
 template <class D>
 concept sm_partitionable = stream_source<D> && requires(D& d, const D& c, std::span<const std::uint32_t> sms) {
     requires sm_partition_for<typename D::partition_type, typename D::stream>;
@@ -416,7 +441,8 @@ concept sm_partitionable = stream_source<D> && requires(D& d, const D& c, std::s
 /// How much of its device the work of a stream used. Only the SMs that the stream may use count.
 struct sm_use {
     ns time{};         ///< SM time over the SMs: filling half of them for 2 ms is 1 ms
-    sm_width width{};  ///< the part of these SMs that it could fill, in the mean of that time; not known if nothing ran
+    /// the part of these SMs that it could fill, in the mean of that time; not known if nothing ran
+    sm_width width{};
 };
 
 /// The part of its stream's SMs that a submission's launches can fill, as the stream noted it.
@@ -441,7 +467,8 @@ concept looking_point = timeline_point<P> && requires(std::span<const P> any, in
     { P::wait_any(any, deadline, pending_at) } -> std::same_as<bool>;
 };
 
-/// A timeline that can tell what its work used of the device between two of its points that are reached.
+/// A timeline that can tell what its work used of the device between two of its points that are
+/// reached.
 template <class S>
 concept sm_timeline = timeline<S> && requires(const typename S::point& a, const typename S::point& b) {
     { used_between(a, b) } noexcept -> std::same_as<sm_use>;
@@ -460,7 +487,8 @@ concept node = requires(N& n, const N& c, device_id d, priority p, std::uint32_t
     requires memory<typename N::memory_type>;
     { c.num_devices() } noexcept -> std::same_as<std::uint32_t>;
     { n.memory(d) } -> std::same_as<typename N::memory_type&>;
-    { n.make_stream(d, p, tag) } -> std::same_as<typename N::stream>;  // tag: the owner, in ledgers and traces
+    // tag: the owner, in ledgers and traces
+    { n.make_stream(d, p, tag) } -> std::same_as<typename N::stream>;
     { c.get_clock() } -> clock;
     { n.gangs() } -> gang_order;
 };
@@ -482,7 +510,8 @@ bool yield_point(Permit& permit) noexcept {
         return false;
 }
 
-/// The points of a clock-less timeline for tests and for work that completes at once: always reached.
+/// The points of a clock-less timeline for tests and for work that completes at once: always
+/// reached.
 struct immediate_point {
     /// Always.
     [[nodiscard]] static constexpr bool reached() noexcept { return true; }

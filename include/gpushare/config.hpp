@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The library's macros, its only ones: its version, the inline namespace that carries the version, and annotations that
-// let one function body serve g++ and nvcc. They depend on the compiler alone, not on which other headers are found, so
-// every translation unit sees the same definitions.
+// The library's macros, its only ones: its version, the inline namespace that carries the version,
+// and annotations that let one function body serve g++ and nvcc. They depend on the compiler alone,
+// not on which other headers are found, so every translation unit sees the same definitions.
 //
-//   namespace gpushare { inline namespace GPUSHARE_ABI { void f(); } }      // gpushare::v0_2_0::f, written as gpushare::f
+//   // gpushare::v0_2_0::f, written as gpushare::f
+//   namespace gpushare { inline namespace GPUSHARE_ABI { void f(); } }
 //
 // And the version as a value, for programs that want to check it:
 //

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Errors, in three forms: `errc` is the code, `failure` adds the reason with its figures but without text or allocation
-// (for `try_` calls), and exceptions add a sentence for people.
+// Errors, in three forms: `errc` is the code, `failure` adds the reason with its figures but
+// without text or allocation (for `try_` calls), and exceptions add a sentence for people.
 //
 //   try { ... } catch (const gpushare::error& e) { log(e.what()); if (e.code() == gpushare::errc::over_quota) ...; }
 //
-// A refusal of memory is a std::bad_alloc, every other exception a std::runtime_error, and both are a gpushare::error.
+// A refusal of memory is a std::bad_alloc, every other exception a std::runtime_error, and both are
+// a gpushare::error.
 //
 // A `reason` says in more detail than a code why, and what the figures of a failure mean:
 //
 //   gpushare::failure why{.code = gpushare::errc::bad_alignment, .asked = 3, .because = gpushare::reason::no_power_of_two};
 //
-// A new error is a line in `reason` and a line in `detail::sentences`; tests/base/error_test.cpp prints them all.
+// A new error is a line in `reason` and a line in `detail::sentences`; tests/base/error_test.cpp
+// prints them all.
 #pragma once
 
 #include <algorithm>
@@ -150,28 +152,32 @@ enum class reason : std::uint16_t {
     text_line,     ///< asked: the line of a text, from 1, that can't be read
     host_memory,   ///< the host, not the device, is out of memory: no figures
     // memory
-    quota_above,           ///< bytes: asked, left, limit of a quota whose rest others have
-    guaranteed_to_others,  ///< bytes: asked; left: the most that others' guarantees leave; limit: of the quota
-    beyond_device,         ///< bytes: asked; limit: the device's size
-    largest_block,         ///< bytes: asked; left: the largest contiguous block; limit: all free bytes
-    no_power_of_two,       ///< asked: the alignment
-    alignment_too_large,   ///< asked: the alignment; limit: the largest that can be had
-    whole_sizes,           ///< bytes: asked; limit: the required unit
-    no_addresses,          ///< bytes: asked
-    beyond_arena,          ///< bytes: asked; left: from its offset to the end; limit: the arena
-    occupied,              ///< memory is there already, or the ranges overlap: no figures
-    other_pool,            ///< the arenas are of two pools: no figures
-    no_lender,             ///< bytes: asked to borrow, by a quota without one above it
-    other_tree,            ///< the quota isn't below the one that is exchanged: no figures
-    other_part,            ///< asked: the part that the block says it is of; limit: how many there are
-    pages_of_nothing,      ///< bytes: asked: the page
+    quota_above,  ///< bytes: asked, left, limit of a quota whose rest others have
+    /// bytes: asked; left: the most that others' guarantees leave; limit: of the quota
+    guaranteed_to_others,
+    beyond_device,  ///< bytes: asked; limit: the device's size
+    /// bytes: asked; left: the largest contiguous block; limit: all free bytes
+    largest_block,
+    no_power_of_two,      ///< asked: the alignment
+    alignment_too_large,  ///< asked: the alignment; limit: the largest that can be had
+    whole_sizes,          ///< bytes: asked; limit: the required unit
+    no_addresses,         ///< bytes: asked
+    beyond_arena,         ///< bytes: asked; left: from its offset to the end; limit: the arena
+    occupied,             ///< memory is there already, or the ranges overlap: no figures
+    other_pool,           ///< the arenas are of two pools: no figures
+    no_lender,            ///< bytes: asked to borrow, by a quota without one above it
+    other_tree,           ///< the quota isn't below the one that is exchanged: no figures
+    /// asked: the part that the block says it is of; limit: how many there are
+    other_part,
+    pages_of_nothing,  ///< bytes: asked: the page
     // admission and partitions
-    shares_exceeded,   ///< permille: asked, left, limit
-    too_few_devices,   ///< a count: asked; left: how many there are
-    share_there,       ///< permille: asked; left: in the best place
-    memory_there,      ///< bytes: asked; left: in the best place
-    cpu_there,         ///< thousandths of a CPU: asked; left: on the best node
-    no_such_node,      ///< no node that is of the model, in the zone or near what was asked: no figures
+    shares_exceeded,  ///< permille: asked, left, limit
+    too_few_devices,  ///< a count: asked; left: how many there are
+    share_there,      ///< permille: asked; left: in the best place
+    memory_there,     ///< bytes: asked; left: in the best place
+    cpu_there,        ///< thousandths of a CPU: asked; left: on the best node
+    /// no node that is of the model, in the zone or near what was asked: no figures
+    no_such_node,
     named_devices,     ///< a count: asked; left: how many the placement names
     node_size,         ///< asked: devices of a node; limit: the most that its type has
     weights_exceeded,  ///< permille: asked: the sum of all shares; limit: the whole
@@ -181,31 +187,33 @@ enum class reason : std::uint16_t {
     no_such_device,    ///< asked: the device's index; limit: how many there are
     no_such_slice,     ///< asked: the slice; limit: how many the device has
     sms_left,          ///< SMs: asked, left, limit
-    whole_sms,         ///< SMs: asked; left: the next smaller number that can be had; limit: the unit
-    no_memory_named,   ///< neither memory nor burst: no figures
-    burst_limit,       ///< bytes: asked: memory and burst of a device; limit: the most of a quota
-    has_source,        ///< the device has memory of that kind already: no figures
-    no_spill,          ///< the tenant was admitted without `spill`: no figures
-    no_spill_target,   ///< the tenancy was made without `spill_to`: no figures
-    no_such_stack,     ///< the device doesn't offer the tenant's memory stack: no figures
-    bad_usage_line,    ///< a line of a usage journal without a name or a length: no figures
-    no_time,           ///< it ends before it begins: no figures
-    other_place,       ///< the tenant isn't where the plan has it: no figures
-    victims_left,      ///< a count: asked: who is still there; limit: of all that were told to go
-    wrong_blocks,      ///< a count: asked: how many were given; limit: how many were parked
-    unknown_number,    ///< asked: a reservation's or a notice's number
+    /// SMs: asked; left: the next smaller number that can be had; limit: the unit
+    whole_sms,
+    no_memory_named,  ///< neither memory nor burst: no figures
+    burst_limit,      ///< bytes: asked: memory and burst of a device; limit: the most of a quota
+    has_source,       ///< the device has memory of that kind already: no figures
+    no_spill,         ///< the tenant was admitted without `spill`: no figures
+    no_spill_target,  ///< the tenancy was made without `spill_to`: no figures
+    no_such_stack,    ///< the device doesn't offer the tenant's memory stack: no figures
+    bad_usage_line,   ///< a line of a usage journal without a name or a length: no figures
+    no_time,          ///< it ends before it begins: no figures
+    other_place,      ///< the tenant isn't where the plan has it: no figures
+    victims_left,     ///< a count: asked: who is still there; limit: of all that were told to go
+    wrong_blocks,     ///< a count: asked: how many were given; limit: how many were parked
+    unknown_number,   ///< asked: a reservation's or a notice's number
     // compute
-    objective_too_short,  ///< ns: asked; left: beside others' longest work; limit: the shortest that can be kept
-    queue_limit,          ///< limit: how many submissions may wait
-    no_caps,              ///< a cap, under a policy that has none: no figures
-    no_classes,           ///< a class, under a policy that has none: no figures
-    empty_callable,       ///< the callable that enqueues the work is empty: no figures
-    no_such_stream,       ///< asked: the stream; limit: how many the tenant has
-    no_such_group,        ///< no group of allocations has that tag: no figures
-    no_such_width,        ///< a part of the SMs that isn't from 0 to 1: no figures
-    no_candidates,        ///< nothing to choose from: no figures
-    no_words,             ///< a name with blanks, or a time below 0: no figures
-    no_members,           ///< a gang, or a set of ranks, of nobody: no figures
+    /// ns: asked; left: beside others' longest work; limit: the shortest that can be kept
+    objective_too_short,
+    queue_limit,     ///< limit: how many submissions may wait
+    no_caps,         ///< a cap, under a policy that has none: no figures
+    no_classes,      ///< a class, under a policy that has none: no figures
+    empty_callable,  ///< the callable that enqueues the work is empty: no figures
+    no_such_stream,  ///< asked: the stream; limit: how many the tenant has
+    no_such_group,   ///< no group of allocations has that tag: no figures
+    no_such_width,   ///< a part of the SMs that isn't from 0 to 1: no figures
+    no_candidates,   ///< nothing to choose from: no figures
+    no_words,        ///< a name with blanks, or a time below 0: no figures
+    no_members,      ///< a gang, or a set of ranks, of nobody: no figures
     // collectives
     rank_failed,      ///< asked: the epoch; left: the rank
     no_such_rank,     ///< asked: the rank; limit: how many there are
@@ -232,7 +240,8 @@ struct sentence {
     reason of = reason::unsaid;            ///< the reason that the sentence is for
     errc code = errc::none;                ///< the only code with this reason; none: any code
     figure_unit unit = figure_unit::none;  ///< of its figures
-    std::string_view text{};               ///< {asked}, {left}, {limit} in its unit, {code} as to_string() says it
+    /// {asked}, {left}, {limit} in its unit, {code} as to_string() says it
+    std::string_view text{};
 };
 
 /// One line for each reason, in their order.

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// gpushare.hpp, the CUDA backend as in backend/cuda/cuda.hpp, and kernel launches, which need nvcc. For .cu files.
+// gpushare.hpp, the CUDA backend as in backend/cuda/cuda.hpp, and kernel launches, which need nvcc.
+// For .cu files.
 //
 //   #include <gpushare/gpushare.cuh>
-//   namespace cu = gpushare::cuda;      // with `using namespace gpushare`, cuda would also be the toolkit's ::cuda
+//   // with `using namespace gpushare`, cuda would also be the toolkit's ::cuda
+//   namespace cu = gpushare::cuda;
 #pragma once
 
 #ifndef __CUDACC__

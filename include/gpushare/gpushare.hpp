@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The umbrella header for sharing a node's devices among tenants: tenancy and tenant, and the types in their interfaces
-// (quotas, blocks, permits, tickets, splits). It needs nothing but a C++20 compiler. Each header below also works
-// alone.
+// The umbrella header for sharing a node's devices among tenants: tenancy and tenant, and the types
+// in their interfaces (quotas, blocks, permits, tickets, splits). It needs nothing but a C++20
+// compiler. Each header below also works alone.
 //
 // To save compile time, a program includes everything else that it uses itself: a backend, such as
 // <gpushare/backend/host/host.hpp>; policies besides weighted_fair, requests, coroutines, gangs

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Number types of 8 and 16 bits for storage: compute in float, and round once when storing. They have the bits, size
-// and alignment of the CUDA toolkit's __half, __nv_bfloat16, __nv_fp8_e4m3 and __nv_fp8_e5m2, but don't need the
-// toolkit.
+// Number types of 8 and 16 bits for storage: compute in float, and round once when storing. They
+// have the bits, size and alignment of the CUDA toolkit's __half, __nv_bfloat16, __nv_fp8_e4m3 and
+// __nv_fp8_e5m2, but don't need the toolkit.
 //
 //   out[i] = gpushare::bfloat16{float{a[i]} + float{b[i]}};
 //   auto theirs = std::bit_cast<__nv_bfloat16>(out[i]);
 //
-// Formats: IEEE 754-2019 binary16; bfloat16, the upper half of binary32; E4M3 and E5M2 of the OCP 8-bit floating point
-// specification (OFP8) 1.0.
+// Formats: IEEE 754-2019 binary16; bfloat16, the upper half of binary32; E4M3 and E5M2 of the OCP
+// 8-bit floating point specification (OFP8) 1.0.
 //
 // Numbers, and elements of other types, are moved 16 bytes at a time. On a device one instruction
 // moves them if the address is a multiple of 16:
@@ -35,7 +35,8 @@ template <int ExponentBits, int MantissaBits>
 struct number_format {
     static constexpr int bits = 1 + ExponentBits + MantissaBits;
     static constexpr int bias = (1 << (ExponentBits - 1)) - 1;
-    static constexpr std::uint32_t dropped = 23 - MantissaBits;  // binary32 has 23 bits of mantissa and a bias of 127
+    // binary32 has 23 bits of mantissa and a bias of 127
+    static constexpr std::uint32_t dropped = 23 - MantissaBits;
     static constexpr std::uint32_t magnitude = (1U << (bits - 1)) - 1;
     // E4M3 spends what would be infinity on numbers and keeps a single NaN.
     static constexpr bool has_infinity = !(ExponentBits == 4 && MantissaBits == 3);
@@ -53,7 +54,8 @@ struct number_format {
         const std::uint32_t sign = from >> 31 << (bits - 1);
         const std::uint32_t abs = from & 0x7fff'ffffU;
         if (abs > 0x7f80'0000U) return nan;
-        // Exponents as binary32 stores them. bfloat16 has the same, and no subnormal case of its own.
+        // Exponents as binary32 stores them. bfloat16 has the same, and no subnormal case of its
+        // own.
         constexpr int smallest_normal = is_upper_half ? 0 : 128 - bias;
         const int exponent = static_cast<int>(abs >> 23);
         std::uint32_t to = 0;
@@ -95,12 +97,14 @@ private:
 
 }  // namespace detail
 
-/// A number that is stored in few bits: it converts from float, explicitly and rounding to nearest even, and to float,
-/// exactly. No arithmetic: every operation would round, and a sum of many would drift.
+/// A number that is stored in few bits: it converts from float, explicitly and rounding to nearest
+/// even, and to float, exactly. No arithmetic: every operation would round, and a sum of many would
+/// drift.
 ///
-/// As the toolkit's constructors do: 16-bit types overflow to infinity; 8-bit types saturate, so anything too large,
-/// infinity included, becomes the largest finite number. A NaN becomes the format's NaN with all bits set and no sign;
-/// back in float it is 0x7fffffff, except that bfloat16 keeps its bits.
+/// As the toolkit's constructors do: 16-bit types overflow to infinity; 8-bit types saturate, so
+/// anything too large, infinity included, becomes the largest finite number. A NaN becomes the
+/// format's NaN with all bits set and no sign; back in float it is 0x7fffffff, except that bfloat16
+/// keeps its bits.
 template <int ExponentBits, int MantissaBits>
 class stored_number {
     using format = detail::number_format<ExponentBits, MantissaBits>;
@@ -109,7 +113,8 @@ public:
     /// An unsigned number of its size.
     using bits_type = std::conditional_t<format::bits == 8, std::uint8_t, std::uint16_t>;
 
-    stored_number() = default;  ///< leaves the bits unset: a __shared__ array of these must need no constructor
+    /// leaves the bits unset: a __shared__ array of these must need no constructor
+    stored_number() = default;
     /// From float alone: a double would be rounded twice, an integer perhaps as well.
     template <std::same_as<float> F>
     GPUSHARE_HD constexpr explicit stored_number(F value) noexcept : bits_(narrow(value)) {}
@@ -133,7 +138,8 @@ public:
     [[nodiscard]] GPUSHARE_HD static constexpr stored_number max() noexcept { return from_bits(format::largest); }
 
 private:
-    // Devices convert the common types in one instruction, to the same bits; the rest goes the way of the host.
+    // Devices convert the common types in one instruction, to the same bits; the rest goes the way
+    // of the host.
     [[nodiscard]] GPUSHARE_HD static constexpr bits_type narrow(float value) noexcept {
 #ifdef __CUDA_ARCH__
         if (!__builtin_is_constant_evaluated()) {

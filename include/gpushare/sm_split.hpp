@@ -2,7 +2,8 @@
 // How many SMs each partition of a device gets: plain arithmetic on the numbers that the device
 // reports. compute/partitioned_limiter.hpp says which clients get a partition of their own.
 //
-//   const gpushare::sm_split can = device.split();          // an H100: {.sms = 132, .unit = 8, .units = 16}
+//   // an H100: {.sms = 132, .unit = 8, .units = 16}
+//   const gpushare::sm_split can = device.split();
 //   gpushare::equal_sms(can, 3);                            // 40, 40, 40; the other 12 stay unused
 //   gpushare::weighted_sms(can, std::array{3U, 1U});        // 96, 32
 //   auto parts = device.partition(gpushare::equal_sms(can, 2));
@@ -44,8 +45,9 @@ inline void refuse_strays(std::span<const std::uint32_t> tags) {
     throw operation_error(failure{errc::invalid_specification, tags.front(), tags.size()}, {}, text);
 }
 
-/// Throws operation_error: errc::not_whole if one of `sms` isn't a multiple of the unit (figures: asked, the multiple
-/// below, the unit), errc::too_few_sms if the sum is more than there is, or than `units_left` of it.
+/// Throws operation_error: errc::not_whole if one of `sms` isn't a multiple of the unit (figures:
+/// asked, the multiple below, the unit), errc::too_few_sms if the sum is more than there is, or
+/// than `units_left` of it.
 inline void check_sms(const sm_split& can, std::span<const std::uint32_t> sms, std::uint32_t units_left) {
     std::uint64_t sum = 0;
     for (const std::uint32_t n : sms) {
@@ -70,9 +72,10 @@ inline void check_sms(const sm_split& can, std::span<const std::uint32_t> sms) {
     return std::vector<std::uint32_t>(parts, can.units / parts * can.unit);
 }
 
-/// All units in proportion to the weights, by largest remainder: one unit for each part, then one by one to the part
-/// that is furthest below its due (ties: the earlier one). So no part is off by a whole unit unless the minimum forces
-/// it. Throws as equal_sms, and errc::invalid_specification for a weight of 0.
+/// All units in proportion to the weights, by largest remainder: one unit for each part, then one
+/// by one to the part that is furthest below its due (ties: the earlier one). So no part is off by
+/// a whole unit unless the minimum forces it. Throws as equal_sms, and errc::invalid_specification
+/// for a weight of 0.
 [[nodiscard]] inline std::vector<std::uint32_t> weighted_sms(const sm_split& can,
                                                              std::span<const std::uint32_t> weights) {
     const auto parts = static_cast<std::uint32_t>(weights.size());

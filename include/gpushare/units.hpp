@@ -22,8 +22,8 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// An amount of memory. 64 bits whatever the platform; arithmetic saturates at `max()`, so a sum that
-/// overflows is "too much" and never "nearly nothing".
+/// An amount of memory. 64 bits whatever the platform; arithmetic saturates at `max()`, so a sum
+/// that overflows is "too much" and never "nearly nothing".
 class bytes {
 public:
     constexpr bytes() noexcept = default;
@@ -74,9 +74,9 @@ using ns = std::chrono::nanoseconds;
 /// Division by 1.0ms gives a long double, which printf takes for something else.
 [[nodiscard]] constexpr double in_seconds(ns t) noexcept { return static_cast<double>(t.count()) / 1e9; }
 
-/// A point in time, 1 ns resolution, of the clock that the embedder drives the library with: the steady clock, so that
-/// `std::chrono::steady_clock::now() + 5ms` is a deadline. A virtual clock counts from an epoch of its own: compare and
-/// pass only instants of one clock.
+/// A point in time, 1 ns resolution, of the clock that the embedder drives the library with: the
+/// steady clock, so that `std::chrono::steady_clock::now() + 5ms` is a deadline. A virtual clock
+/// counts from an epoch of its own: compare and pass only instants of one clock.
 using instant = std::chrono::time_point<std::chrono::steady_clock, ns>;
 static_assert(std::is_convertible_v<std::chrono::steady_clock::time_point, instant>, "without loss");
 /// The instant that doesn't come: as a deadline, a wait without limit.
@@ -109,11 +109,13 @@ public:
         return sm_width(all > 0 ? static_cast<double>(n) / all : 0);
     }
 
-    [[nodiscard]] constexpr bool known() const noexcept { return given_ > 0; }  ///< Whether it was given.
+    /// Whether it was given.
+    [[nodiscard]] constexpr bool known() const noexcept { return given_ > 0; }
     [[nodiscard]] constexpr double part() const noexcept {
         return given_ < 1 && given_ > 0 ? given_ : 1;
-    }                                                                         ///< In (0, 1].
-    [[nodiscard]] constexpr double given() const noexcept { return given_; }  ///< As it was given; 0 if it wasn't.
+    }  ///< In (0, 1].
+    /// As it was given; 0 if it wasn't.
+    [[nodiscard]] constexpr double given() const noexcept { return given_; }
     /// Whether the width was given as a part from 0 to 1, or not at all.
     [[nodiscard]] constexpr bool valid() const noexcept { return given_ >= 0 && given_ <= 1; }
 
@@ -152,8 +154,8 @@ private:
     std::uint16_t permille_ = 0;
 };
 
-/// How urgent work is: a higher level goes first, 0 is ordinary. Backends map levels onto their own range
-/// (CUDA counts the other way and has few of them).
+/// How urgent work is: a higher level goes first, 0 is ordinary. Backends map levels onto their own
+/// range (CUDA counts the other way and has few of them).
 struct priority {
     std::int32_t level = 0;  ///< higher goes first
 
@@ -184,7 +186,8 @@ namespace detail {
         if ((at(i) & 0xc0U) != 0x80) return 0;
         code = (code << 6) | (at(i) & 0x3fU);
     }
-    const bool overlong = size > 1 && code < (size == 2 ? 0xa0U : size == 3 ? 0x800U : 0x10000U);  // or C1
+    // or C1
+    const bool overlong = size > 1 && code < (size == 2 ? 0xa0U : size == 3 ? 0x800U : 0x10000U);
     return overlong || code > 0x10ffff || (code >= 0xd800 && code < 0xe000) || misleads(code) ? 0 : size;
 }
 
@@ -264,7 +267,8 @@ consteval bytes operator""_GiB(unsigned long long n) { return bytes{1ULL << 30} 
 /// 1024 GiB.
 consteval bytes operator""_TiB(unsigned long long n) { return bytes{1ULL << 40} * n; }
 
-/// `30_pct`, `0.5_pct`: a share of device time; more than a whole device, or finer than 0.1 %, doesn't compile.
+/// `30_pct`, `0.5_pct`: a share of device time; more than a whole device, or finer than 0.1 %,
+/// doesn't compile.
 consteval share operator""_pct(unsigned long long n) { return share::of_permille(n > 100 ? 1001 : n * 10); }
 /// A share in percent, such as 12.5_pct; in steps of 0.1.
 consteval share operator""_pct(long double n) {

@@ -170,8 +170,8 @@ cudaError_t cudaMemcpy3DBatchAsync(std::size_t n, cudaMemcpy3DBatchOp* all, unsi
     });
 }
 
-// Moves nothing here: all memory is the host's. (Driver API, cuMemPrefetchAsync: memory of cudaMallocManaged, or of
-// the host where devices reach all of that.)
+// Moves nothing here: all memory is the host's. (Driver API, cuMemPrefetchAsync: memory of
+// cudaMallocManaged, or of the host where devices reach all of that.)
 cudaError_t cudaMemPrefetchAsync(const void* p, std::size_t size, cudaMemLocation, unsigned flags,
                                  cudaStream_t handle) {
     cuMemPrefetchAsync_v2_params told{};

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of CUPTI that the library uses, for tests: linked instead of libcupti, it calls the one subscriber back at the launches
-// that go through the stand-in for CUDA. The runtime's calls appear as the driver's that they end in.
+// The part of CUPTI that the library uses, for tests: linked instead of libcupti, it calls the one
+// subscriber back at the launches that go through the stand-in for CUDA. The runtime's calls appear
+// as the driver's that they end in.
 //
 //   standin::take_subscriber("CUPTI for a profiler");      // from now on nobody else can subscribe
 //
-// What it models: one subscriber, the name of the present one, single callbacks switched on and off, ENTER and EXIT with the
-// function's parameters, a word that goes from one to the other, data that is invalid behind the callback.
+// What it models: one subscriber, the name of the present one, single callbacks switched on and
+// off, ENTER and EXIT with the function's parameters, a word that goes from one to the other, data
+// that is invalid behind the callback.
 #pragma once
 
 #include <cuda.h>

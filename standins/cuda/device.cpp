@@ -158,7 +158,8 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
 }
 
 cudaError_t cudaDeviceReset() {
-    // Runtime API, cudaDeviceReset: all resources of the current device in the process are gone, whoever has them.
+    // Runtime API, cudaDeviceReset: all resources of the current device in the process are gone,
+    // whoever has them.
     return enter({.name = "cudaDeviceReset", .returns = true, .bare = true}, nullptr, [](machine& m) {
         const auto& contexts = m.thread().contexts;
         m.reset_device(contexts.empty() ? 0 : contexts.back()->device);

@@ -41,7 +41,8 @@ CUresult context_id(CUcontext handle, unsigned long long* out) {
     }));
 }
 
-// Contexts beside the primary one. "The context is current to the calling thread." (Driver API, cuCtxCreate.)
+// Contexts beside the primary one. "The context is current to the calling thread." (Driver API,
+// cuCtxCreate.)
 CUresult create_context(CUcontext* out, CUctxCreateParams*, unsigned, CUdevice device) {
     return driver(enter({"cuCtxCreate"}, nullptr, [&](machine& m) {
         if (!m.has_device(device)) return cudaErrorInvalidDevice;
@@ -55,7 +56,8 @@ CUresult create_context(CUcontext* out, CUctxCreateParams*, unsigned, CUdevice d
     }));
 }
 
-// Driver API, cuCtxDestroy: "the resources associated with the context are destroyed"; it is popped where it is current.
+// Driver API, cuCtxDestroy: "the resources associated with the context are destroyed"; it is popped
+// where it is current.
 CUresult destroy_context(CUcontext handle) {
     return driver(enter({.name = "cuCtxDestroy", .returns = true}, nullptr, [&](machine& m) {
         const auto c = m.user_contexts.find(handle);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The driver's functions, which programs ask for by name. None of them is a symbol, so that a program that links the
-// driver by mistake doesn't link here either.
+// The driver's functions, which programs ask for by name. None of them is a symbol, so that a
+// program that links the driver by mistake doesn't link here either.
 #pragma once
 
 #include <cuda.h>
@@ -37,9 +37,10 @@ inline CUresult driver(cudaError_t e) { return static_cast<CUresult>(e); }
 inline constexpr auto invalid_value = cudaErrorInvalidValue;
 inline constexpr auto invalid_context = static_cast<cudaError_t>(CUDA_ERROR_INVALID_CONTEXT);
 
-/// body(machine&) for a function of the driver's that names its object, and needs no context: it makes none (Driver API, Virtual
-/// Memory Management: CUDA_ERROR_INVALID_CONTEXT isn't among their answers). Where the thread has one, errors of earlier work
-/// there may be answered (Driver API, every function: "may also return error codes from previous, asynchronous launches").
+/// body(machine&) for a function of the driver's that names its object, and needs no context: it
+/// makes none (Driver API, Virtual Memory Management: CUDA_ERROR_INVALID_CONTEXT isn't among their
+/// answers). Where the thread has one, errors of earlier work there may be answered (Driver API,
+/// every function: "may also return error codes from previous, asynchronous launches").
 template <class Body>
 cudaError_t beside_context(const call_info& info, Body body) {
     return enter(info, nullptr, [&](machine& m) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What runs compiled kernels over the stand-in, if a program has such a thing: standins/ptx/runtime.cpp.
+// What runs compiled kernels over the stand-in, if a program has such a thing:
+// standins/ptx/runtime.cpp.
 //
 // All calls come under the machine's mutex.
 #pragma once
@@ -30,8 +31,8 @@ struct engine {
     /// Nothing exists any more.
     virtual void reset() = 0;
 
-    // What happens before a kernel or a copy: what its stream did before it, marks of other streams that this awaited, and what the
-    // host had seen the end of when it enqueued it.
+    // What happens before a kernel or a copy: what its stream did before it, marks of other streams
+    // that this awaited, and what the host had seen the end of when it enqueued it.
 
     /// A stream has come past the mark that it awaited, and reached one. Either may be null.
     virtual void passed(std::uint64_t stream, const void* awaited, const void* reached) = 0;
@@ -40,14 +41,15 @@ struct engine {
     /// What the host has seen so far, to be kept with what it enqueues.
     [[nodiscard]] virtual std::uint64_t known() const = 0;
 
-    /// The host waits for the end of something: else it comes back soon, to launch what kernels wait for.
+    /// The host waits for the end of something: else it comes back soon, to launch what kernels
+    /// wait for.
     bool host_waits = false;
 };
 /// Null: kernels run on the host, see launch.hpp.
 [[nodiscard]] engine*& the_engine();
 
-/// Asked again and again once it has begun: goes on for a while, and says whether it is over. Throws if it went wrong: an
-/// illegal access.
+/// Asked again and again once it has begun: goes on for a while, and says whether it is over.
+/// Throws if it went wrong: an illegal access.
 using running_kernel = std::function<bool()>;
 /// Where a kernel begins.
 struct beginning {
@@ -57,8 +59,8 @@ struct beginning {
 };
 using kernel_start = std::function<running_kernel(const beginning& here)>;
 
-/// Enqueues a kernel that takes as long as it computes; counts as a call of cudaLaunchKernelExC. `kernel` and `together` as for kernels
-/// that run on the host.
+/// Enqueues a kernel that takes as long as it computes; counts as a call of cudaLaunchKernelExC.
+/// `kernel` and `together` as for kernels that run on the host.
 cudaError_t launch(cudaStream_t stream, const void* kernel, bool together, kernel_start start);
 
 }  // namespace standin::detail

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls about capture and graphs. A graph is what its capture recorded, replayed one after the other: forks of the
-// capture are put in an order that keeps them right.
+// The calls about capture and graphs. A graph is what its capture recorded, replayed one after the
+// other: forks of the capture are put in an order that keeps them right.
 #include <algorithm>
 #include <iterator>
 
@@ -196,7 +196,8 @@ cudaError_t cudaGraphExecUpdate(cudaGraphExec_t exec, cudaGraph_t handle, cudaGr
         const auto g = m.look_up(m.graphs, handle, "a call");
         const auto e = m.look_up(m.executables, exec, "a call");
         if (g == nullptr || e == nullptr) return cudaErrorInvalidValue;
-        // Runtime API, cudaGraphExecUpdate, "Limitations": the context of a kernel node can't change.
+        // Runtime API, cudaGraphExecUpdate, "Limitations": the context of a kernel node can't
+        // change.
         const auto device_of = [](const std::vector<operation>& nodes) {
             return nodes.empty() || nodes.front().in == nullptr ? -1 : nodes.front().in->device;
         };
@@ -221,8 +222,9 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t handle) {
             const auto e = m.look_up(m.executables, exec, "a call");
             if (e == nullptr) return cudaErrorInvalidValue;
             if (on.recording == nullptr && e->running != nullptr) m.enqueue(on, {.awaited = e->running});
-            // A node runs on the SMs of the context that it was captured in, not on those of the stream of the launch.
-            // (Driver API, CUDA_KERNEL_NODE_PARAMS.) So it runs on the device of that context, too.
+            // A node runs on the SMs of the context that it was captured in, not on those of the
+            // stream of the launch. (Driver API, CUDA_KERNEL_NODE_PARAMS.) So it runs on the device
+            // of that context, too.
             for (const operation& node : e->nodes) {
                 if (node.in == nullptr || (node.in->device == on.in->device && node.in->sms == on.in->sms)) continue;
                 m.find(node.in->device == on.in->device
@@ -233,7 +235,8 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t handle) {
             for (const operation& node : e->nodes) m.enqueue(on, node);
             if (on.recording == nullptr) {
                 e->running = std::make_shared<mark>(mark{.device = on.in->device});
-                // Programming Guide, "CUDA User Objects": what an executable owns stays until its launches are done.
+                // Programming Guide, "CUDA User Objects": what an executable owns stays until its
+                // launches are done.
                 m.enqueue(on, {.effect = [owns = e->owns] {}, .reaches = e->running});
             }
             return cudaSuccess;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The driver's functions about green contexts: SMs are split in steps, described, and become contexts with streams.
+// The driver's functions about green contexts: SMs are split in steps, described, and become
+// contexts with streams.
 #include <algorithm>
 #include <array>
 #include <cstring>

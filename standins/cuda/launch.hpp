@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels on the stand-in: what launch.cuh defines for devices, for files that g++ compiles. The functor runs on the
-// host, a block after the other with one thread each, when the stream gets there. The blocks of a cooperative launch
-// have a host thread each, since they may wait for each other.
+// Kernels on the stand-in: what launch.cuh defines for devices, for files that g++ compiles. The
+// functor runs on the host, a block after the other with one thread each, when the stream gets
+// there. The blocks of a cooperative launch have a host thread each, since they may wait for each
+// other.
 //
 //   #include "standins/cuda/launch.hpp"
-//   stream.launch({.blocks = 8, .hold = 250us}, kernel);       // takes `hold` for each wave of blocks
+//   stream.launch({.blocks = 8, .hold = 250us}, kernel);  // takes `hold` for each wave of blocks
 #pragma once
 
 #include <chrono>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The machine inside the stand-in, which owns all objects, and the functions through which every call goes.
+// The machine inside the stand-in, which owns all objects, and the functions through which every
+// call goes.
 //
 //   extern "C" cudaError_t cudaStreamGetPriority(cudaStream_t s, int* priority) {
 //       return on_stream({"cudaStreamGetPriority"}, s, [&](machine&, stream& on) { ... return cudaSuccess; });
@@ -55,8 +56,8 @@ struct call_info {
     bool makes = false;    // may wait for the device: see options::creation_beside_spinning
 };
 
-/// Everything happens under the mutex, the effects of work included: they mustn't call CUDA. Work is done by whoever
-/// calls next, once its time has come.
+/// Everything happens under the mutex, the effects of work included: they mustn't call CUDA. Work
+/// is done by whoever calls next, once its time has come.
 struct machine {
     explicit machine(const options& o);
     machine(const machine&) = delete;
@@ -68,7 +69,8 @@ struct machine {
     [[nodiscard]] ns now() const;
     void run();
     void enqueue(stream& on, operation op);
-    /// Until `done()`; false if nothing can change any more that isn't for another thread to change, and none does.
+    /// Until `done()`; false if nothing can change any more that isn't for another thread to
+    /// change, and none does.
     template <class Done>
     [[nodiscard]] bool wait(const char* who, Done done);
     void poison(int device, cudaError_t code);
@@ -109,8 +111,9 @@ struct machine {
     cudaStream_t open_stream(const std::shared_ptr<context>& in, int priority);
     /// Null for a handle of none; for the default stream's one that stands for it, and a finding.
     std::shared_ptr<stream> find_stream(const char* who, cudaStream_t handle);
-    /// What the handle stands for; null, and a finding, for one that was destroyed: what a driver makes of such a handle is undefined.
-    /// (Runtime API, cudaStreamDestroy, cudaEventDestroy, cudaGraphExecDestroy and others.)
+    /// What the handle stands for; null, and a finding, for one that was destroyed: what a driver
+    /// makes of such a handle is undefined. (Runtime API, cudaStreamDestroy, cudaEventDestroy,
+    /// cudaGraphExecDestroy and others.)
     template <class T, class Handle>
     [[nodiscard]] std::shared_ptr<T> look_up(const table<T>& in, Handle h, const char* who) {
         auto found = in.find(h);
@@ -119,8 +122,9 @@ struct machine {
             find(std::string(who) + " of something that was destroyed");
         return found;
     }
-    /// The legacy stream waits for the streams that capture and synchronise with it, which it can't: those captures are over. (Runtime
-    /// API, cudaStreamLegacy and cudaErrorStreamCaptureImplicit.)
+    /// The legacy stream waits for the streams that capture and synchronise with it, which it
+    /// can't: those captures are over. (Runtime API, cudaStreamLegacy and
+    /// cudaErrorStreamCaptureImplicit.)
     [[nodiscard]] bool capture_in_the_way(const stream& legacy, const char* who);
     /// What cudaDeviceReset does.
     void reset_device(int d);
@@ -255,7 +259,8 @@ inline void host_saw() {
 [[nodiscard]] machine& the_machine();
 /// A new one in its place, while nobody is inside a call.
 void restart(const options& o);
-/// The safety net under tests that don't look for themselves: ends the program if there are findings.
+/// The safety net under tests that don't look for themselves: ends the program if there are
+/// findings.
 void check_at_exit();
 
 template <class Done>
@@ -277,18 +282,21 @@ bool machine::wait(const char* who, Done done) {
     return true;
 }
 
-/// The frame of every call: body(machine&) under the mutex, unless there is no driver or a fault strikes.
+/// The frame of every call: body(machine&) under the mutex, unless there is no driver or a fault
+/// strikes.
 template <class Body>
 cudaError_t enter(const call_info& info, const void* stream, Body body) {
     machine& m = the_machine();
-    // Programming Guide, "Initialization", and fork(): a child can't use what its parent has initialised. The answer comes before the
-    // mutex: a thread of the parent may have held the mutex at the fork, and the child lacks that thread.
+    // Programming Guide, "Initialization", and fork(): a child can't use what its parent has
+    // initialised. The answer comes before the mutex: a thread of the parent may have held the
+    // mutex at the fork, and the child lacks that thread.
     if (m.process != ::getpid()) return cudaErrorInitializationError;
     std::unique_lock lock(m.mutex);
     if (!m.interruptions.empty()) [[unlikely]]
         m.interrupt(info.name, lock);
     cudaError_t result = cudaSuccess;
-    // At the end of the process the driver may be gone before static objects are. (Runtime API, cudaErrorCudartUnloading.)
+    // At the end of the process the driver may be gone before static objects are. (Runtime API,
+    // cudaErrorCudartUnloading.)
     if (m.unloaded) result = cudaErrorCudartUnloading;
     if (!info.always && result == cudaSuccess) {
         if (m.chosen.driver_version == 0)
@@ -299,9 +307,10 @@ cudaError_t enter(const call_info& info, const void* stream, Body body) {
     const auto struck = result == cudaSuccess ? m.strike(info) : machine::blow{result, false};
     result = struck.code;
     if (struck.works) {
-        // The runtime makes a context current for a thread that has none: that of device 0, unless it chose another one. (Programming
-        // Guide, "Initialization".) The driver's functions make none, but for those that are for that: those that need one say that
-        // there is none. (Driver API, CUDA_ERROR_INVALID_CONTEXT.)
+        // The runtime makes a context current for a thread that has none: that of device 0, unless
+        // it chose another one. (Programming Guide, "Initialization".) The driver's functions make
+        // none, but for those that are for that: those that need one say that there is none.
+        // (Driver API, CUDA_ERROR_INVALID_CONTEXT.)
         if (!info.bare && !m.devices.empty() && std::string_view(info.name).starts_with("cuda")) (void)m.current();
         if (!m.busy.empty()) m.run();
         const cudaError_t own = body(m);

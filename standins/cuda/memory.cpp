@@ -28,8 +28,8 @@ block* begins(machine& m, const void* p) {
     return at == m.blocks.end() || at->second.freed_on != 0 ? nullptr : &at->second;
 }
 
-/// Where what is allocated now belongs to, unless that is the device. (Driver API, cuCtxDestroy: what was allocated in a context goes
-/// with it.)
+/// Where what is allocated now belongs to, unless that is the device. (Driver API, cuCtxDestroy:
+/// what was allocated in a context goes with it.)
 const context* users_context(machine& m) { return m.current()->users ? m.current().get() : nullptr; }
 
 /// The block that `p` points into, and where it begins.
@@ -48,7 +48,8 @@ void grow(pool& p, std::uint64_t used, std::uint64_t step) {
     p.reserved_high = std::max(p.reserved_high, p.reserved);
 }
 
-/// Room for `charge` bytes more. What was freed earlier in the same stream can be had again without waiting for it.
+/// Room for `charge` bytes more. What was freed earlier in the same stream can be had again without
+/// waiting for it.
 bool make_room(machine& m, pool& p, std::uint64_t charge, stream& on) {
     const std::uint64_t step = m.chosen.pool_step.count();
     const auto fits = [&] {
@@ -61,7 +62,8 @@ bool make_room(machine& m, pool& p, std::uint64_t charge, stream& on) {
         b.settled = true;
         p.used -= b.charge;
     }
-    // Or in another stream, for which this one then waits: two that share a pool come to wait for each other's work.
+    // Or in another stream, for which this one then waits: two that share a pool come to wait for
+    // each other's work.
     const auto couples = p.switches.find(cudaMemPoolReuseAllowInternalDependencies);
     if (couples == p.switches.end() || couples->second != 0)
         for (auto& [at, b] : m.blocks) {
@@ -368,8 +370,8 @@ cudaError_t cudaMemPoolSetAccess(cudaMemPool_t handle, const cudaMemAccessDesc* 
     return on_device({"cudaMemPoolSetAccess"}, [&](machine& m, int) {
         const auto p = m.look_up(m.pools, handle, "a pool call");
         if (p == nullptr) return cudaErrorInvalidValue;
-        // Runtime API, cudaMemPoolSetAccess: devices and read-write access, or none; the location's own can't be revoked (RMM 1753:
-        // cudaErrorInvalidDevice).
+        // Runtime API, cudaMemPoolSetAccess: devices and read-write access, or none; the location's
+        // own can't be revoked (RMM 1753: cudaErrorInvalidDevice).
         std::set<int> seen;
         for (const auto& d : std::span(list, count)) {
             if (d.location.type != cudaMemLocationTypeDevice || !seen.insert(d.location.id).second)
@@ -411,8 +413,8 @@ cudaError_t cudaFreeAsync(void* p, cudaStream_t stream_handle) {
         block* const b = begins(m, p);
         if (b == nullptr || b->device < 0) return cudaErrorInvalidValue;
         if (on.recording != nullptr) {
-            // "During stream capture, this function results in the creation of a free node and must therefore be passed the address of
-            // a graph allocation." (Runtime API, cudaFreeAsync.)
+            // "During stream capture, this function results in the creation of a free node and must
+            // therefore be passed the address of a graph allocation." (Runtime API, cudaFreeAsync.)
             if (!b->of_graph) {
                 m.invalidate(*on.recording, "cudaFreeAsync of a block that isn't the graph's");
                 return cudaErrorInvalidValue;
@@ -420,8 +422,8 @@ cudaError_t cudaFreeAsync(void* p, cudaStream_t stream_handle) {
             m.enqueue(on, {});
             return cudaSuccess;
         }
-        // Runtime API, cudaFreeAsync: "the memory pointed to by devPtr must have been allocated by stream-ordered allocation" is what it
-        // is for; that it takes another block isn't granted.
+        // Runtime API, cudaFreeAsync: "the memory pointed to by devPtr must have been allocated by
+        // stream-ordered allocation" is what it is for; that it takes another block isn't granted.
         if (b->from == nullptr && !b->of_graph) return cudaErrorInvalidValue;
         b->freed_on = on.id;
         b->freed = std::make_shared<mark>(mark{.device = b->device});

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Streams that wait for a word in memory, or write one: the two of the driver's functions that the library uses.
+// Streams that wait for a word in memory, or write one: the two of the driver's functions that the
+// library uses.
 #include <array>
 #include <atomic>
 
@@ -12,8 +13,9 @@ using namespace detail;
 
 namespace {
 
-// Driver API, Stream Memory Operations: "the device address should be mapped to a CPU pointer" or be device memory that
-// was registered; naturally aligned. Of the library's words all are pinned, so anything else is a finding.
+// Driver API, Stream Memory Operations: "the device address should be mapped to a CPU pointer" or
+// be device memory that was registered; naturally aligned. Of the library's words all are pinned,
+// so anything else is a finding.
 bool fits(machine& m, CUdeviceptr at, std::size_t size) {
     const bool good = at % size == 0 && m.is_pinned(static_cast<std::uintptr_t>(at & ~CUdeviceptr{7}));
     if (!good) m.find("a stream memory operation on memory that isn't pinned, or isn't aligned");

@@ -26,8 +26,9 @@ namespace standin::detail {
 struct stream;
 struct context;
 
-/// What a graph owns besides nodes: its callback comes when nobody has it any more. It comes in the thread of the call that let it go,
-/// within that, so one that calls CUDA, which it mustn't, doesn't get anywhere. (Runtime API, cudaUserObjectCreate.)
+/// What a graph owns besides nodes: its callback comes when nobody has it any more. It comes in the
+/// thread of the call that let it go, within that, so one that calls CUDA, which it mustn't,
+/// doesn't get anywhere. (Runtime API, cudaUserObjectCreate.)
 struct user_object {
     user_object(cudaHostFn_t at_end, void* of) : destroy(at_end), argument(of) {}
     user_object(const user_object&) = delete;
@@ -51,7 +52,8 @@ struct capture {
     user_objects owns{};
 };
 
-/// How far a captured stream has come, by its id. What a stream has seen of the others, it has joined.
+/// How far a captured stream has come, by its id. What a stream has seen of the others, it has
+/// joined.
 using progress = std::map<std::uint64_t, std::uint64_t>;
 
 /// One recording of an event. Waits for it outlive the event's next one.
@@ -186,7 +188,8 @@ struct device_state {
     std::size_t retained = 0;  // how often its primary context was, by the driver
 };
 
-/// Objects by handle. Handles are numbers that are never used twice, so a stale one is always found out.
+/// Objects by handle. Handles are numbers that are never used twice, so a stale one is always found
+/// out.
 template <class T>
 class table {
 public:

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// CUDA's own calls, shortened, for tests of the stand-in itself and for what the library isn't asked to do.
+// CUDA's own calls, shortened, for tests of the stand-in itself and for what the library isn't
+// asked to do.
 #pragma once
 
 #include <cuda.h>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// One test on the stand-in: starts from nothing, and checks at its end that nothing was left behind and nothing
-// forbidden was done.
+// One test on the stand-in: starts from nothing, and checks at its end that nothing was left behind
+// and nothing forbidden was done.
 //
 //   TEST_CASE("...", "[cuda]") {
-//       const standin::session gpu{{.devices = 1}};     // first: it must outlive what the test makes
+//       const standin::session gpu{{.devices = 1}};  // first: it must outlive what the test makes
 //       ...
 //   }
 #pragma once

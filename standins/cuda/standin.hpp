@@ -4,16 +4,19 @@
 // time, faults come on demand, and the stand-in finds objects that a program leaves behind and
 // calls that it must not make.
 //
-//   standin::session gpu{{.devices = 2, .memory = 64_MiB}};          // session.hpp; checks that nothing leaked
+//   // session.hpp; checks that nothing leaked
+//   standin::session gpu{{.devices = 2, .memory = 64_MiB}};
 //   standin::inject({.call = "cudaMalloc", .code = cudaErrorMemoryAllocation, .skip = 3});
 //   standin::hold(stream);     ...     standin::let_go(stream);
 //
-// What it models: order within a stream and across events, capture with its three modes, pools with a maximum size,
-// virtual memory, green contexts, contexts of cuCtxCreate, errors that stick to a context, a device that is reset, fork, and a driver
-// that is gone. What it doesn't: how fast a device is, contention for SMs (streams never slow each other down), and the waiting of
-// the synchronising default stream.
+// What it models: order within a stream and across events, capture with its three modes, pools with
+// a maximum size, virtual memory, green contexts, contexts of cuCtxCreate, errors that stick to a
+// context, a device that is reset, fork, and a driver that is gone. What it doesn't: how fast a
+// device is, contention for SMs (streams never slow each other down), and the waiting of the
+// synchronising default stream.
 //
-// Where CUDA doesn't guarantee something, the stand-in doesn't grant it unless an option says so: see `options`.
+// Where CUDA doesn't guarantee something, the stand-in doesn't grant it unless an option says so:
+// see `options`.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -36,7 +39,8 @@ namespace standin {
 using gpushare::bytes;
 using gpushare::ns;
 
-/// automatic: work ends when its length has passed in real time. manual: time stands still until `advance`.
+/// automatic: work ends when its length has passed in real time. manual: time stands still until
+/// `advance`.
 enum class timing : std::uint8_t { automatic, manual };
 
 /// Whom an error that sticks takes along: the contexts of its device, or all of the process.
@@ -61,37 +65,42 @@ struct options {
     bool stream_memory_operations = true;  // streams wait for words of 64 bits in memory
     bool peers = true;                     // every device reaches every other one ...
     bool peer_atomics = false;  // ... with atomics too: not over PCIe (Programming Guide, "Peer-to-Peer Memory Access")
-                                // nor on the host's memory. Without, a compiled kernel that needs them is a finding
+                                // nor on the host's memory. Without, a compiled kernel that needs
+                                // them is a finding
     timing time = timing::automatic;
     poison_scope scope = poison_scope::device;
     std::size_t log_capacity = 4096;  // calls
 
     // What CUDA doesn't guarantee, and what happens to be so on some machines.
 
-    /// cudaEventElapsedTime says that a fault has happened. (Runtime API, cudaEventElapsedTime: it may only say that an event
-    /// isn't complete.)
+    /// cudaEventElapsedTime says that a fault has happened. (Runtime API, cudaEventElapsedTime: it
+    /// may only say that an event isn't complete.)
     bool elapsed_reports_faults = false;
-    /// Launches, copies and records say that an earlier kernel has failed before somebody has waited or asked for the end of
-    /// it. (Runtime API, "Error Handling": asynchronous errors may be reported by any later call.)
+    /// Launches, copies and records say that an earlier kernel has failed before somebody has
+    /// waited or asked for the end of it. (Runtime API, "Error Handling": asynchronous errors may
+    /// be reported by any later call.)
     bool prompt_errors = false;
-    /// Events, streams and memory are made beside kernels that wait for others without waiting for them.
+    /// Events, streams and memory are made beside kernels that wait for others without waiting for
+    /// them.
     bool creation_beside_spinning = false;
-    /// Kernels are loaded before their first use. (Programming Guide, "Lazy Loading", "Concurrent Execution": loading one may
-    /// wait for those that run.)
+    /// Kernels are loaded before their first use. (Programming Guide, "Lazy Loading", "Concurrent
+    /// Execution": loading one may wait for those that run.)
     bool eager_loading = false;
-    /// Loading a kernel waits for all work of its device: at its first launch and, for a kernel that a capture has recorded,
-    /// when the graph is instantiated or updated. (Programming Guide, as above.)
+    /// Loading a kernel waits for all work of its device: at its first launch and, for a kernel
+    /// that a capture has recorded, when the graph is instantiated or updated. (Programming Guide,
+    /// as above.)
     bool loading_waits = false;
-    /// Hardware queues of a device, which its streams share: what waits in one holds up what was enqueued there later, by
-    /// other streams too. (Programming Guide, CUDA_DEVICE_MAX_CONNECTIONS: 8 by default.)
+    /// Hardware queues of a device, which its streams share: what waits in one holds up what was
+    /// enqueued there later, by other streams too. (Programming Guide, CUDA_DEVICE_MAX_CONNECTIONS:
+    /// 8 by default.)
     std::uint32_t connections = 8;
-    /// Asynchronous copies from and to pageable memory come back when they are over. (Runtime API, "API synchronization
-    /// behavior": such a copy may be synchronous.)
+    /// Asynchronous copies from and to pageable memory come back when they are over. (Runtime API,
+    /// "API synchronization behavior": such a copy may be synchronous.)
     bool pageable_copies_wait = false;
 };
 
-/// Starts from nothing: whatever exists is gone. Findings that nobody took make the program fail at its end. No other
-/// thread may be inside a call.
+/// Starts from nothing: whatever exists is gone. Findings that nobody took make the program fail at
+/// its end. No other thread may be inside a call.
 void reset(const options& o = {});
 
 // --- time
@@ -114,13 +123,15 @@ struct fault {
     bool sticky = false;  // the device answers everything with it from then on
 };
 void inject(fault f);
-/// The next call of this name does `what` first, on its thread and under no lock: what comes between two of the library's readings.
+/// The next call of this name does `what` first, on its thread and under no lock: what comes
+/// between two of the library's readings.
 void before_next(std::string call, std::function<void()> what);
 /// How many haven't struck as often as they were to.
 [[nodiscard]] std::size_t faults_left();
 /// From now on every call that concerns the device fails with `code`, and its work stands still.
 void poison(int device, cudaError_t code);
-/// The driver is gone, with everything, as at the end of a process: every call answers cudaErrorCudartUnloading from then on.
+/// The driver is gone, with everything, as at the end of a process: every call answers
+/// cudaErrorCudartUnloading from then on.
 void unload();
 /// The driver doesn't know the entry point: as an older one wouldn't.
 void hide_entry_point(std::string name);
@@ -151,8 +162,8 @@ struct inventory {
 [[nodiscard]] inventory existing();
 /// Whether the device's primary context exists.
 [[nodiscard]] bool has_context(int device);
-/// The green context that the stream lives in is destroyed, by somebody who doesn't ask: what concerns its streams answers
-/// cudaErrorContextIsDestroyed from then on.
+/// The green context that the stream lives in is destroyed, by somebody who doesn't ask: what
+/// concerns its streams answers cudaErrorContextIsDestroyed from then on.
 void destroy_context_of(cudaStream_t stream);
 /// The numbers of the SMs that the stream's work runs on; none for a stream that doesn't exist.
 [[nodiscard]] std::set<std::uint32_t> sms_of(cudaStream_t stream);
@@ -161,8 +172,8 @@ void destroy_context_of(cudaStream_t stream);
 /// Of the device's memory, what cudaMalloc, pools and physical blocks took: whole pages.
 [[nodiscard]] bytes used(int device);
 
-/// One line for each thing that was left behind or must not happen; empty if all is well. The program fails at its end
-/// if it isn't.
+/// One line for each thing that was left behind or must not happen; empty if all is well. The
+/// program fails at its end if it isn't.
 [[nodiscard]] std::string findings();
 /// `findings`, which are then forgotten, with everything that was left behind.
 std::string take_findings();
@@ -170,10 +181,10 @@ std::string take_findings();
 // --- for kernels that run on the host, see launch.hpp
 
 namespace detail {
-/// Enqueues `body`, which takes `length` on the device; counts as a call of cudaLaunchKernelExC. A body that throws
-/// is an illegal access.
-/// `kernel` names it, and is loaded the first time; `together` for a cooperative launch, whose blocks may wait for others.
-/// `touches`: what its arguments point to, so that unmapping that under it is found out.
+/// Enqueues `body`, which takes `length` on the device; counts as a call of cudaLaunchKernelExC. A
+/// body that throws is an illegal access. `kernel` names it, and is loaded the first time;
+/// `together` for a cooperative launch, whose blocks may wait for others. `touches`: what its
+/// arguments point to, so that unmapping that under it is found out.
 cudaError_t launch(cudaStream_t stream, const void* kernel, bool together, ns length, std::function<void()> body,
                    std::vector<std::uintptr_t> touches = {});
 /// Of a kernel that is loaded, and waits for nobody.

@@ -69,16 +69,19 @@ operation copying(void* to, const void* from, std::size_t size) {
     return {.effect = copy, .writes = range_of(to, size), .reads = range_of(from, size)};
 }
 
-/// Whether the stream may copy from or to there. Memory of cudaMalloc goes between any devices, through the host if it must. (Runtime
-/// API, cudaMemcpyDefault: unified virtual addressing tells where a pointer points.) That of pools and virtual memory goes only
-/// where it is open to the device of the stream, and to the one that is current as well. (Programming Guide, "Stream-Ordered Memory
-/// Allocator", "Device Accessibility for Multi-GPU Support"; seen so: NVIDIA's bug 3446335, llama.cpp, pull request 4620.)
+/// Whether the stream may copy from or to there. Memory of cudaMalloc goes between any devices,
+/// through the host if it must. (Runtime API, cudaMemcpyDefault: unified virtual addressing tells
+/// where a pointer points.) That of pools and virtual memory goes only where it is open to the
+/// device of the stream, and to the one that is current as well. (Programming Guide,
+/// "Stream-Ordered Memory Allocator", "Device Accessibility for Multi-GPU Support"; seen so:
+/// NVIDIA's bug 3446335, llama.cpp, pull request 4620.)
 bool copies(const machine& m, const void* p, const stream& on, int current) {
     const auto where = m.place_of(p);
     return where.peers_alone || (m.reaches(on.in->device, where) && m.reaches(current, where));
 }
 
-/// body(machine&, stream&), and then waits for the legacy stream and for the streams that it waits for.
+/// body(machine&, stream&), and then waits for the legacy stream and for the streams that it waits
+/// for.
 template <class Body>
 cudaError_t in_legacy_stream(const char* name, Body body) {
     return on_stream({.name = name, .unsafe = true}, nullptr, [&](machine& m, stream& on) {
@@ -158,7 +161,8 @@ cudaError_t detail::enqueue_kernel(cudaStream_t handle, const void* kernel, oper
     const cuLaunchKernelEx_params told{&how, reinterpret_cast<CUfunction>(const_cast<void*>(kernel)), nullptr, nullptr};
     return traced_call(CUPTI_DRIVER_TRACE_CBID_cuLaunchKernelEx, "cuLaunchKernelEx", told, [&] {
         return on_stream(info, handle, [&](machine& m, stream& on) {
-            // Driver API, cuLaunchKernel: the context of the stream has to be current; that of a green one is its device's primary.
+            // Driver API, cuLaunchKernel: the context of the stream has to be current; that of a
+            // green one is its device's primary.
             const auto now = m.current();
             if (now != on.in && !(on.in->green && now == m.device(on.in->device).primary))
                 return cudaErrorInvalidResourceHandle;
@@ -369,8 +373,9 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t size, cudaMe
     });
 }
 
-// Synchronous ones, in the legacy default stream: they wait for the streams that synchronise with it. (Runtime API, "API
-// synchronization behavior"; a copy within a device needn't wait, and here it does.)
+// Synchronous ones, in the legacy default stream: they wait for the streams that synchronise with
+// it. (Runtime API, "API synchronization behavior"; a copy within a device needn't wait, and here
+// it does.)
 
 cudaError_t cudaMemcpy(void* to, const void* from, std::size_t size, cudaMemcpyKind) {
     const cuMemcpy_params told{reinterpret_cast<CUdeviceptr>(to), reinterpret_cast<CUdeviceptr>(from), size};
@@ -404,7 +409,8 @@ cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int f
         if (!m.has_device(to_device) || !m.has_device(from_device)) return cudaErrorInvalidDevice;
         const auto target = m.place_of(to), source = m.place_of(from);
         if (target.device != to_device || source.device != from_device) return cudaErrorInvalidValue;
-        // CUDA.jl, pull request 3112: into a pool that is open to another device, it was seen to write nothing.
+        // CUDA.jl, pull request 3112: into a pool that is open to another device, it was seen to
+        // write nothing.
         for (const auto* const p : {&target, &source})
             if (p->pooled && p->open_to.size() > 1)
                 m.find("cudaMemcpyPeerAsync of a pool's memory that is open to another device");
@@ -419,7 +425,8 @@ cudaError_t cudaMemsetAsync(void* to, int value, std::size_t size, cudaStream_t 
     return traced_call(CUPTI_DRIVER_TRACE_CBID_cuMemsetD8Async, "cuMemsetD8Async", told, [&] {
         return on_stream({"cudaMemsetAsync"}, handle, [&](machine& m, stream& on) {
             if (size == 0) return cudaSuccess;
-            // Programming Guide, "Peer-to-Peer Memory Access", "Accessibility" of pools, cuMemSetAccess: who fills it, reaches it.
+            // Programming Guide, "Peer-to-Peer Memory Access", "Accessibility" of pools,
+            // cuMemSetAccess: who fills it, reaches it.
             if (to == nullptr || !m.reaches(on.in->device, m.place_of(to))) return cudaErrorInvalidValue;
             const auto set = [=] { std::memset(to, value, size); };
             m.enqueue(on, {.effect = set, .writes = range_of(to, size)});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The driver's functions about virtual memory: reserved addresses fault until physical memory is mapped and opened
-// there.
+// The driver's functions about virtual memory: reserved addresses fault until physical memory is
+// mapped and opened there.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -118,7 +118,8 @@ CUresult map(CUdeviceptr at, std::size_t size, std::size_t offset, CUmemGenericA
     }));
 }
 
-/// f(address, mapping&) for the mappings that [at, at + size) consists of; invalid_value if it doesn't.
+/// f(address, mapping&) for the mappings that [at, at + size) consists of; invalid_value if it
+/// doesn't.
 template <class F>
 cudaError_t for_mappings(machine& m, CUdeviceptr at, std::size_t size, F f) {
     std::vector<std::uintptr_t> parts;
@@ -134,8 +135,8 @@ cudaError_t for_mappings(machine& m, CUdeviceptr at, std::size_t size, F f) {
 
 CUresult set_access(CUdeviceptr at, std::size_t size, const CUmemAccessDesc* list, std::size_t count) {
     return driver(beside_context({"cuMemSetAccess"}, [&](machine& m) {
-        // Driver API, CUmemAccessDesc and cuMemSetAccess: locations and flags of the list, CUDA_ERROR_INVALID_VALUE and
-        // INVALID_DEVICE. That a device is named twice isn't granted.
+        // Driver API, CUmemAccessDesc and cuMemSetAccess: locations and flags of the list,
+        // CUDA_ERROR_INVALID_VALUE and INVALID_DEVICE. That a device is named twice isn't granted.
         if (count == 0) return invalid_value;
         std::set<int> seen;
         for (const auto& d : std::span(list, count)) {
@@ -161,8 +162,9 @@ CUresult set_access(CUdeviceptr at, std::size_t size, const CUmemAccessDesc* lis
 
 CUresult unmap(CUdeviceptr at, std::size_t size) {
     return driver(beside_context({.name = "cuMemUnmap", .returns = true}, [&](machine& m) {
-        // Isn't stream-ordered: whoever unmaps has to have waited. (Driver API, cuMemUnmap: "the virtual address range should not be
-        // in use".) Copies say what they use, and so do kernels by their arguments. A lost device uses nothing any more.
+        // Isn't stream-ordered: whoever unmaps has to have waited. (Driver API, cuMemUnmap: "the
+        // virtual address range should not be in use".) Copies say what they use, and so do kernels
+        // by their arguments. A lost device uses nothing any more.
         const range all{at, size};
         const auto uses = [&](const operation& op) {
             return op.writes.meets(all) || op.reads.meets(all) ||

@@ -235,7 +235,8 @@ float multiplied_and_added_down(float a, float b, float c) {
 float flushed(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0F, x) : x; }
 
 void floats(table& t) {
-    // Without a rounding modifier ptxas may contract a multiplication and an addition to an fma; here it doesn't happen.
+    // Without a rounding modifier ptxas may contract a multiplication and an addition to an fma;
+    // here it doesn't happen.
     for (const std::string rounding : {"", "rn."}) {
         define(t, "add." + rounding + "f32", 2,
                [](word a, word b, word) { return put(get<float>(a) + get<float>(b)); });
@@ -258,7 +259,8 @@ void floats(table& t) {
     define(t, "abs.f32", 1, [](word a, word, word) { return put(std::fabs(get<float>(a))); });
 }
 
-/// 9.7.3: by how much an approximation may be off is in the ISA, its bits aren't. Here the result is the nearest there is.
+/// 9.7.3: by how much an approximation may be off is in the ISA, its bits aren't. Here the result
+/// is the nearest there is.
 void approximations(table& t) {
     define(t, "ex2.approx.ftz.f32", 1, [](word a, word, word) {
         return put(flushed(static_cast<float>(std::exp2(static_cast<double>(flushed(get<float>(a)))))));
@@ -317,7 +319,8 @@ void conversions_to(table& t, const std::string& to) {
     conversion<To, std::int64_t>(t, to, "s64");
 }
 
-/// Float to integer: what doesn't fit becomes the nearest that does, a NaN 0 (or the smallest of 64 bits).
+/// Float to integer: what doesn't fit becomes the nearest that does, a NaN 0 (or the smallest of 64
+/// bits).
 template <class To, class Round>
 word to_integer(word a, Round round) {
     const float x = round(get<float>(a));
@@ -345,7 +348,8 @@ void between_floats_and(table& t, const std::string& type) {
     define_rounded("rpi", [](float x) { return std::ceil(x); });
 }
 
-/// A float of 16 bits with so many of exponent: nearest, ties to even, beyond the largest infinity, any NaN 0x7fff.
+/// A float of 16 bits with so many of exponent: nearest, ties to even, beyond the largest infinity,
+/// any NaN 0x7fff.
 template <unsigned Exponent>
 word narrow(word a) {
     constexpr unsigned mantissa = 15 - Exponent, dropped = 23 - mantissa;
@@ -356,12 +360,14 @@ word narrow(word a) {
     if (rest > 0x7f80'0000U) return 0x7fff;
     if (rest == 0x7f80'0000U) return sign | ((1U << Exponent) - 1) << mantissa;
     if (rest == 0) return sign;
-    // The value is `whole` units of the last place that the result can have, which `step` is the exponent of.
+    // The value is `whole` units of the last place that the result can have, which `step` is the
+    // exponent of.
     const float x = std::bit_cast<float>(rest);
     const int exponent = std::max(std::ilogb(x), 1 - bias), step = exponent - static_cast<int>(mantissa);
     static_assert(dropped >= 13);  // so many bits that the next line is exact in double
     const auto whole = static_cast<std::uint32_t>(std::nearbyint(std::ldexp(static_cast<double>(x), -step)));
-    // A carry out of the mantissa raises the exponent by itself: also from subnormal to normal, and to infinity.
+    // A carry out of the mantissa raises the exponent by itself: also from subnormal to normal, and
+    // to infinity.
     const std::uint32_t implicit = 1U << mantissa;
     const word encoded = whole < implicit ? whole : static_cast<word>(exponent + bias - 1) * implicit + whole;
     return sign | std::min<word>(encoded, ((1U << Exponent) - 1) << mantissa);
@@ -445,7 +451,8 @@ void float_conversions(table& t) {
 }
 
 void conversions(table& t) {
-    // To 8 bits isn't known: no register is so narrow, and what the others of its bits become depends on it.
+    // To 8 bits isn't known: no register is so narrow, and what the others of its bits become
+    // depends on it.
     conversions_to<std::uint16_t>(t, "u16");
     conversions_to<std::int16_t>(t, "s16");
     conversions_to<std::uint32_t>(t, "u32");

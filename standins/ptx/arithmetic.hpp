@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the instructions compute that only look at registers, each a pure function of up to three operands.
+// What the instructions compute that only look at registers, each a pure function of up to three
+// operands.
 //
 //   const ptx::pure* add = ptx::find_pure("add.s32");       // null: nobody knows it
 //   add->compute(1, 2, 0);                                  // 3
 //
-// Registers are 64 bits wide here. A value lies in the low bits; the others are whatever the last instruction left, and an
-// instruction looks only at those of its type, as the ISA has it. A predicate is 0 or 1.
+// Registers are 64 bits wide here. A value lies in the low bits; the others are whatever the last
+// instruction left, and an instruction looks only at those of its type, as the ISA has it. A
+// predicate is 0 or 1.
 #pragma once
 
 #include <cstdint>

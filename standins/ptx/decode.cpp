@@ -342,7 +342,8 @@ private:
         }
         if (type.empty()) unknown();
         i.ordering = ordering.value_or(atomic ? order::relaxed : order::weak);
-        // 9.7.13.5: an atomic operation without a scope is of the device's. Other strong accesses must name theirs.
+        // 9.7.13.5: an atomic operation without a scope is of the device's. Other strong accesses
+        // must name theirs.
         if (i.ordering != order::weak && !reach && !atomic) unknown();
         i.reach = i.ordering == order::weak ? scope::thread : reach.value_or(scope::gpu);
         if (i.ordering == order::weak && reach) unknown();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What can be wrong with PTX text. Nothing is guessed: what the executor doesn't know it refuses, with the line.
+// What can be wrong with PTX text. Nothing is guessed: what the executor doesn't know it refuses,
+// with the line.
 #pragma once
 
 #include <cstdint>

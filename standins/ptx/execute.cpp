@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each instruction does to its thread, its block and memory. Sections are those of the PTX ISA 9.0.
+// What each instruction does to its thread, its block and memory. Sections are those of the PTX ISA
+// 9.0.
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -222,7 +223,8 @@ void machine::complete_barrier(block& b, std::uint32_t barrier) {
     for (thread& t : b.threads) {
         if (t.lane() == 0) first_of_warp = nullptr;
         if (t.is != state::at_barrier || t.barrier != barrier) continue;
-        // With .aligned it must be the same instruction for the whole warp, and CUDA wants every thread of the block.
+        // With .aligned it must be the same instruction for the whole warp, and CUDA wants every
+        // thread of the block.
         if (first_of_warp == nullptr) first_of_warp = &t;
         if (t.at->aligned && t.at != first_of_warp->at) find(t, *t.at, "divergent barrier: its warp is at another one");
         if (b.over != 0) find(t, *t.at, "divergent barrier: a thread that is over never comes");
@@ -298,7 +300,8 @@ void machine::shuffle(const std::vector<thread*>& all, const instruction& i) {
     }
 }
 
-// Lanes that are over don't vote. Here they must not be in the mask, as in that of a shuffle: whoever counts on them is wrong.
+// Lanes that are over don't vote. Here they must not be in the mask, as in that of a shuffle:
+// whoever counts on them is wrong.
 void machine::vote(const std::vector<thread*>& all, const instruction& i) {
     word members = 0, yes = 0;
     for (const thread* t : all) {
@@ -332,7 +335,8 @@ machine::reached machine::reach(thread& t, const instruction& i, word address, s
     if (i.where == space::generic)
         if (area* const in = memory_.find(address, bytes); in != nullptr)
             return {reinterpret_cast<std::byte*>(address), in, address - in->begin()};
-    // Parameters have generic addresses, too: a kernel's are constants of the grid, and those of calls the thread's own.
+    // Parameters have generic addresses, too: a kernel's are constants of the grid, and those of
+    // calls the thread's own.
     const auto inside = [&](const std::byte* begin, std::size_t size) {
         const auto first = reinterpret_cast<word>(begin);
         return address >= first && address - first + bytes <= size;
@@ -362,7 +366,8 @@ void machine::check(thread& t, const instruction& i, const reached& to, std::siz
     if (c) find(t, i, race_with(*c, reads ? i.what == operation::load ? "read" : "updated" : "written"));
 }
 
-/// To look again and again changes nothing; but what is at the host's memory may change at any time.
+/// To look again and again changes nothing; but what is at the host's memory may change at any
+/// time.
 void machine::looked(thread& t, const reached& to) {
     if (to.in == nullptr || to.in->owner() == of_host) {
         ++changes_;
@@ -448,7 +453,8 @@ void machine::execute_access(thread& t, const instruction& i, word* r) {
 
 // ---- 8.9: stores that others see later
 
-/// Behind those that it may not overtake: of its own address, before a fence, and all of them if it releases.
+/// Behind those that it may not overtake: of its own address, before a fence, and all of them if it
+/// releases.
 void machine::delay(thread& t, const instruction& i, word address, word value) {
     constexpr std::uint64_t longest = 4096;
     delayed_store s{.address = address,
@@ -481,7 +487,8 @@ void machine::show(thread& t, std::size_t stores) {
         store_atomically(at, s.value, s.bytes);
         replaced(t, *in, s.address, s.bytes, old, carried);
         carry(carried, s.releases, false);
-        // A release has what its thread had seen by then. That these stores are before it shows only now when they are seen.
+        // A release has what its thread had seen by then. That these stores are before it shows
+        // only now when they are seen.
         if (s.number < t.fenced_stores) t.order.fenced_values.saw(s.address, moment_);
         for (std::size_t later = n + 1; later < t.delayed.size(); ++later)
             if (delayed_store& r = t.delayed[later]; r.releases && s.number < r.released)
@@ -532,7 +539,8 @@ const past_values::one* machine::older_value(thread& t, const instruction& i, co
     return found;
 }
 
-/// 8.9.3: of two fence.sc whose scopes include each other, one comes first, and what was before it is seen behind the other.
+/// 8.9.3: of two fence.sc whose scopes include each other, one comes first, and what was before it
+/// is seen behind the other.
 void machine::meet_fences(thread& t, scope reach) {
     show(t, t.delayed.size());
     const auto& me = *t.order.block;

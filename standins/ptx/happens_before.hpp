@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who has seen what: the causality order of the PTX memory model (ISA 9.0, chapter 8), kept as clocks.
+// Who has seen what: the causality order of the PTX memory model (ISA 9.0, chapter 8), kept as
+// clocks.
 //
-// A thread's own clock counts its releases. An event is (thread, clock at that time); it happened before what another thread does
-// now if that thread's view covers it. Views only come about by
+// A thread's own clock counts its releases. An event is (thread, clock at that time); it happened
+// before what another thread does now if that thread's view covers it. Views only come about by
 //   - program order: a thread covers itself
 //   - barriers: all threads of the block cover all that any of them covered
 //   - release and acquire: who acquires from a location covers what the releasing thread covered, if each of the two operations
@@ -11,9 +12,9 @@
 //   - the end of a grid, before whatever starts after it
 // Shuffles order nothing.
 //
-// Grids have thousands of threads, so that a clock for each of them in every view is out of the question. Threads of a block mostly
-// meet at barriers: a view has one number for a block (its `floor`: all its threads up to that clock), and single threads only where
-// they released since.
+// Grids have thousands of threads, so that a clock for each of them in every view is out of the
+// question. Threads of a block mostly meet at barriers: a view has one number for a block (its
+// `floor`: all its threads up to that clock), and single threads only where they released since.
 #pragma once
 
 #include <cstdint>
@@ -79,7 +80,8 @@ struct release {
     int device = 0;
     sight values{};
 };
-/// What the present value of a location carries: the release that wrote it, and those that read-modify-writes passed on.
+/// What the present value of a location carries: the release that wrote it, and those that
+/// read-modify-writes passed on.
 using releases_of = std::vector<release>;
 
 /// Whether the scope of an operation of this block includes a thread of that one.
@@ -91,7 +93,8 @@ using releases_of = std::vector<release>;
 /// Strong accesses, after they were done.
 void after_load(actor& me, const releases_of& of_value, order ordering, scope reach);
 void after_store(actor& me, releases_of& of_value, order ordering, scope reach, bool read_modify_write);
-/// The two halves of it, for stores that others see later: what it releases, if anything, and what its location carries then.
+/// The two halves of it, for stores that others see later: what it releases, if anything, and what
+/// its location carries then.
 [[nodiscard]] std::optional<release> released_by(actor& me, order ordering, scope reach);
 void carry(releases_of& of_value, const std::optional<release>& stored, bool read_modify_write);
 void after_fence(actor& me, order ordering, scope reach);

@@ -30,8 +30,8 @@ grid::~grid() {
     if (what_.cooperative) on_.memory_.remove(reinterpret_cast<std::uintptr_t>(workspace_.data()));
 }
 
-// Programming Guide, "Compute Capabilities", for 9.0: registers are given to warps by 256, and each block has 1 KiB of shared memory
-// beside its own.
+// Programming Guide, "Compute Capabilities", for 9.0: registers are given to warps by 256, and each
+// block has 1 KiB of shared memory beside its own.
 machine::share machine::share_of(const function& kernel, std::uint32_t threads, std::uint32_t dynamic_shared) {
     constexpr std::uint32_t step = 256, reserved = 1024;
     const std::uint32_t warps = (threads + warp_size - 1) / warp_size;
@@ -262,7 +262,8 @@ void machine::jump_to_next_wake() {
     throw fault("deadlock: nobody can go on.\n" + where);
 }
 
-/// Some grid waits for its place, and all threads that could make it go on look again and again at what nobody changes.
+/// Some grid waits for its place, and all threads that could make it go on look again and again at
+/// what nobody changes.
 void machine::notice_deadlock() {
     constexpr std::uint64_t often = 100'000;
     constexpr std::uint32_t many = 2000;

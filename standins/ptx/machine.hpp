@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Devices that run decoded kernels: grids of blocks of threads, which take turns as a seed says, in virtual time.
+// Devices that run decoded kernels: grids of blocks of threads, which take turns as a seed says, in
+// virtual time.
 //
 //   ptx::machine m({.seed = 7, .turns = ptx::turns::adversarial});
 //   m.memory().add(address, size, ptx::contents::written);
 //   auto grid = m.start({.kernel = p.find("scale"), .blocks = {4}, .threads = {256}, .arguments = bytes});
 //   while (!grid->over()) m.run(100'000);               // throws ptx::fault
-//   m.findings();                                       // races, unknown contents, divergent barriers
+//   m.findings();  // races, unknown contents, divergent barriers
 //
-// Forward progress is what CUDA promises and no more: a block that isn't resident doesn't run, the blocks of a cooperative grid become
-// resident together, and threads of resident blocks all get their turns, however rarely. A grid that isn't cooperative may have to wait
-// until the earlier ones of its device are over, whatever room there is. One thread calls a machine at a time.
+// Forward progress is what CUDA promises and no more: a block that isn't resident doesn't run, the
+// blocks of a cooperative grid become resident together, and threads of resident blocks all get
+// their turns, however rarely. A grid that isn't cooperative may have to wait until the earlier
+// ones of its device are over, whatever room there is. One thread calls a machine at a time.
 #pragma once
 
 #include <array>
@@ -39,8 +41,10 @@ public:
 
 /// Who goes next.
 ///   fair          all blocks in turn, all threads in turn; grids begin as soon as there is room
-///   shuffled      in any order, for any time; some grids that aren't cooperative begin when the earlier ones of their device are over
-///   adversarial   the same, all of these; for a while some blocks get next to nothing; many turns end where threads talk to each other
+///   shuffled      in any order, for any time; some grids that aren't cooperative begin when the
+///                 earlier ones of their device are over
+///   adversarial   the same, all of these; for a while some blocks get next to nothing; many turns
+///                 end where threads talk to each other
 enum class turns : std::uint8_t { fair, shuffled, adversarial };
 
 struct machine_options {
@@ -49,14 +53,16 @@ struct machine_options {
     std::uint32_t blocks_per_sm = 32, threads_per_sm = 2048;
     std::uint32_t registers_per_sm = 65'536, shared_per_sm = 228 << 10;
     bool check_races = true, check_contents = true;
-    /// Read-modify-writes of system scope are atomic on memory of other devices and of the host, too. CUDA promises it only where the
-    /// driver says so (Programming Guide, "Atomic Functions"): else they are findings.
+    /// Read-modify-writes of system scope are atomic on memory of other devices and of the host,
+    /// too. CUDA promises it only where the driver says so (Programming Guide, "Atomic Functions"):
+    /// else they are findings.
     bool native_atomics = true;
-    /// Strong stores are seen by others some time later, and in another order, as far as nothing orders them (8.9): what a kernel
-    /// does before a load may not be seen before it, unless a sequentially consistent fence is between. Strong loads find what was
-    /// there before, as long as nothing orders them behind the store (8.10). Stricter than the model in three points: no store is seen
-    /// before an earlier load of its thread is done; what a thread stored before a barrier or fence.sc is seen by all behind it; and so is
-    /// a store that its own thread reads.
+    /// Strong stores are seen by others some time later, and in another order, as far as nothing
+    /// orders them (8.9): what a kernel does before a load may not be seen before it, unless a
+    /// sequentially consistent fence is between. Strong loads find what was there before, as long
+    /// as nothing orders them behind the store (8.10). Stricter than the model in three points: no
+    /// store is seen before an earlier load of its thread is done; what a thread stored before a
+    /// barrier or fence.sc is seen by all behind it; and so is a store that its own thread reads.
     bool weak_memory = false;
     std::uint64_t most_instructions = ~std::uint64_t{0};  // beyond these it is a fault
 };
@@ -99,7 +105,8 @@ public:
 
     [[nodiscard]] ptx::memory& memory() { return memory_; }
 
-    /// Queues the grid behind those that wait for room. Throws std::invalid_argument for what no device could hold.
+    /// Queues the grid behind those that wait for room. Throws std::invalid_argument for what no
+    /// device could hold.
     std::shared_ptr<grid> start(launch l);
     /// Notes down whom it races with. What whatever follows it covers.
     [[nodiscard]] view_pointer pass(const transfer& t);
@@ -107,7 +114,8 @@ public:
     [[nodiscard]] std::uint32_t resident_blocks(const function& kernel, std::uint32_t threads,
                                                 std::uint32_t dynamic_shared = 0) const;
 
-    /// Some `instructions` of whatever runs. Throws fault: for the grid that it is about it is over, and all others of its device.
+    /// Some `instructions` of whatever runs. Throws fault: for the grid that it is about it is
+    /// over, and all others of its device.
     void run(std::uint64_t instructions);
     /// Nothing on this device goes on from here, until it is let go.
     void freeze(int device) { frozen_.insert(device); }
@@ -190,7 +198,8 @@ private:
     std::vector<block*> running_;
     std::set<int> frozen_;  // devices
     const thread* turn_of_ = nullptr;
-    /// What could end somebody's wait: whatever changed memory, and who did something else than to look again.
+    /// What could end somebody's wait: whatever changed memory, and who did something else than to
+    /// look again.
     std::uint64_t changes_ = 0;
     std::uint64_t next_notice_ = 0;                  // instructions: see notice_deadlock
     std::vector<thread*> delaying_;                  // threads with stores that nobody sees yet

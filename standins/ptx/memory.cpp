@@ -127,7 +127,8 @@ std::optional<conflict> area::touch(std::size_t offset, std::size_t bytes, const
         }
         if (a.writes) {
             g.known = static_cast<std::uint8_t>(g.known | ((1U << count) - 1) << first);
-            // Who acquires from here finds nothing any more, unless the access itself is a release, see releases_at.
+            // Who acquires from here finds nothing any more, unless the access itself is a release,
+            // see releases_at.
             if (a.reach == scope::thread && g.released != 0) releases_[g.released - 1].clear();
         }
         offset += count;

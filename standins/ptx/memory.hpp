@@ -4,10 +4,11 @@
 //   memory m;
 //   m.add(begin, size, contents::unknown);
 //   area* a = m.find(address, bytes);                   // null: not inside one piece of memory
-//   a->touch(offset, bytes, ...)                        // what conflicts with it, if something does
+//   a->touch(offset, bytes, ...)  // what conflicts with it, if something does
 //
-// Races are found as FastTrack finds them (Flanagan and Freund, PLDI 2009): an access conflicts with the last write, and a write
-// with the reads since, unless these happened before it. Two strong accesses whose scopes include each other don't conflict (8.7).
+// Races are found as FastTrack finds them (Flanagan and Freund, PLDI 2009): an access conflicts
+// with the last write, and a write with the reads since, unless these happened before it. Two
+// strong accesses whose scopes include each other don't conflict (8.7).
 #pragma once
 
 #include <array>
@@ -110,7 +111,8 @@ public:
     void forget_past(std::size_t offset, std::size_t bytes) {
         if (!past_.empty()) past_.erase(past_.lower_bound(offset), past_.lower_bound(offset + bytes));
     }
-    /// What the host has changed where it looks since the last `look`: an offset and the eight bytes that were there.
+    /// What the host has changed where it looks since the last `look`: an offset and the eight
+    /// bytes that were there.
     [[nodiscard]] std::vector<std::pair<std::size_t, word>> changed_by_host() const;
     void look();
 
@@ -121,7 +123,8 @@ private:
     static constexpr std::size_t page = 4096, unit = 4, units = page / unit;
     static constexpr std::size_t many = 8;  // readers at once that are remembered; the oldest is forgotten
 
-    /// Who touched it last. While no two have read it at once there is one reader, and no more to look at.
+    /// Who touched it last. While no two have read it at once there is one reader, and no more to
+    /// look at.
     struct cell {
         event wrote{}, read{};
         std::uint32_t more_readers = 0;  // an index + 1
@@ -155,7 +158,8 @@ class memory {
 public:
     void add(std::uintptr_t begin, std::size_t size, contents c, int owner = 0);
     void remove(std::uintptr_t begin);
-    /// The host accesses this part of an area by strong accesses of system scope at any time: what isn't as strong races with it.
+    /// The host accesses this part of an area by strong accesses of system scope at any time: what
+    /// isn't as strong races with it.
     void polled_by_host(std::uintptr_t begin, std::size_t size);
     /// The area that has all of it.
     [[nodiscard]] area* find(std::uintptr_t begin, std::size_t size);

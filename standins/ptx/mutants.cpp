@@ -102,7 +102,8 @@ private:
     std::vector<weaker> all_{};
 };
 
-/// Of the comparisons that the decoder knows by their functions, those of integers that leave out or take in equals.
+/// Of the comparisons that the decoder knows by their functions, those of integers that leave out
+/// or take in equals.
 const std::map<word (*)(word, word, word), std::pair<std::string, word (*)(word, word, word)>>& off_by_one() {
     static const auto all = [] {
         std::map<word (*)(word, word, word), std::pair<std::string, word (*)(word, word, word)>> made;
@@ -123,8 +124,8 @@ const std::map<word (*)(word, word, word), std::pair<std::string, word (*)(word,
 
 class sources {
 public:
-    /// "FILE, FUNCTION: the line", without the comment behind the code: a reworded comment leaves the
-    /// name of a mutant as it was.
+    /// "FILE, FUNCTION: the line", without the comment behind the code: a reworded comment leaves
+    /// the name of a mutant as it was.
     [[nodiscard]] std::string place(const std::string& path, std::uint32_t line) {
         const std::string file = path.substr(path.rfind('/') + 1);
         const auto& all = lines_of(path);
@@ -173,7 +174,8 @@ class gathering {
 public:
     void add(const program& p, function& f, std::size_t at, bool primitive, const weaker& w) {
         const text::location& l = f.sources[at];
-        // What a primitive is made of isn't where somebody asked for an order: that is where it was inlined.
+        // What a primitive is made of isn't where somebody asked for an order: that is where it was
+        // inlined.
         const bool inlined = primitive && l.callers[0].line != 0;
         const auto place_of = [&](std::uint32_t file, std::uint32_t line) {
             return line != 0 && file < p.files.size() ? sources_.place(p.files[file], line)

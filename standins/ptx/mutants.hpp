@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels in which one place of the source orders less than it was written to: what a test must notice.
+// Kernels in which one place of the source orders less than it was written to: what a test must
+// notice.
 //
 //   for (const ptx::mutant& m : ptx::mutants_of(programs)) {
 //       const ptx::mutation broken(m);                              // until it goes
 //       ... run something ...
 //   }
 //
-// A mutant is one order, fence, barrier or scope as somebody wrote it: the line that calls the primitive, in all kernels and in all
-// copies that the compiler made by inlining and unrolling. A single copy is the compiler's business, and most are never needed alone:
-// of the look at a flag before a loop and the one inside it, either may be the one that finds it raised.
+// A mutant is one order, fence, barrier or scope as somebody wrote it: the line that calls the
+// primitive, in all kernels and in all copies that the compiler made by inlining and unrolling. A
+// single copy is the compiler's business, and most are never needed alone: of the look at a flag
+// before a loop and the one inside it, either may be the one that finds it raised.
 #pragma once
 
 #include <cstddef>
@@ -37,7 +39,8 @@ struct mutant {
 
 /// Of each place that orders something: each way to weaken it by one step, or to leave it out.
 [[nodiscard]] std::vector<mutant> mutants_of(std::span<const program* const> all);
-/// The same of bounds in the source: each comparison of integers by which something is left or skipped, one too far or too near.
+/// The same of bounds in the source: each comparison of integers by which something is left or
+/// skipped, one too far or too near.
 [[nodiscard]] std::vector<mutant> bounds_of(std::span<const program* const> all);
 
 /// Nothing ran yet.

@@ -2,7 +2,8 @@
 // The earlier values of an address, for as long as a thread may still read them: a load needn't
 // find the newest value if nothing orders the load after the store (PTX ISA, 8.10).
 //
-// Moments count the strong stores of a machine; what a thread has seen of an address is one of them: see sight.hpp.
+// Moments count the strong stores of a machine; what a thread has seen of an address is one of
+// them: see sight.hpp.
 #pragma once
 
 #include <cstddef>

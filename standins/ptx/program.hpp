@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // PTX as the machine runs it: every name is a number, every modifier a field.
 //
-//   const ptx::program p = ptx::decode(ptx::text::parse(text));        // throws ptx::error for what nobody knows
+//   // throws ptx::error for what nobody knows
+//   const ptx::program p = ptx::decode(ptx::text::parse(text));
 //   const ptx::function* kernel = p.find("_Z5scalePf");
 //
-// A function's registers, its constants and what its thread is (%tid.x, addresses of arguments) lie side by side in `slots` of
-// 64 bits, so that an operand is the number of a slot, whatever it was in the text.
+// A function's registers, its constants and what its thread is (%tid.x, addresses of arguments) lie
+// side by side in `slots` of 64 bits, so that an operand is the number of a slot, whatever it was
+// in the text.
 #pragma once
 
 #include <array>
@@ -46,14 +48,15 @@ enum class operation : std::uint8_t {
     trap,
 };
 
-/// Chapter 5. An address in the global and in the parameter space is an address of the host, and generic; in the shared one
-/// it is an offset.
+/// Chapter 5. An address in the global and in the parameter space is an address of the host, and
+/// generic; in the shared one it is an offset.
 enum class space : std::uint8_t { generic, shared, param };
 
 /// Chapter 8: how an access is ordered against others. All but `weak` are "strong".
 enum class order : std::uint8_t { weak, relaxed, acquire, release, acq_rel, sc };
 
-/// Which threads an access or fence is ordered against. An access that isn't strong reaches its own thread only.
+/// Which threads an access or fence is ordered against. An access that isn't strong reaches its own
+/// thread only.
 enum class scope : std::uint8_t { thread, cta, gpu, sys };
 
 [[nodiscard]] constexpr bool acquires(order o) { return o == order::acquire || o >= order::acq_rel; }
@@ -78,8 +81,9 @@ struct instruction {
     std::uint32_t line = 0;    // in the PTX
     std::uint32_t target = 0;  // of a branch: an instruction; of a call: in `calls`
     slot guard = 0;            // slot 0 is true
-    /// compute: result and three operands. Accesses: elements, and then the address. Shuffle: result, value, lane, clamp, mask,
-    /// and the predicate that says whether the lane was inside. Vote: result, predicate and, where a shuffle has it, the mask.
+    /// compute: result and three operands. Accesses: elements, and then the address. Shuffle:
+    /// result, value, lane, clamp, mask, and the predicate that says whether the lane was inside.
+    /// Vote: result, predicate and, where a shuffle has it, the mask.
     std::array<slot, 6> at{};
     bool second_result = false;  // there is this predicate
     std::int64_t offset = 0;     // is added to the address
@@ -142,8 +146,8 @@ struct function {
     };
     std::vector<parameter> parameters{};
     std::uint32_t parameter_bytes = 0, local_bytes = 0, shared_bytes = 0;
-    /// What a block needs of an SM: the shared variables that are named, and a thread's registers, which only the assembler knows:
-    /// see registers_of. 0: nobody has said.
+    /// What a block needs of an SM: the shared variables that are named, and a thread's registers,
+    /// which only the assembler knows: see registers_of. 0: nobody has said.
     std::uint32_t shared_used = 0, registers = 0;
 };
 
@@ -153,23 +157,27 @@ struct program {
     std::string target{};
 
     [[nodiscard]] const function* find(std::string_view name) const;
-    /// The instruction with this number, and the function that it is in; nulls for those of other programs.
+    /// The instruction with this number, and the function that it is in; nulls for those of other
+    /// programs.
     [[nodiscard]] std::pair<const function*, const instruction*> find(std::uint32_t number) const;
 };
 
 /// "KERNEL, PTX line N (FILE:LINE, inlined into FILE:LINE)", as far as the text has it.
 [[nodiscard]] std::string describe(const program& p, const function& f, const instruction& i);
 
-/// Registers of a thread, by the names of kernels, as `ptxas -v` reports them for this target ("sm_90").
+/// Registers of a thread, by the names of kernels, as `ptxas -v` reports them for this target
+/// ("sm_90").
 [[nodiscard]] std::map<std::string, std::uint32_t, std::less<>> registers_of(std::string_view report,
                                                                              std::string_view target);
 
 /// Throws ptx::error.
 [[nodiscard]] program decode(const text::module& m);
-/// All that `decode` would refuse, each kind of it once: "unknown instruction 'mma.sync.aligned...'".
+/// All that `decode` would refuse, each kind of it once: "unknown instruction
+/// 'mma.sync.aligned...'".
 [[nodiscard]] std::set<std::string> unknown_in(const text::module& m);
 
-/// Where shared memory begins: below it lies what the system keeps, as on devices of compute capability 9.0.
+/// Where shared memory begins: below it lies what the system keeps, as on devices of compute
+/// capability 9.0.
 inline constexpr std::uint32_t shared_begin = 1024;
 
 }  // namespace ptx

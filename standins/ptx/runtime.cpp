@@ -105,8 +105,8 @@ public:
         ++tally_.launches;
         tally_.executed.insert(l.kernel->name);
         const auto running = machine().start(std::move(l));
-        // Little at first: others that were launched together are to begin, too, before much time passes. More once the host waits,
-        // or asks again and again.
+        // Little at first: others that were launched together are to begin, too, before much time
+        // passes. More once the host waits, or asks again and again.
         return [this, running, stream, asked = 0]() mutable {
             constexpr int often = 64;
             const double begin = seconds_of_thread();
@@ -165,7 +165,8 @@ private:
     void keep_count() {
         if (machine_ != nullptr) add(tally_.work, machine_->done());
     }
-    /// What the assembler has said about the file's kernels, if it has been assembled: run_nvcc.sh keeps it.
+    /// What the assembler has said about the file's kernels, if it has been assembled: run_nvcc.sh
+    /// keeps it.
     static void count_registers(program& p, const std::string& path) {
         std::ifstream in(path.substr(0, path.rfind('/') + 1) + "report.txt");
         const std::string report(std::istreambuf_iterator<char>(in), {});
@@ -239,7 +240,8 @@ cudaError_t launch_kernel(const call& c, void** arguments) {
     });
 }
 
-/// What kernel<<<blocks, threads, shared, stream>>>(...) leaves for the function that it calls next.
+/// What kernel<<<blocks, threads, shared, stream>>>(...) leaves for the function that it calls
+/// next.
 std::vector<call>& configured() {
     thread_local std::vector<call> stack;
     return stack;

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The executor behind the stand-in for the CUDA runtime: a program of nvcc's objects, linked with both instead of libcudart, runs its
-// kernels as they were compiled.
+// The executor behind the stand-in for the CUDA runtime: a program of nvcc's objects, linked with
+// both instead of libcudart, runs its kernels as they were compiled.
 //
-//   extern const char* const ptx_files[] = {"kernels.compute_90.ptx", nullptr};     // cmake: gpushare_run_as_compiled()
-//   ptx::runtime::options().seed = 7;                                               // for what starts after the next reset
+//   // cmake: gpushare_run_as_compiled()
+//   extern const char* const ptx_files[] = {"kernels.compute_90.ptx", nullptr};
+//   ptx::runtime::options().seed = 7;  // for what starts after the next reset
 //   standin::session gpu{{.devices = 2}};
 //
-// What the executor finds (races, unknown contents, divergent barriers) are findings of the stand-in, which fail the program.
+// What the executor finds (races, unknown contents, divergent barriers) are findings of the
+// stand-in, which fail the program.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +24,8 @@ extern const char* const ptx_files[];
 
 namespace ptx::runtime {
 
-/// For the next machine, which a reset of the stand-in makes, and for no later one. blocks_per_sm and native_atomics are the stand-in's.
+/// For the next machine, which a reset of the stand-in makes, and for no later one. blocks_per_sm
+/// and native_atomics are the stand-in's.
 [[nodiscard]] machine_options& options();
 
 /// Since the program began, over all machines.
@@ -34,7 +37,8 @@ struct tally {
 };
 [[nodiscard]] tally total();
 
-/// Some instructions of whatever runs, by turns of single threads: for tests that do something at a certain moment.
+/// Some instructions of whatever runs, by turns of single threads: for tests that do something at a
+/// certain moment.
 void go_on(std::uint64_t instructions);
 /// See machine::freeze.
 void freeze(int device);

@@ -256,7 +256,8 @@ private:
         }
     }
 
-    /// Up to the brace that closes it, with the blocks inside: nvcc names nothing twice but parameters of calls.
+    /// Up to the brace that closes it, with the blocks inside: nvcc names nothing twice but
+    /// parameters of calls.
     void body(function& f) {
         for (std::uint32_t depth = 1; depth > 0;) {
             const token t = words_.take();
@@ -301,8 +302,9 @@ private:
         }
     }
 
-    // 11.5.4: `.loc FILE LINE COLUMN`, and of inlined code `, function_name NAME, inlined_at FILE LINE COLUMN`. Where that place was
-    // inlined its own directive says, which comes before.
+    // 11.5.4: `.loc FILE LINE COLUMN`, and of inlined code
+    // `, function_name NAME, inlined_at FILE LINE COLUMN`. Where that place was inlined its own
+    // directive says, which comes before.
     void read_location() {
         const auto column = [&] {
             place p{.file = static_cast<std::uint32_t>(integer())};

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// PTX text as statements: who declares what and which instruction has which operands, but not what any of it means.
+// PTX text as statements: who declares what and which instruction has which operands, but not what
+// any of it means.
 //
 //   const ptx::text::module m = ptx::text::parse(whole_file);
 //   for (const auto& f : m.functions) ...

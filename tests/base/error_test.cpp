@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// Errors: every code has a text, messages say the figures, and each exception is caught by whoever expects its kind.
+// Errors: every code has a text, messages say the figures, and each exception is caught by whoever
+// expects its kind.
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -108,7 +109,8 @@ TEST_CASE("every reason has a sentence and its figures' unit", "[base][error]") 
 
 namespace {
 
-/// What each code and each reason says, as somebody reads it, of figures that are different from each other.
+/// What each code and each reason says, as somebody reads it, of figures that are different from
+/// each other.
 std::string all_errors() {
     using gpushare::detail::sentences;
     std::string all;
@@ -168,7 +170,8 @@ TEST_CASE("what can't be printed is escaped, in names and in texts", "[base][err
                "31m") == "\\xc2\\x9b31m");  // a terminal takes this for ESC [
     CHECK(name("\xc0\xaf\xe0\x80\xaf\xed\xa0\x80\xf4\x90\x80\x80").find('\xaf') == std::string::npos);  // no UTF-8
     CHECK(name("\xe6\xa8") == "\\xe6\\xa8");  // the beginning of a character
-    // Marks that show nothing, and make text read as another one: by their last and first code points, and next to them.
+    // Marks that show nothing, and make text read as another one: by their last and first code
+    // points, and next to them.
     CHECK(name("a\u200fb\u202etxt.exe") == "a\\xe2\\x80\\x8fb\\xe2\\x80\\xaetxt.exe");
     for (const std::string_view mark :
          {"\u061c", "\u200e", "\u200f", "\u2028", "\u2029", "\u202a", "\u202e", "\u2066", "\u2069", "\ufeff"}) {

@@ -77,7 +77,8 @@ TEST_CASE("a function that takes longer for other arguments is told apart by wha
           "[launch_times]") {
     launch_times times;
     launch_history behind;
-    // A model: function 1 takes 10, 40 and 160 us in turn, behind different ones. Batches begin anywhere in it.
+    // A model: function 1 takes 10, 40 and 160 us in turn, behind different ones. Batches begin
+    // anywhere in it.
     const std::array<std::pair<std::uint64_t, ns>, 9> model{
         {{2, 5us}, {1, 10us}, {1, 20us}, {3, 7us}, {1, 40us}, {4, 12us}, {2, 5us}, {3, 7us}, {1, 160us}}};
     const auto launch = [&](std::size_t i) {

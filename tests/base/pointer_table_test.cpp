@@ -81,7 +81,8 @@ TEST_CASE("a pointer table does what an unordered map does", "[base][pointer_tab
         const auto seed = support::seed(run);
         CAPTURE(seed);
         support::random any(seed);
-        // Few keys, so that they collide and come again; steps as of device allocators, and up to the top of the range.
+        // Few keys, so that they collide and come again; steps as of device allocators, and up to
+        // the top of the range.
         const std::uint64_t step = std::uint64_t{1} << any.below(40), keys = 1 + any.below(200);
         const std::uint64_t first = any.one_in(2) ? step : ~std::uint64_t{0} - keys * step + 1;
         pointer_table<std::uint64_t> table;

@@ -34,7 +34,8 @@ TEST_CASE("SMs are shared out in whole units", "[sm_split]") {
     CHECK(code_of([&] { (void)weighted_sms(h100, std::array{1U, 0U}); }) == errc::invalid_specification);
     CHECK(code_of([&] { (void)weighted_sms(h100, {}); }) == errc::invalid_specification);
 
-    // Every small case: all given out, nobody without, nobody off by a unit unless the minimum is in the way.
+    // Every small case: all given out, nobody without, nobody off by a unit unless the minimum is
+    // in the way.
     for (std::uint32_t units = 1; units <= 12; ++units)
         for (std::uint32_t a = 1; a <= 9; ++a)
             for (std::uint32_t b = 1; b <= 9; ++b)
@@ -70,7 +71,8 @@ TEST_CASE("weighted splits are those of the largest remainder", "[sm_split]") {
         const std::uint64_t total = std::accumulate(weights.begin(), weights.end(), std::uint64_t{0});
         if (std::ranges::any_of(weights, [&](std::uint64_t w) { return w * units < total; })) continue;
 
-        // Hamilton's method as it is written down: everybody's whole units, then the largest remainders.
+        // Hamilton's method as it is written down: everybody's whole units, then the largest
+        // remainders.
         std::vector<std::uint32_t> expected;
         std::vector<std::size_t> order(weights.size());
         std::iota(order.begin(), order.end(), std::size_t{0});

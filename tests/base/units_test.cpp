@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// The strong types: what saturates, what doesn't compile, what throws. Most of it is decided at compile time.
+// The strong types: what saturates, what doesn't compile, what throws. Most of it is decided at
+// compile time.
 #include <chrono>
 #include <concepts>
 #include <cstdint>

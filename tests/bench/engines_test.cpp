@@ -77,7 +77,8 @@ TEST_CASE("a native priority passes blocks that haven't started, and none that h
         gpu.launch(low, four_waves, gpu.now());
         gpu.launch(high, small, gpu.now() + 50us, [&] { end = gpu.now(); });
         gpu.run_until(instant{} + 1ms);
-        // The high one waits for the wave that runs; without a priority for all waves but those that leave it room.
+        // The high one waits for the wave that runs; without a priority for all waves but those
+        // that leave it room.
         CHECK(end - instant{} == (priority == 0 ? 411us : 111us));
     }
 }
@@ -149,7 +150,8 @@ TEST_CASE("a launch alone is timed only if its end was marked right behind it", 
 
 namespace {
 
-// 60 small kernels beside iterations of 40 kernels that each fill the device three times, and are bound by its memory.
+// 60 small kernels beside iterations of 40 kernels that each fill the device three times, and are
+// bound by its memory.
 struct made_up {
     std::vector<iteration> urgent{iteration(60, filling(64, 8us))}, background{iteration(40, filling(3 * 264, 150us))};
     engines::setting set{

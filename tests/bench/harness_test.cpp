@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread, alone
-// That figures can fail: one whose planted fault isn't found is void, and a time that doubles is seen to.
+// That figures can fail: one whose planted fault isn't found is void, and a time that doubles is
+// seen to.
 #include <unistd.h>
 
 #include <chrono>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: slow
-// All-reduce: exact sums of every type by every algorithm, all small sizes, odd addresses, in place, the same bits always.
+// All-reduce: exact sums of every type by every algorithm, all small sizes, odd addresses, in
+// place, the same bits always.
 #include <gpushare/collective/collectives.hpp>
 #include <gpushare/collective/detail/ring.hpp>
 
@@ -87,7 +88,8 @@ double expected(unsigned ranks, std::size_t i, Op) {
     return x;
 }
 
-/// Whether all ranks got what they should. `shift` moves the buffers off their alignment, by elements.
+/// Whether all ranks got what they should. `shift` moves the buffers off their alignment, by
+/// elements.
 template <class T, class Op>
 bool right(const communicator& group, std::size_t n, Op op, bool in_place, std::size_t shift = 0) {
     std::atomic<unsigned> wrong{0};
@@ -187,8 +189,9 @@ TEST_CASE("around every boundary of every algorithm", "[collective]") {
 
 TEMPLATE_TEST_CASE("random data: within the bound of adding one after the other", "[collective]", double, float,
                    float16, bfloat16) {
-    // Each of R - 1 additions is off by u of what it gives, which is at most the sum of all magnitudes (Higham, Accuracy and
-    // Stability of Numerical Algorithms, 4.2); numbers of 16 bits are added in float, and rounded once more.
+    // Each of R - 1 additions is off by u of what it gives, which is at most the sum of all
+    // magnitudes (Higham, Accuracy and Stability of Numerical Algorithms, 4.2); numbers of 16 bits
+    // are added in float, and rounded once more.
     using wide = gpushare::accumulator_t<TestType, gpushare::sum>;
     constexpr unsigned ranks = 7;
     constexpr std::size_t n = 3000;
@@ -258,7 +261,8 @@ TEMPLATE_TEST_CASE("the bits depend on neither algorithm, size, place nor run", 
     std::vector<std::vector<TestType>> in(ranks, std::vector<TestType>(n));
     for (auto& of_rank : in)
         for (auto& x : of_rank) x = number<TestType>((static_cast<double>(any.below(2'000'001)) - 1e6) * 1.7e-4);
-    // The order that the documentation promises: ranks one after the other, in float or wider, rounded once.
+    // The order that the documentation promises: ranks one after the other, in float or wider,
+    // rounded once.
     std::vector<TestType> reference(n);
     for (std::size_t i = 0; i < n; ++i) {
         using wide = gpushare::accumulator_t<TestType, gpushare::sum>;
@@ -292,7 +296,8 @@ TEST_CASE("16-bit numbers are added in float and rounded once", "[collective]") 
         const communicator group(ranks, {.tuning = tuning_table::always(how)});
         std::atomic<unsigned> wrong{0};
         support::together(ranks, [&](unsigned rank) {
-            // 256 + 15 halves: added in bfloat16, whose numbers are 2 apart there, it would stay 256.
+            // 256 + 15 halves: added in bfloat16, whose numbers are 2 apart there, it would
+            // stay 256.
             std::vector<bfloat16> x(100, bfloat16{rank == 0 ? 256.0F : 0.5F});
             if (gpushare::try_all_reduce(group.rank(rank), x, std::span(x))) ++wrong;
             if (static_cast<float>(x[99]) != 264.0F) ++wrong;  // of 263.5, to nearest even

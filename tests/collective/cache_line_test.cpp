@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread, optimised
-// Lines combined by every vector width that the processor has: the bits of single numbers combined one by one, at any address
-// that is allowed, and nothing touched beside the lines.
+// Lines combined by every vector width that the processor has: the bits of single numbers combined
+// one by one, at any address that is allowed, and nothing touched beside the lines.
 #include <gpushare/collective/detail/simd/cache_line.hpp>
 
 #include <cmath>
@@ -29,7 +29,8 @@ using detail::vector_width;
 
 constexpr std::size_t line = detail::cache_line_bytes;
 
-/// Bytes of which `at(i)` begins at a line and `at(i) + shift` doesn't, and a border that nobody may write to.
+/// Bytes of which `at(i)` begins at a line and `at(i) + shift` doesn't, and a border that nobody
+/// may write to.
 struct guarded {
     static constexpr std::size_t border = 4 * line;
     explicit guarded(std::size_t bytes) : all(bytes + 2 * border + line, std::byte{0x5a}) {
@@ -128,7 +129,8 @@ void check_all() {
     }
 }
 
-/// Results that are looked at: as they are without that, and one that isn't finite is seen at every place.
+/// Results that are looked at: as they are without that, and one that isn't finite is seen at every
+/// place.
 template <class T>
 void check_looks() {
     constexpr std::size_t each = line / sizeof(T), lines = 9;

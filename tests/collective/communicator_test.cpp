@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: lock-free
-// Groups: faults on every rank, aborts, deadlines, splits, shrinking, epochs that wrap around, and who hangs.
+// Groups: faults on every rank, aborts, deadlines, splits, shrinking, epochs that wrap around, and
+// who hangs.
 #include <gpushare/collective/communicator.hpp>
 
 #include <array>
@@ -61,8 +62,8 @@ TEST_CASE("a rank that doesn't come is named, to all that came", "[collective]")
         });
         CAPTURE(to_string(how));
         for (const auto& f : before) REQUIRE_FALSE(f);
-        // Whichever rank's deadline comes first speaks for both. In the ring a neighbour's neighbour may be blamed first,
-        // but not here: all meet before.
+        // Whichever rank's deadline comes first speaks for both. In the ring a neighbour's
+        // neighbour may be blamed first, but not here: all meet before.
         CHECK(faults[0] == collective_fault{errc::deadline_exceeded, collective_kind::all_reduce, 1, 2});
         CHECK(faults[2] == faults[0]);
         CHECK(std::string(gpushare::describe(faults[0]).c_str()) == "all_reduce, epoch 2: rank 1 (deadline exceeded)");
@@ -342,7 +343,8 @@ TEST_CASE("a rank joins a group that has shrunk, and gets what the others have",
     CHECK(again.parent_rank(2) == communicator::joined);
     std::atomic<unsigned> wrong{0};
     support::together(3, [&](unsigned rank) {
-        // The ranks that stay still work in their old group, and then hand the newcomer their state.
+        // The ranks that stay still work in their old group, and then hand the newcomer their
+        // state.
         if (rank < 2 && reduce(rest.rank(rank), 100)) ++wrong;
         std::vector<float> state(500, rank < 2 ? 7.0F : 0.0F);
         if (gpushare::try_broadcast(again.rank(rank), std::span(state), 0)) ++wrong;

@@ -49,7 +49,8 @@ struct machine {
             gs::workspaces where = gs::workspaces::on_devices)
         : n(n_),
           devices(std::move(of_ranks)),
-          // Guarded memory is touched by the blocks of its own device only: as where devices don't reach each other.
+          // Guarded memory is touched by the blocks of its own device only: as where devices don't
+          // reach each other.
           node({.devices = 3, .sms = 4, .guarded = where == gs::workspaces::on_host || devices[0] == devices[1]}),
           group(node, visible, devices, std::move(options), where) {
         for (std::uint32_t r = 0; r < group.size(); ++r) {
@@ -183,7 +184,8 @@ TEST_CASE("the host names who hangs, and its abort reaches blocks that fill the 
         std::this_thread::yield();
         const auto seen = m.group.progress();
         late = watch.look(seen, m.node.get_clock().now());
-        // Until both others have come they, too, may be late: on a busy machine for longer than the watch has patience.
+        // Until both others have come they, too, may be late: on a busy machine for longer than the
+        // watch has patience.
         if (seen[0].stage == gs::collective_stage::outside || seen[2].stage == gs::collective_stage::outside)
             late.reset();
     }
@@ -271,7 +273,8 @@ TEST_CASE("an abort reaches what was captured before it, by the end of its first
 }
 
 TEST_CASE("nothing crosses the bus between entering and telling", "[collective]") {
-    // What the host sees and asks for stands still until the others are told: a trip there takes longer than what follows.
+    // What the host sees and asks for stands still until the others are told: a trip there takes
+    // longer than what follows.
     lone_rank rank(1);
     const gs::detail::workspace_view& view = rank.view;
     gs::detail::host_report& report = rank.report;

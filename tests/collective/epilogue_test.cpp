@@ -423,7 +423,8 @@ TEMPLATE_TEST_CASE("norms are what they are called", "", float, gs::bfloat16) {
 }
 
 TEST_CASE("a row is added up in lanes and then as a tree") {
-    // Sixteen lanes, each in rising order of its columns: in another order these sums round differently.
+    // Sixteen lanes, each in rising order of its columns: in another order these sums round
+    // differently.
     const std::size_t width = 200;
     const auto in = some_numbers(width, support::seed(14));
     std::vector<float> lane(16);

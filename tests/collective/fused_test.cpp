@@ -52,7 +52,8 @@ struct problem {
     std::vector<std::vector<float>> in;
 };
 
-/// Calls run(me, pipeline, out) on every rank and hands each rank's output to `check`; replicated, then sharded.
+/// Calls run(me, pipeline, out) on every rank and hands each rank's output to `check`; replicated,
+/// then sharded.
 template <class Out, class Make, class Check>
 void both_ways_by(gs::algorithm how, const problem& p, const Make& make, const Check& check) {
     const gs::communicator group(static_cast<std::uint32_t>(p.in.size()), {.tuning = gs::tuning_table::always(how)});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives through the gates of compute limiters, one per device: admitted and charged on all devices or on none, whole or
-// in pieces between which higher tenants get in on every device alike.
+// Collectives through the gates of compute limiters, one per device: admitted and charged on all
+// devices or on none, whole or in pieces between which higher tenants get in on every device alike.
 #include <array>
 #include <chrono>
 #include <cstddef>

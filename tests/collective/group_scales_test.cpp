@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Quantising with a scale for each group of columns: the bits that the documentation says, within its bound, alone and
-// behind an all-reduce.
+// Quantising with a scale for each group of columns: the bits that the documentation says, within
+// its bound, alone and behind an all-reduce.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -70,7 +70,8 @@ fp8_result quantised(std::span<const float> x, std::size_t width) {
     return r;
 }
 
-/// How many bits differ from what the documentation says, and how many elements are farther off than its bound.
+/// How many bits differ from what the documentation says, and how many elements are farther off
+/// than its bound.
 std::size_t wrong_in(const fp8_result& r, std::span<const float> x, std::size_t width) {
     std::size_t wrong = 0;
     each_group(x, width, 128, [&](std::size_t row, std::size_t g, std::span<const float> some) {
@@ -162,7 +163,8 @@ TEST_CASE("behind an all-reduce every rank gets the scales of groups, or its own
             constexpr unsigned ranks = 3;
             std::vector<std::vector<float>> in;
             for (unsigned r = 0; r < ranks; ++r) in.push_back(some_numbers(rows * width, any));
-            // As the steps one by one leave them: sums, and rows that are divided by their largest magnitude.
+            // As the steps one by one leave them: sums, and rows that are divided by their largest
+            // magnitude.
             auto x = in[0];
             for (unsigned r = 1; r < ranks; ++r)
                 for (std::size_t i = 0; i < x.size(); ++i) x[i] += in[r][i];

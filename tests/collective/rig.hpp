@@ -99,8 +99,8 @@ private:
 };
 static_assert(gpushare::kernel_context<block_context>);
 
-/// Calls body(team) for every rank and block at once, in a delaying context each; which of them comes first is shuffled. Returns
-/// one fault, if there is any.
+/// Calls body(team) for every rank and block at once, in a delaying context each; which of them
+/// comes first is shuffled. Returns one fault, if there is any.
 template <class Body>
 gpushare::collective_fault run_delayed(const gpushare::communicator& group, std::uint32_t blocks, std::uint64_t seed,
                                        gpushare::collective_kind kind, const Body& body) {

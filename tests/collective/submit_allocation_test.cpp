@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: alone
-// Submitting a collective doesn't allocate, once the streams and the gang order have seen as much in flight.
+// Submitting a collective doesn't allocate, once the streams and the gang order have seen as much
+// in flight.
 #include <gpushare/collective/submit.hpp>
 
 #include <cstddef>
@@ -69,7 +70,8 @@ TEST_CASE("submitting a collective doesn't allocate in steady state", "[collecti
               return gs::submit_run(node.gangs(), devices, std::span(streams), members, std::span(std::as_const(steps)),
                                     std::span(std::as_const(out)));
           }) == 0);
-    // One a call: a kernel with the bodies of 16 ranks is more than the host's streams keep in place.
+    // One a call: a kernel with the bodies of 16 ranks is more than the host's streams keep in
+    // place.
     CHECK(allocations_of(std::span(streams).first(1), [&] {
               return gs::submit_shared_all_reduce<float>(node.gangs(), devices[0], streams[0], members, in, out, n);
           }) == 20);

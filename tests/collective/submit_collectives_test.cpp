@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The collectives besides all-reduce on streams: what they are by definition, in any shape, and how they fail.
+// The collectives besides all-reduce on streams: what they are by definition, in any shape, and how
+// they fail.
 
 #include <algorithm>
 #include <chrono>
@@ -43,7 +44,8 @@ struct shape {
     std::uint32_t ranks = 2, root = 0, blocks = 0;
     std::size_t count = 0;
     bool shared = false, in_place = false;
-    // counts[r][q]: what rank r has for rank q. Of collectives that aren't all_to_allv, all rows are the same.
+    // counts[r][q]: what rank r has for rank q. Of collectives that aren't all_to_allv, all rows
+    // are the same.
     std::vector<std::vector<std::uint64_t>> counts{};
 };
 
@@ -128,7 +130,8 @@ arrays filled(const shape& s, support::random& any) {
 struct pointers {
     std::vector<float*> ins, outs;
 };
-/// Where ranks' inputs and outputs lie: in place, an output is a part of an input, or the other way round.
+/// Where ranks' inputs and outputs lie: in place, an output is a part of an input, or the other way
+/// round.
 pointers of(const shape& s, arrays& a) {
     pointers p;
     for (std::uint32_t r = 0; r < s.ranks; ++r) {
@@ -361,7 +364,8 @@ TEST_CASE("lengths that don't fit end a collective of unequal parts before anyth
             support::random any(1);
             const arrays before = filled(s, any);
             arrays a = before;
-            // Of all_to_allv, what rank 0 has for rank 1, who expects as much: sums that wrap around fit.
+            // Of all_to_allv, what rank 0 has for rank 1, who expects as much: sums that wrap
+            // around fit.
             const bool by_pair = kind == what::all_to_allv;
             const std::uint64_t length = by == 1 ? 41 : by;
             auto wrong = s.counts, expected = s.counts;

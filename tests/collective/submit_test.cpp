@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives as launches on the streams of the host backend's devices: the bodies that rank threads call, block by block.
+// Collectives as launches on the streams of the host backend's devices: the bodies that rank
+// threads call, block by block.
 #include <gpushare/collective/submit.hpp>
 
 #include <array>
@@ -136,7 +137,8 @@ TEST_CASE("two groups that don't fit on the devices together queue up, submitted
     streams.push_back(m.node.make_stream({1}));
     std::vector<gs::errc> codes(2);
     support::together(2, [&](unsigned i) {
-        // Rank 0's stream of the one group is busy: where nobody waited, rank 1 of it would take what the other group needs.
+        // Rank 0's stream of the one group is busy: where nobody waited, rank 1 of it would take
+        // what the other group needs.
         machine& mine = i == 0 ? m : other;
         std::vector<const float*> in;
         std::vector<float*> out;

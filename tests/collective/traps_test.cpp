@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Each trap of collectives that somebody else's library fell into, as a test that is named after it.
+// Each trap of collectives that somebody else's library fell into, as a test that is named after
+// it.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -47,8 +48,9 @@ gs::instant in(gs::ns d) {
     return gs::instant{std::chrono::duration_cast<gs::ns>(std::chrono::steady_clock::now().time_since_epoch())} + d;
 }
 
-/// Calls `round(team, number)` again and again on every rank's block 0, ranks running ahead of each other at random: nothing but
-/// the collectives themselves holds them together. Whether all went well.
+/// Calls `round(team, number)` again and again on every rank's block 0, ranks running ahead of each
+/// other at random: nothing but the collectives themselves holds them together. Whether all went
+/// well.
 template <class Round>
 bool all_rounds(const communicator& group, std::uint32_t rounds, gs::collective_kind kind, const Round& round) {
     const auto seed = support::seed(11);
@@ -118,8 +120,8 @@ TEST_CASE("trap: byte flags share a word", "[collective][trap]") {
 }
 
 TEST_CASE("trap: a release or an acquire is missing", "[collective][trap]") {
-    // What a rank wrote before a collective is seen by all behind it, and what they read of it may be overwritten then. On x86
-    // it takes ThreadSanitizer to see that.
+    // What a rank wrote before a collective is seen by all behind it, and what they read of it may
+    // be overwritten then. On x86 it takes ThreadSanitizer to see that.
     constexpr unsigned ranks = 3;
     const communicator group(ranks);
     std::vector<std::array<int, 64>> pages(ranks);
@@ -138,7 +140,8 @@ TEST_CASE("trap: a release or an acquire is missing", "[collective][trap]") {
 }
 
 TEST_CASE("trap: one counter is shared by two kernels", "[collective][trap]") {
-    // Block 0 and block 1 as two kernels that know nothing of each other: the one does ten times as much.
+    // Block 0 and block 1 as two kernels that know nothing of each other: the one does ten times as
+    // much.
     const communicator group(2, {.blocks = 2});
     std::atomic<unsigned> wrong{0};
     support::together(4, [&](unsigned i) {
@@ -240,7 +243,8 @@ TEST_CASE("trap: overlapping groups share slots", "[collective][trap]") {
     std::sort(areas.begin(), areas.end());
     CHECK(std::adjacent_find(areas.begin(), areas.end()) == areas.end());
     std::atomic<unsigned> wrong{0};
-    // All groups at once, through their slots, which go from one algorithm to the next in any order.
+    // All groups at once, through their slots, which go from one algorithm to the next in any
+    // order.
     support::together(9, [&](unsigned i) {
         std::uint32_t g = 0;
         while (i >= groups[g].size()) i -= groups[g++].size();
@@ -407,8 +411,9 @@ TEST_CASE("trap: the order changes with the size, the bucket or the run", "[coll
 }
 
 TEST_CASE("trap: workspaces are resized after a graph was captured", "[collective][trap]") {
-    // What is captured is the kernel with its arguments: launched again, byte by byte the same, after larger collectives, by a
-    // group that has moved. (tests/cuda/communicator_test.cpp does it with CUDA's graphs.)
+    // What is captured is the kernel with its arguments: launched again, byte by byte the same,
+    // after larger collectives, by a group that has moved. (tests/cuda/communicator_test.cpp does
+    // it with CUDA's graphs.)
     gs::host::node node({.devices = 2, .sms = 1});
     communicator group(2);
     std::vector<gs::host::stream> streams;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tuner: which plan wins, by times that are given; that all ranks get the same table of what can be used; that it gives up
-// with the others.
+// The tuner: which plan wins, by times that are given; that all ranks get the same table of what
+// can be used; that it gives up with the others.
 #include <gpushare/collective/tune.hpp>
 
 #include <chrono>
@@ -111,7 +111,8 @@ TEST_CASE("what is submitted gets the plan that took the least, and changes it w
     const auto nothing = [&](const gpushare::all_reduce_plan&, gpushare::bytes) { return never; };
     CHECK(gpushare::tune_submitted(4, nothing, quick) == tuning_table{});
 
-    // The number of blocks is part of what is measured, where it is asked for: a block each 4 KiB is the best here.
+    // The number of blocks is part of what is measured, where it is asked for: a block each 4 KiB
+    // is the best here.
     auto with_blocks = quick;
     with_blocks.most_blocks = 9;
     const auto blocks_took = [](const gpushare::all_reduce_plan& plan, gpushare::bytes size) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread, optimised
-// What a thread combines at once: vectors convert to the bits of single numbers, for every number and at every point where rounding
-// is decided; vectors, arrays and single numbers combine to the same bits; and what isn't finite is found among any number of others.
+// What a thread combines at once: vectors convert to the bits of single numbers, for every number
+// and at every point where rounding is decided; vectors, arrays and single numbers combine to the
+// same bits; and what isn't finite is found among any number of others.
 #include <gpushare/collective/detail/values.hpp>
 #include <gpushare/collective/floats.hpp>
 
@@ -87,7 +88,8 @@ TEMPLATE_TEST_CASE("vectors and arrays of floats combine to the same bits", "[co
             float one = at[j];
             for (std::uint32_t r = 1; r < ranks; ++r) one = TestType{}(one, at[j + r * width]);
             if constexpr (requires { TestType{}.finish(one, one); }) one = TestType{}.finish(one, float{ranks});
-            // Which of two NaNs a sum keeps is the processor's choice, by the order of its operands.
+            // Which of two NaNs a sum keeps is the processor's choice, by the order of its
+            // operands.
             if (one != one) {
                 wrong += vectors[j] == vectors[j] || array[j] == array[j];
                 continue;

@@ -208,9 +208,10 @@ TEST_CASE("whatever a client says of its work, in a million steps, its neighbour
           "[.long][compute][property]") {
     for (std::uint64_t policy = 0; policy < 3; ++policy) {
         CAPTURE(policy);
-        // In so many, the worst: at each end of the 100 ms, three calls of 2 ms are in flight that were charged nothing,
-        // or an hour (12 ms); fair queueing is off by a call of each (3 ms); an end is noticed up to 1.5 ms late, at both
-        // ends (3 ms). Of 100 ms less these 18, half is 41, and what lies between two checks isn't quite 100 ms.
+        // In so many, the worst: at each end of the 100 ms, three calls of 2 ms are in flight that
+        // were charged nothing, or an hour (12 ms); fair queueing is off by a call of each (3 ms);
+        // an end is noticed up to 1.5 ms late, at both ends (3 ms). Of 100 ms less these 18, half
+        // is 41, and what lies between two checks isn't quite 100 ms.
         const auto how = beside_any_settings(support::seed(policy), 350'000, some_policy(policy));
         CHECK(how.least >= 40ms);
         CHECK_FALSE(how.fell);
@@ -227,7 +228,8 @@ struct hard_fifo : fifo {
 
 /// Loads of clients under a hard cap: what each call takes, and what is said of it.
 struct any_load {
-    /// Of all kinds at once; or so many short ones that each is believed to be short, and then long ones.
+    /// Of all kinds at once; or so many short ones that each is believed to be short, and then long
+    /// ones.
     enum class kind : std::uint8_t { mixed, long_after_short, one_long_in_a_hundred };
     kind what{};
     int next = 0;
@@ -388,7 +390,8 @@ TEST_CASE("beside longer calls of others a client has what its hard cap lets it 
             compute.poll();
         }
     }
-    // One call of `a` is in flight at a time. Where the other's went in behind each, it would have a fifth.
+    // One call of `a` is in flight at a time. Where the other's went in behind each, it would have
+    // a fifth.
     CHECK(in_seconds(had.of(1, instant{}, world.now())) / 2 == Approx(0.25).margin(0.005));
     CHECK(in_seconds(had.of(2, instant{}, world.now())) / 2 >= 0.74);  // and the device isn't idle
 }
@@ -528,7 +531,8 @@ TEST_CASE("a client keeps what it owes when its policy is replaced, by another k
 }
 
 TEST_CASE("who is ahead of its share is so after a change of policy", "[compute]") {
-    // Each call of `a` is eight of `b`'s. Where a change forgot that, each would begin anew, and `a` have eight ninths.
+    // Each call of `a` is eight of `b`'s. Where a change forgot that, each would begin anew, and
+    // `a` have eight ninths.
     const auto part_of_a = [](auto policy) {
         sim::world world;
         truth had(world);

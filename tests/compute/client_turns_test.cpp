@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// Turns: on a device that doesn't tell what each used, clients of a level whose work doesn't fit side by side run one after the
-// other, whatever it consists of.
+// Turns: on a device that doesn't tell what each used, clients of a level whose work doesn't fit
+// side by side run one after the other, whatever it consists of.
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -29,7 +29,8 @@ using support::manual_clock;
 
 namespace {
 
-/// A manual stream with a name, on which "A>B" is written down when A is to wait for what B recorded last.
+/// A manual stream with a name, on which "A>B" is written down when A is to wait for what B
+/// recorded last.
 class joining_stream {
 public:
     using point = support::manual_point;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// The word for which lower clients' streams wait: requests of the host close it, and the device opens it late.
+// The word for which lower clients' streams wait: requests of the host close it, and the device
+// opens it late.
 #include <deque>
 
 #include <gpushare/detail/closing_word.hpp>
@@ -79,7 +80,8 @@ TEST_CASE("what is forced open is nobody's to open behind the request's work", "
     CHECK_FALSE(word.is_closed());
 }
 
-// The host and the device at random. The device opens halves in the order in which it was told to, some time later.
+// The host and the device at random. The device opens halves in the order in which it was told to,
+// some time later.
 TEST_CASE("a word is closed while a request is there or its work is, however late the device is",
           "[compute][launch_gate]") {
     const auto seed = support::seed(1);

@@ -37,7 +37,8 @@ using support::this_heap;
 
 constexpr instant long_past = instant::min();
 
-/// A device that counts: work and points are numbers, reached when `done` has come so far. Allocates nothing.
+/// A device that counts: work and points are numbers, reached when `done` has come so far.
+/// Allocates nothing.
 struct counting_device {
     std::uint64_t enqueued = 0, done = 0;
     bool runs_while_waited_for = true;
@@ -136,7 +137,8 @@ TEST_CASE("the heap of this program does count and fail", "[compute][memory]") {
 TEST_CASE("running out of memory at any moment loses no submission and strands nobody", "[compute][memory]") {
     const bool recovers = GENERATE(true, false);
     std::size_t failures = 0;
-    // The nth allocation fails (or it and all that follow), for every n until the whole course goes without.
+    // The nth allocation fails (or it and all that follow), for every n until the whole course goes
+    // without.
     for (std::size_t nth = 0;; ++nth) {
         counting_device device;
         counting_stream stream{&device};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Many threads at one limiter. Nothing here depends on how long anything takes: every wait has a deadline far beyond
-// what it needs, and a wake-up that is lost shows as a deadline that was exceeded.
+// Many threads at one limiter. Nothing here depends on how long anything takes: every wait has a
+// deadline far beyond what it needs, and a wake-up that is lost shows as a deadline that was
+// exceeded.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -129,7 +130,8 @@ TEST_CASE("the gate, the queue and the dispatcher work side by side", "[compute]
     const auto low = t.compute.add({});
     const auto high = t.compute.add({.level = {1}});
     std::atomic<int> lost{0};
-    // A thread that asks for figures all the time notices ends that others wait for: it must not keep them to itself.
+    // A thread that asks for figures all the time notices ends that others wait for: it must not
+    // keep them to itself.
     support::background curious(1, [&](unsigned) { (void)t.compute.usage(low); });
     support::together(6, [&](unsigned rank) {
         stream s(t.device);

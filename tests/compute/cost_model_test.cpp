@@ -84,7 +84,8 @@ TEST_CASE("at most one in a hundred of the latest takes longer than is told", "[
         const auto longer = std::ranges::count_if(latest, [&](ns t) { return t > lately.p99(); });
         const auto as_long = std::ranges::count(latest, lately.p99());
         REQUIRE(longer * 100 <= std::ssize(latest));
-        // And it is no more than it must be: without those that last as long, it would be too little.
+        // And it is no more than it must be: without those that last as long, it would be too
+        // little.
         REQUIRE(longer + as_long > std::min<std::ptrdiff_t>(std::ssize(latest) / 100, 5));
     }
 }

@@ -52,7 +52,8 @@ static_assert(gpushare::clock<counting_clock>);
 using stream = timed_device::stream;
 using limiter = gpushare::compute_limiter<stream, counting_clock>;
 
-/// A client of a high level whose thread waits for each of its submissions, and one below whose thread sleeps meanwhile.
+/// A client of a high level whose thread waits for each of its submissions, and one below whose
+/// thread sleeps meanwhile.
 struct neighbours {
     timed_device device;
     limiter compute;
@@ -90,8 +91,8 @@ TEST_CASE("a chain whose thread waits for it wakes nobody who sleeps", "[compute
     sleeper.join();
     const auto took = steady::now() - began;
     CHECK(seen);
-    // It looks by itself now and then, and asks for the time once each time: 340 times in 0.18 s. Woken when each kernel
-    // comes it is 1,700, and by each end 1,000.
+    // It looks by itself now and then, and asks for the time once each time: 340 times in 0.18 s.
+    // Woken when each kernel comes it is 1,700, and by each end 1,000.
     CHECK(asked < 200 + 2 * static_cast<std::uint64_t>(took / gpushare::detail::watch_slice::patience));
 }
 
@@ -244,7 +245,8 @@ TEST_CASE("who looks to the end is called for what others bring, and by a stop",
     const int before = counted_stream::point::to_the_end;
     CHECK(d.compute.submit(d.b, d.t, d.lasting(20us), {}, [&](const gpushare::completion&) { told = true; }));
     CHECK(becomes([&] { return told.load(); }));
-    // Then it looks to the end again; or it still does, where this thread was slow and has seen the end by itself.
+    // Then it looks to the end again; or it still does, where this thread was slow and has seen the
+    // end by itself.
     for (const auto end = steady::now() + 100ms; counted_stream::point::to_the_end == before && steady::now() < end;)
         std::this_thread::yield();
     CHECK(d.compute.enqueue(d.b, d.t, d.lasting(20us)) == gpushare::errc::none);

@@ -50,7 +50,8 @@ constexpr ns host_time = 3ms;  // that each callable takes of its thread
 manual_stream& manual_of(manual_stream& s) { return s; }
 manual_stream& manual_of(sharing_stream& s) { return s.manual(); }
 
-/// On a clock that callables move: each takes its thread 3 ms, and there is always room for the next.
+/// On a clock that callables move: each takes its thread 3 ms, and there is always room for the
+/// next.
 template <class Stream>
 struct slow_callables {
     using limiter = gpushare::compute_limiter<Stream, manual_clock>;
@@ -66,7 +67,8 @@ struct slow_callables {
                     })
             .value();
     }
-    /// So many of `c` wait until what is in flight is done: who comes then could be kept for all of them.
+    /// So many of `c` wait until what is in flight is done: who comes then could be kept for all of
+    /// them.
     void fill(client_id c, int n) {
         device_runs = false;
         for (int i = 0; i < 2 + n; ++i) waiting.push_back(submit(c));
@@ -110,7 +112,8 @@ TEMPLATE_TEST_CASE("a submitter is kept for one callable of others at the most",
 
 TEMPLATE_TEST_CASE("clients whose callables take their threads long have their shares, whoever comes", "[compute]",
                    manual_stream, sharing_stream) {
-    // Of the same device time each: so a share is one of the callables. All of b's are handed over before; a's come as they go.
+    // Of the same device time each: so a share is one of the callables. All of b's are handed over
+    // before; a's come as they go.
     slow_callables<TestType> t;
     const auto [of_a, of_b] = GENERATE(std::pair(500U, 500U), std::pair(300U, 700U), std::pair(900U, 100U));
     CAPTURE(of_a, of_b);
@@ -302,8 +305,9 @@ TEST_CASE("callbacks that a thread leaves are called by whoever comes next", "[c
     CHECK(compute.resume_at() == gpushare::never);
 }
 
-// As a server has it: requests wait outside, two are handed over, and each end hands over the next one. Who drives comes late, as where
-// all cores compute, and finds both over. If then a long call from below were let in first, the other requests would wait for that.
+// As a server has it: requests wait outside, two are handed over, and each end hands over the next
+// one. Who drives comes late, as where all cores compute, and finds both over. If then a long call
+// from below were let in first, the other requests would wait for that.
 TEST_CASE("what callbacks of a higher level bring goes before what waits below", "[compute]") {
     using stream = support::modelled_device::stream;
     static constexpr ns late = 1ms, long_call = 60ms;
@@ -376,7 +380,8 @@ TEST_CASE("what callbacks of a higher level bring goes before what waits below",
     }
 }
 
-// The device has room all the time, and an urgent end is always noticed before the callback of the one before it returns.
+// The device has room all the time, and an urgent end is always noticed before the callback of the
+// one before it returns.
 TEST_CASE("what waits below is held for those that are to be called back, not for all who ever will", "[compute]") {
     using stream = support::modelled_device::stream;
     support::modelled_device device(2);
@@ -423,7 +428,8 @@ TEST_CASE("what waits below is held for those that are to be called back, not fo
     CHECK(left_then.front() >= 85);
 }
 
-// While a thread watches the device and another one sleeps, one more comes and finds three urgent calls over.
+// While a thread watches the device and another one sleeps, one more comes and finds three urgent
+// calls over.
 TEST_CASE("a submitter is kept for one callback at the most, though there is more to let in after it",
           "[compute][threads]") {
     manual_clock clock;
@@ -489,8 +495,8 @@ void spin_for(ns d) {
     }
 }
 
-/// Two or three clients that keep the limiter busy with callables of 3 ms of their thread and 1 ms of the device, three
-/// at a time each; who waits, waits for the oldest.
+/// Two or three clients that keep the limiter busy with callables of 3 ms of their thread and 1 ms
+/// of the device, three at a time each; who waits, waits for the oldest.
 struct server {
     using stream = timed_device::stream;
     using limiter = gpushare::compute_limiter<stream, steady>;
@@ -541,7 +547,8 @@ TEST_CASE("clients whose callables take their threads long share the device, and
     server t;
     const auto a = t.compute.add({.weight = 50_pct}), b = t.compute.add({.weight = 50_pct});
     server::figures of_a, of_b;
-    // A client that is captured stays inside its first submission for as long as the other one goes on.
+    // A client that is captured stays inside its first submission for as long as the other one goes
+    // on.
     const auto limit = steady::now() + 20s;
     const auto over = [&] { return (of_a.run > 15 && of_b.run > 15) || steady::now() > limit; };
     {
@@ -603,7 +610,8 @@ TEST_CASE("what a thread leaves is done by one that sleeps in the limiter", "[co
     gpushare::compute_limiter<timed_device::stream, steady> compute{{.depth = 1}};
     const auto a = compute.add({.weight = 50_pct}), b = compute.add({.weight = 50_pct});
     timed_device::stream s(device);
-    // A thread that waits for the last of many slow ones of b drives; a's own come and go beside it.
+    // A thread that waits for the last of many slow ones of b drives; a's own come and go beside
+    // it.
     std::vector<decltype(compute)::ticket> slow;
     for (int i = 0; i < 30; ++i)
         slow.push_back(compute

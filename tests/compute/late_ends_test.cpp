@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How much is handed over behind long work where points don't say when they were reached, as on CUDA: by how late ends were noticed at
-// most. In virtual time.
+// How much is handed over behind long work where points don't say when they were reached, as on
+// CUDA: by how late ends were noticed at most. In virtual time.
 #include <algorithm>
 #include <chrono>
 #include <compare>
@@ -94,7 +94,8 @@ struct seen {
     ns took{};               // the same time
 };
 
-/// `calls` of each, of `length`, whose callables take their thread `host` each, and the first one `cold`.
+/// `calls` of each, of `length`, whose callables take their thread `host` each, and the first one
+/// `cold`.
 seen run(ns length, ns nap, ns host = {}, int calls = 200, ns cold = {}) {
     serial_device device{.nap = nap};
     gpushare::compute_limiter<stream, clock> compute({}, clock{&device});

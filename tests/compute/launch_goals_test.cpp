@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// Latency goals, quotas of time and soft caps at the launch gate, alone and beside levels, shares and caps.
+// Latency goals, quotas of time and soft caps at the launch gate, alone and beside levels, shares
+// and caps.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -368,7 +369,8 @@ TEST_CASE("a changed level counts at once", "[launch_gate]") {
 
 // ---- all rules together
 
-/// Device time that a client may have, as a bucket that runs full: what quotas and caps are, written down once more.
+/// Device time that a client may have, as a bucket that runs full: what quotas and caps are,
+/// written down once more.
 struct bucket {
     double time = 0, each = 0;  // in ns; none if `each` is 0
     double has = 0;
@@ -384,7 +386,8 @@ struct bucket {
     [[nodiscard]] bool surely_left() const { return each <= 0 || has > 16; }
 };
 
-/// Clients with any mixture of level, weight, cap, quota and goal, which ask, launch, change and go as dice fall.
+/// Clients with any mixture of level, weight, cap, quota and goal, which ask, launch, change and go
+/// as dice fall.
 struct mixture {
     struct client {
         bool used = false;
@@ -540,7 +543,8 @@ struct mixture {
         gate.left(n, now, *which);
         c.requests.erase(which);
     }
-    // Only while nothing is open: else a goal's arrivals from before it had one would count for the test alone.
+    // Only while nothing is open: else a goal's arrivals from before it had one would count for the
+    // test alone.
     void change(std::uint32_t n) {
         client& c = clients[n];
         if (!c.requests.empty() || c.waits_since != never || c.in_flight != ns{0}) return;

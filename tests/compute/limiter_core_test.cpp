@@ -273,8 +273,8 @@ TEST_CASE("the bound on a wait is two of the longest kernel of every level below
 
 namespace {
 
-/// A device that runs what is enqueued in the order of enqueuing, one after the other: the worst for who comes late.
-/// Clients send kernels of 1/10 of their longest up to their longest.
+/// A device that runs what is enqueued in the order of enqueuing, one after the other: the worst
+/// for who comes late. Clients send kernels of 1/10 of their longest up to their longest.
 class simulation {
 public:
     struct client {
@@ -461,9 +461,9 @@ TEST_CASE("random tenants: shares within the kernels in flight, no idle device, 
                    .level = {static_cast<std::int32_t>(any.below(3))},
                    .longest = longest},
                   longest * static_cast<int>(4 + any.below(10)));
-        // Tags order what was let in by what was predicted of it, and at most `depth` predictions are wrong at once,
-        // each by less than a longest kernel: two backlogged clients differ by at most depth + 1 of these, over their
-        // weights, and by 3 ns of rounding a step.
+        // Tags order what was let in by what was predicted of it, and at most `depth` predictions
+        // are wrong at once, each by less than a longest kernel: two backlogged clients differ by
+        // at most depth + 1 of these, over their weights, and by 3 ns of rounding a step.
         double worst_excess = -1e300;
         for (int step = 0; step < 10'000; ++step) {
             s.step();

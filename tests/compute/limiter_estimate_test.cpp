@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// What limiter::estimate says, against what then happens: calls that come by chance on a modelled device, of several widths,
-// streams and tenants. The same at every run.
+// What limiter::estimate says, against what then happens: calls that come by chance on a modelled
+// device, of several widths, streams and tenants. The same at every run.
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -38,8 +38,8 @@ struct caller {
     unsigned permille = 500;
 };
 
-/// Of its calls that came when it was known how long they take: the mean of what was said and of what happened, and of how far these
-/// were apart.
+/// Of its calls that came when it was known how long they take: the mean of what was said and of
+/// what happened, and of how far these were apart.
 struct told {
     ns wait_said{}, wait{}, wait_off{}, finish_said{}, finish{};
 

@@ -233,7 +233,8 @@ TEST_CASE("a lost device is named with all that had work in flight, and takes no
     CHECK(broken.submit(idle, s, long_kernel).code() == errc::device_lost);
     CHECK(broken.acquire(idle).code() == errc::device_lost);
 
-    // Recovery: everything comes to its end, accounts can be read, and another limiter, on a device that works, goes on.
+    // Recovery: everything comes to its end, accounts can be read, and another limiter, on a device
+    // that works, goes on.
     gpushare::client_usage account;
     CHECK(broken.close(a, gpushare::never, {}, &account));
     CHECK(account.failed == 1);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Callbacks, coroutines, requests, gangs, waiting for room: what stands around a limiter's queue and gate.
+// Callbacks, coroutines, requests, gangs, waiting for room: what stands around a limiter's queue
+// and gate.
 #include <array>
 #include <atomic>
 #include <chrono>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// Threads that lose their core between the point in front of their work and the work: the device stands idle meanwhile, and
-// nobody is charged for that.
+// Threads that lose their core between the point in front of their work and the work: the device
+// stands idle meanwhile, and nobody is charged for that.
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -41,12 +41,14 @@ struct hooked_clock {
 };
 static_assert(gpushare::clock<hooked_clock>);
 
-/// Kernels of a millisecond, too long to be timed together, by whichever way in; before each its thread may be held up.
+/// Kernels of a millisecond, too long to be timed together, by whichever way in; before each its
+/// thread may be held up.
 template <class Stream>
 struct setup {
     using limiter = gpushare::compute_limiter<Stream, hooked_clock>;
 
-    /// Charged for one whose thread was held up for `stall`, with the device idle for `idle` of that.
+    /// Charged for one whose thread was held up for `stall`, with the device idle for `idle` of
+    /// that.
     ns charged_for(ns stall, ns idle, bool at_the_gate = false, ns length = 1ms) {
         const auto before = compute.usage(client).device_time;
         const auto work = [=, this](Stream& s) {
@@ -127,7 +129,8 @@ TEMPLATE_TEST_CASE("the gap in front of a kernel whose thread lost its core isn'
         for (int i = 0; i < 5; ++i) REQUIRE(t.charged_for(10us, 10us, true) == 1010us);
         CHECK(t.charged_for(5ms, 5ms, true) < 1100us);
     }
-    // That it was held up tells nothing of how long such kernels are, nor of how long it waited for others.
+    // That it was held up tells nothing of how long such kernels are, nor of how long it waited for
+    // others.
     CHECK(t.compute.usage(t.client).longest < 4ms);
     while (const auto e = t.compute.take_event())
         CHECK(e->what == gpushare::limiter_event::kind::overran);  // what was meant to

@@ -192,7 +192,8 @@ TEST_CASE("time that is held back for a request above its client's level is char
         (void)compute.submit(a, one, [](auto& s) { s.enqueue(500us); });
         (void)compute.submit(b, other, [](auto& s) { s.enqueue(500us); });
     }
-    // Of each 2 ms, 1 ms is kept for a's request, which does next to nothing: that is a's share, and the rest b's.
+    // Of each 2 ms, 1 ms is kept for a's request, which does next to nothing: that is a's share,
+    // and the rest b's.
     gpushare::request<sim_limiter> urgent(compute, a, {.level = priority{1}});
     for (int step = 0; step < 4000; ++step) {
         world.run_until(world.now() + 100us);

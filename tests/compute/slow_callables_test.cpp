@@ -50,7 +50,8 @@ struct setup {
                     })
             .value();
     }
-    /// Submits, on a thread of its own, a callable of `c` that runs until `let_go` is called; returns once it runs.
+    /// Submits, on a thread of its own, a callable of `c` that runs until `let_go` is called;
+    /// returns once it runs.
     void hold(client_id c, manual_stream& s) {
         thread = std::jthread([this, c, &s] {
             (void)compute.submit(c, s, [this](manual_stream& to) {
@@ -181,7 +182,8 @@ TEST_CASE("threads of several levels whose callables take long: all is enqueued,
     constexpr int each = 120;
     support::timed_device device;
     gpushare::compute_limiter<stream, support::steady> compute{{.depth = 3}};
-    // Written in callables of one client: what orders these is the limiter, as ThreadSanitizer sees.
+    // Written in callables of one client: what orders these is the limiter, as ThreadSanitizer
+    // sees.
     std::vector<std::vector<int>> order(clients);
     std::vector<int> running(clients, 0);
     std::atomic<bool> twice{false};

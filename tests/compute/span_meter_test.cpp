@@ -176,7 +176,8 @@ TEST_CASE("a span that began before very many gaps is never charged for what oth
     for (std::int64_t i = 0; i < 1000; ++i) sum += meter.charge({10 + i * 10}, {13 + i * 10}).count();
     CHECK(sum == 3000);
     const auto outer = meter.charge({0}, {20'000}).count();
-    // Exact would be 17,000. It isn't charged for gaps that are forgotten, and in full for the last 32 of them.
+    // Exact would be 17,000. It isn't charged for gaps that are forgotten, and in full for the last
+    // 32 of them.
     CHECK(outer <= 17'000);
     CHECK(outer >= 20'000 - (13 + 9990) + 32 * 7);
 }

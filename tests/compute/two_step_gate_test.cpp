@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gate in one step and in two, over streams that share points and over streams that don't: both ways are one.
+// The gate in one step and in two, over streams that share points and over streams that don't: both
+// ways are one.
 #include <atomic>
 #include <chrono>
 #include <cmath>
@@ -144,7 +145,8 @@ TEST_CASE("one step through the gate decides, charges and records as two do", "[
     }
 }
 
-// Where points are shared, one step looks at what is due first, and so may know a client's kernels one submission earlier.
+// Where points are shared, one step looks at what is due first, and so may know a client's kernels
+// one submission earlier.
 TEST_CASE("in one step or in two, points shared or not: what the device did is charged, once", "[compute]") {
     for (std::uint64_t nth = 0; nth < 40; ++nth) {
         const auto seed = support::seed(nth);

@@ -88,8 +88,8 @@ struct manual_streams {
 enum class looks { as_dispatcher, for_ticket, at_gate, for_own_work };
 enum class waits { for_ticket, at_gate, in_request, for_callback };
 
-/// The first thread looks at the device, and what it sees lets it into code of the lower level that takes until the second one, of
-/// the higher level, has what it waits for.
+/// The first thread looks at the device, and what it sees lets it into code of the lower level that
+/// takes until the second one, of the higher level, has what it waits for.
 template <class Streams>
 struct scene {
     using stream = typename Streams::stream;
@@ -192,7 +192,8 @@ TEMPLATE_TEST_CASE("a thread's own work is seen by others while it is in a long 
 
 namespace {
 
-/// Each thread is a client: it submits, waits, comes to the gate, has callbacks, with callables of all lengths.
+/// Each thread is a client: it submits, waits, comes to the gate, has callbacks, with callables of
+/// all lengths.
 struct crowd {
     using stream = gpushare::host::stream;
     using limiter = gpushare::compute_limiter<stream, gpushare::host::steady_clock>;

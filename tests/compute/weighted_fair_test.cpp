@@ -96,8 +96,9 @@ TEST_CASE("shares are exact within one turn and one kernel, at every moment", "[
                         : kernels == 1 ? (next == 0 ? ns{1ms} : ns{100us})
                                        : ns{100us} * static_cast<int>(1 + any.below(10));
         s.step(cost);
-        // A client's turn begins while its virtual service is the smallest, so it is never ahead of the smallest by more
-        // than a turn and its own longest kernel, over its weight. 1 ns a step is lost in rounding tags down.
+        // A client's turn begins while its virtual service is the smallest, so it is never ahead of
+        // the smallest by more than a turn and its own longest kernel, over its weight. 1 ns a step
+        // is lost in rounding tags down.
         double smallest = 1e300;
         for (std::size_t i = 0; i < weights.size(); ++i) smallest = std::min(smallest, s.virtual_service(i));
         for (std::size_t i = 0; i < weights.size(); ++i) {
@@ -107,7 +108,8 @@ TEST_CASE("shares are exact within one turn and one kernel, at every moment", "[
         }
     }
     CHECK(worst_excess <= 0);
-    // Summed over the clients: each is within (number of clients) x (longest kernel) of its share of the total.
+    // Summed over the clients: each is within (number of clients) x (longest kernel) of its share
+    // of the total.
     ns total{};
     for (const auto t : s.served) total += t;
     const auto bound = static_cast<double>(weights.size()) * static_cast<double>(longest.count()) /
@@ -267,8 +269,8 @@ TEST_CASE("a live change of weight takes effect at once", "[compute]") {
     s.policy.change(id(1), {.weight = share::of_permille(1000 - after)});
     s.weights = {after, 1000 - after};
     s.forget_service();
-    // From the very change, each is within (number of clients) x (longest kernel) of its new share as in any interval,
-    // and as much again for who was ahead when it began.
+    // From the very change, each is within (number of clients) x (longest kernel) of its new share
+    // as in any interval, and as much again for who was ahead when it began.
     ns total{};
     double worst = 0;
     for (int i = 0; i < 5000; ++i) {
@@ -382,8 +384,9 @@ TEST_CASE("random clients, weights, naps and kernels: nobody starves, nobody lag
         const auto clients = 2 + any.below(20);
         for (std::size_t i = 0; i < clients; ++i) s.add(static_cast<unsigned>(1 + any.below(1000)));
         std::vector<bool> awake(clients, true);
-        // Between two clients that both waited all along, normalised service differs by at most one kernel of each
-        // (theorem 1 of the paper), and a turn. `since` is each one's virtual service when the pair's common wait began.
+        // Between two clients that both waited all along, normalised service differs by at most one
+        // kernel of each (theorem 1 of the paper), and a turn. `since` is each one's virtual
+        // service when the pair's common wait began.
         std::vector<std::vector<double>> since(clients, std::vector<double>(clients, 0.0));
         double worst_excess = -1e300;
         for (int step = 0; step < 10'000; ++step) {

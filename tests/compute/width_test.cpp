@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: slow
-// Width: what fits side by side on a device runs side by side, a charge is duration times width, and a share is one of the
-// device's SM time. The core alone, in virtual time; then stand-ins for engines, whose calls are opaque, of one block and from
-// 0.3 to 75 ms long, on a modelled device: the same at every run, by the device's own ledger.
+// Width: what fits side by side on a device runs side by side, a charge is duration times width,
+// and a share is one of the device's SM time. The core alone, in virtual time; then stand-ins for
+// engines, whose calls are opaque, of one block and from 0.3 to 75 ms long, on a modelled device:
+// the same at every run, by the device's own ledger.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -295,8 +296,8 @@ TEST_CASE("what is kept is lent to work that gives it back in time, whoever else
     SECTION("though one call was longer: after 16 that weren't, if of all no more than one in a hundred was") {
         lend_within(10ms);
         const auto one = core.add({.weight = share::of_permille(1)});
-        // How many of its calls, and which of those that are long, are lent the half that is kept. Each has the device to itself after
-        // that, as it must for its turn to come.
+        // How many of its calls, and which of those that are long, are lent the half that is kept.
+        // Each has the device to itself after that, as it must for its turn to come.
         int lent = 0, long_lent = 0;
         const auto call = [&](ns length) {
             core.arrive(opaque, instant{}, half(25ms, 1));
@@ -328,7 +329,8 @@ TEST_CASE("what is kept is lent to work that gives it back in time, whoever else
         calls(200, 50ms);
         CHECK(long_lent == 1);
         calls(1100, 5ms);
-        // Long now and then, and more often than in one of a hundred: until so many were seen, and no more.
+        // Long now and then, and more often than in one of a hundred: until so many were seen, and
+        // no more.
         lent = long_lent = 0;
         for (int i = 0; i < 40; ++i) calls(49, 5ms), calls(1, 50ms);
         CHECK(long_lent <= 11);
@@ -418,7 +420,8 @@ TEST_CASE("the first of a kind goes by itself beside what is kept", "[compute][w
 
 namespace {
 
-/// A tenant with an engine: calls of so many blocks, each from one of its threads, which has a stream and always calls again.
+/// A tenant with an engine: calls of so many blocks, each from one of its threads, which has a
+/// stream and always calls again.
 struct engine {
     ns length{};
     std::uint32_t blocks = 1;
@@ -442,8 +445,8 @@ struct measured {
     std::uint64_t broken = 0;    // bounds
 };
 
-/// Twenty seconds of these, by the device's ledger. An end is noticed 20 us later. `by_thread`: at first all calls of one thread
-/// wait before those of the next.
+/// Twenty seconds of these, by the device's ledger. An end is noticed 20 us later. `by_thread`: at
+/// first all calls of one thread wait before those of the next.
 measured run(std::uint32_t sms, const std::vector<engine>& engines, bool declared, bool by_thread = false,
              urgent_engine urgent = {}) {
     using stream = modelled_device::stream;
@@ -538,7 +541,8 @@ measured run(std::uint32_t sms, const std::vector<engine>& engines, bool declare
         std::size_t nth = 0;
         for (const auto& b : blocks) {  // in order of their ends, and these of one stream
             if (b.tag != urgent_tag) continue;
-            // The first calls are predicted from nothing, and what is in flight then was let in for nobody above.
+            // The first calls are predicted from nothing, and what is in flight then was let in for
+            // nobody above.
             if (nth >= 50) worst.longest_wait = std::max(worst.longest_wait, b.start - std::max(arrivals[nth], end));
             end = b.end;
             ++nth;

@@ -56,7 +56,8 @@ void random_calls(std::uint64_t seed, int steps) {
                                     .arrival = now,
                                     .deadline = any.one_in(2) ? gpushare::never : now + 10 * cost};
     };
-    // At the first wrong answer this returns, so that a hundred thousand steps are a handful of assertions.
+    // At the first wrong answer this returns, so that a hundred thousand steps are a handful of
+    // assertions.
     for (int step = 0; step < steps; ++step) {
         CAPTURE(step);
         auto& c = any.of(clients);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every engine for batching by iteration does: each text is, to the token, what it is alone. A model is a type with
+// What every engine for batching by iteration does: each text is, to the token, what it is alone. A
+// model is a type with
 //   typename engine                                  the model under test
 //   engine make(page_tokens, pages, host_pages)      with so many pages of its own
 //   std::vector<text_token> alone(prompt, most_new)  what is added to a prompt by itself, in one page or without pages

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels that use everything a context offers, written once: the suites launch them on every backend, and the area
-// `device` looks at what nvcc makes of them.
+// Kernels that use everything a context offers, written once: the suites launch them on every
+// backend, and the area `device` looks at what nvcc makes of them.
 #pragma once
 
 #include <cstddef>
@@ -36,9 +36,9 @@ struct count_threads {
     }
 };
 
-/// Blocks as ranks that talk: each writes `count` words, says so by its flag, waits for the flags of all others, and
-/// adds up what everybody wrote. Needs a cooperative launch. Flags count epochs and are never reset; `Atomic` is a
-/// parameter so that a test can see a wrong one fail.
+/// Blocks as ranks that talk: each writes `count` words, says so by its flag, waits for the flags
+/// of all others, and adds up what everybody wrote. Needs a cooperative launch. Flags count epochs
+/// and are never reset; `Atomic` is a parameter so that a test can see a wrong one fail.
 template <template <class> class Atomic>
 struct talk {
     std::uint32_t* flags;   // one per block
@@ -153,7 +153,8 @@ struct round_floats {
     }
 };
 
-/// Blocks meet `rounds` times; in between each adds one to a counter and finds that all others have.
+/// Blocks meet `rounds` times; in between each adds one to a counter and finds that all others
+/// have.
 struct meet {
     std::uint32_t* counter;
     std::uint32_t* wrong;  // per block: times that the counter was off, or that the barrier failed

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every memory_resource has to do, whatever stands behind it. Blocks are not written to: device memory may not be
-// the host's to write.
+// What every memory_resource has to do, whatever stands behind it. Blocks are not written to:
+// device memory may not be the host's to write.
 //
 //   TEST_CASE("...") { conformance::check_memory_resource(resource); }
-//   TEST_CASE("...") { conformance::check_memory_view(memory); }          // models gpushare::memory as well
+//   // models gpushare::memory as well
+//   TEST_CASE("...") { conformance::check_memory_view(memory); }
 //   TEST_CASE("...") { conformance::check_refused_free(resource, memory, [&] { ... }); }
 #pragma once
 
@@ -83,9 +84,9 @@ void check_memory_resource(Resource& resource) {
     }
 }
 
-/// What an upstream does while the memory that it stands on takes no block back: it passes the answer
-/// on, and the block is out as before; or it keeps the block, and gives it back later. `settle()`
-/// gives back what it keeps. Nothing else is out.
+/// What an upstream does while the memory that it stands on takes no block back: it passes the
+/// answer on, and the block is out as before; or it keeps the block, and gives it back later.
+/// `settle()` gives back what it keeps. Nothing else is out.
 template <gpushare::upstream Resource, std::invocable F>
 void check_refused_free(Resource& resource, support::refusing_memory& below, F settle) {
     using gpushare::errc;

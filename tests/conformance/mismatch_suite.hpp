@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that call different things get an error, and all of them the same one, over every transport. Without an assertion of Catch, as
-// transport_suite.hpp. After each mismatch the group is of no use, so who runs the list makes a new one for each.
+// Ranks that call different things get an error, and all of them the same one, over every
+// transport. Without an assertion of Catch, as transport_suite.hpp. After each mismatch the group
+// is of no use, so who runs the list makes a new one for each.
 //
-//   conformance::mismatch_buffers memory;                                           // outlives the transport
-//   fault = conformance::mismatches<Net>()[k].call(net, net.rank() == odd, memory, deadline);    // by all ranks at once, for each k
+//   conformance::mismatch_buffers memory;  // outlives the transport
+//   // by all ranks at once, for each k
+//   fault = conformance::mismatches<Net>()[k].call(net, net.rank() == odd, memory, deadline);
 //   later = net.barrier(deadline);
 //   wrong = conformance::wrong_mismatch<Net>(k, faults, later);                     // of all ranks
 #pragma once
@@ -81,7 +83,8 @@ gpushare::collective_fault send_some(Net& net, std::size_t n, std::uint32_t root
     return net.broadcast(memory.of<T>(n), root, until);
 }
 
-/// Operators, types and lengths of all_reduce: small ones, which go in one message, and large ones, which go in many.
+/// Operators, types and lengths of all_reduce: small ones, which go in one message, and large ones,
+/// which go in many.
 template <class Net>
 void mismatches_of_all_reduce(std::vector<mismatch<Net>>& all) {
     using namespace gpushare;
@@ -261,8 +264,8 @@ template <class Net>
     return all;
 }
 
-/// What is wrong with the faults of all ranks: all have the same one, in this call. And the group stays closed: `later` are the faults
-/// of a barrier behind it.
+/// What is wrong with the faults of all ranks: all have the same one, in this call. And the group
+/// stays closed: `later` are the faults of a barrier behind it.
 template <class Net>
 [[nodiscard]] std::string wrong_mismatch(std::size_t k, std::span<const gpushare::collective_fault> faults,
                                          std::span<const gpushare::collective_fault> later) {

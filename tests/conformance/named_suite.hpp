@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What arrays by Horovod's names become over every transport, and on devices, by each operator, with
-// ranks that join. Without an assertion of Catch, as transport_suite.hpp.
+// What arrays by Horovod's names become over every transport, and on devices, by each operator,
+// with ranks that join. Without an assertion of Catch, as transport_suite.hpp.
 //
 //   std::string wrong = conformance::check_named(net);                // by all ranks at once
 //   wrong = conformance::check_named(set, how);                       // `how` hands arrays over
@@ -25,7 +25,8 @@
 
 namespace conformance {
 
-/// Whole numbers of either sign, never 0: what a zero of somebody's would change. Few bits, so that all results are exact.
+/// Whole numbers of either sign, never 0: what a zero of somebody's would change. Few bits, so that
+/// all results are exact.
 inline float named_value(std::uint32_t rank, std::size_t i) {
     const auto size = static_cast<float>(1 + (i * 5 + rank * 3) % 4);
     return (i / 8 + (i % 3 == 0 ? rank : 0U)) % 2 == 0 ? size : -size;
@@ -102,8 +103,8 @@ std::string check_operators(gpushare::horovod::process_set& of, std::uint32_t jo
     return {};
 }
 
-/// Rank r has r + 1 batches, of which each has arrays of every type for every operator; then a rank that has joined
-/// can't send. Between two epochs all ranks join.
+/// Rank r has r + 1 batches, of which each has arrays of every type for every operator; then a rank
+/// that has joined can't send. Between two epochs all ranks join.
 template <class How>
 std::string check_named(gpushare::horovod::process_set& of, const How& how) {
     namespace hvd = gpushare::horovod;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every node does. A backend is a default-constructible type with `auto& node()`, of two or more devices.
+// What every node does. A backend is a default-constructible type with `auto& node()`, of two or
+// more devices.
 #pragma once
 
 #include <chrono>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What sharded gradients do over every transport. Without an assertion of Catch, as transport_suite.hpp.
+// What sharded gradients do over every transport. Without an assertion of Catch, as
+// transport_suite.hpp.
 //
 //   std::string wrong = conformance::check_shards(net, seed);            // by all ranks at once
 #pragma once
@@ -69,8 +70,9 @@ struct sharded_model {
     gpushare::gradient_buckets<> mine;
 };
 
-/// Shards are those of the all-reduce, to the bit, for every size of buckets; a gather makes the whole of them; an infinity that one rank
-/// has in another's shard is seen by all. What lies between the gradients stays as it is.
+/// Shards are those of the all-reduce, to the bit, for every size of buckets; a gather makes the
+/// whole of them; an infinity that one rank has in another's shard is seen by all. What lies
+/// between the gradients stays as it is.
 template <gpushare::host_transport Net>
 std::string check_shards(Net& net, std::uint64_t seed) {
     using namespace std::chrono_literals;

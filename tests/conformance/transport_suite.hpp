@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every transport does. Without an assertion of Catch, for ranks are threads or processes: each calls it, and gets a sentence
-// about what is wrong first, or nothing.
+// What every transport does. Without an assertion of Catch, for ranks are threads or processes:
+// each calls it, and gets a sentence about what is wrong first, or nothing.
 //
 //   std::string wrong = conformance::check_transport(net);            // by all ranks at once
 #pragma once
@@ -161,7 +161,8 @@ std::string check_pairs(Net& net, std::size_t n, gpushare::instant deadline) {
     return {};
 }
 
-/// Whether all ranks have the bits of rank 0, and, where the transport promises it, those of a sum in the order of ranks.
+/// Whether all ranks have the bits of rank 0, and, where the transport promises it, those of a sum
+/// in the order of ranks.
 template <gpushare::transport Net>
 std::string check_bits(Net& net, std::size_t n, gpushare::instant deadline) {
     std::vector<float> x(n);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives on CUDA devices, over the stand-in: ranks that share a device run in one cooperative launch, captured as well;
-// workspaces lie on the devices where they reach each other, else in pinned memory.
+// Collectives on CUDA devices, over the stand-in: ranks that share a device run in one cooperative
+// launch, captured as well; workspaces lie on the devices where they reach each other, else in
+// pinned memory.
 #include <gpushare/backend/cuda/graph.hpp>
 #include <gpushare/backend/cuda/green_context.hpp>
 #include <gpushare/backend/cuda/node.hpp>
@@ -151,8 +152,9 @@ TEST_CASE_METHOD(fixture,
         for (auto& row : counts) row = {round, 0, 100 * round, 7};
         run.launch(stream);
         CHECK(stream.record().wait(gs::never));
-        // All gather what rank r has, and swap: part q of rank r is what rank q had as part r, which is what rank r brought.
-        // So rank r's parts are all r + round, and their sum over the ranks is the same everywhere.
+        // All gather what rank r has, and swap: part q of rank r is what rank q had as part r,
+        // which is what rank r brought. So rank r's parts are all r + round, and their sum over the
+        // ranks is the same everywhere.
         const float sum = 6.0F + 4.0F * static_cast<float>(round);
         CHECK(all_are(sum));
         for (const auto& whole : wholes)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: slow
-// The composition matrix on CUDA, over the stand-in: the same stacks, owners and scenarios as on the host, CUDA's own
-// stream-ordered pools beside them, and everything beside a capture.
+// The composition matrix on CUDA, over the stand-in: the same stacks, owners and scenarios as on
+// the host, CUDA's own stream-ordered pools beside them, and everything beside a capture.
 #include <gpushare/backend/cuda/cuda.hpp>
 #include <gpushare/backend/cuda/graph.hpp>
 #include <gpushare/backend/cuda/pinned.hpp>
@@ -156,7 +156,8 @@ private:
     std::optional<cuda::memory_pool> pool_;
 };
 
-/// CUDA's pool behind the quota. What it keeps, charged to nobody, goes back when somebody lacks memory.
+/// CUDA's pool behind the quota. What it keeps, charged to nobody, goes back when somebody lacks
+/// memory.
 class native_stack : public stack {
 public:
     explicit native_stack(const site<cuda_backend>& s)

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: alone
-// The adaptors that know CUDA streams by their handles, on the stand-in: PyTorch's and TensorRT's frees, the default stream
-// and captures among them, and cuBLAS's workspace, with functions in place of the library's that keep its rules.
+// The adaptors that know CUDA streams by their handles, on the stand-in: PyTorch's and TensorRT's
+// frees, the default stream and captures among them, and cuBLAS's workspace, with functions in
+// place of the library's that keep its rules.
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -139,7 +140,8 @@ TEST_CASE("PyTorch's default stream is that of the device, whichever is current"
         CHECK(current == 0);
         CHECK(standin::count("cudaEventRecord") == 2);
     }
-    // The stand-in notes all that is done to a default stream. It was asked for captures, and got an event, twice.
+    // The stand-in notes all that is done to a default stream. It was asked for captures, and got
+    // an event, twice.
     const std::string found = standin::take_findings();
     CAPTURE(found);
     CHECK(found.find("cudaEventRecord on the default stream") != std::string::npos);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launches of engines on the stand-in for CUDA and CUPTI: who is held, for whom, until when, and what can go wrong meanwhile.
+// Launches of engines on the stand-in for CUDA and CUPTI: who is held, for whom, until when, and
+// what can go wrong meanwhile.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -443,7 +444,8 @@ TEST_CASE("an engine's lock that a held thread has costs an urgent thread the lo
     standin::advance(1ms);
 }
 
-// A held thread has launched nothing that waits for the request. So the default must not be waits in streams.
+// A held thread has launched nothing that waits for the request. So the default must not be waits
+// in streams.
 TEST_CASE("by default a request may wait for the whole device, or for a lock of who does so",
           "[cuda][launch_gate][fault]") {
     const standin::session gpu{{.devices = 1}};
@@ -488,7 +490,8 @@ TEST_CASE("a launch into a capture is only recorded: it isn't held, followed or 
         CHECK(launch(s.batch, conv, 10us) == cudaSuccess);
         CHECK(launch(s.batch, gemm, 10us) == cudaSuccess);
     }
-    // A global capture forbids all threads what might wait, and the gate asks and makes events beside it.
+    // A global capture forbids all threads what might wait, and the gate asks and makes events
+    // beside it.
     std::thread([&] {
         const auto inside = r.gate->enter(r.urgent);
         for (int i = 0; i < 3; ++i) CHECK(launch(s.urgent, gemm, 10us) == cudaSuccess);

@@ -71,7 +71,8 @@ template <class F>
     return looked && gate.held() == 1;
 }
 
-/// A tenant below an urgent client, with a launch that waits: its thread is held, or its stream waits.
+/// A tenant below an urgent client, with a launch that waits: its thread is held, or its stream
+/// waits.
 struct held_tenant {
     explicit held_tenant(cuda::launch_wait how)
         : r({.longest_hold = 1h}, {.waits = how, .gap = ns{0}}),
@@ -153,7 +154,8 @@ TEST_CASE("a tenant without a permit may sleep while a launch is held, whose mem
     CHECK(t.batch.memory().deallocate(t.batch.memory().allocate(8_MiB), 8_MiB) == errc::none);
     t.launches();
     auto asleep = in_engine(t.r.gate, [&] { return t.batch.sleep(t.in_a_while()); });
-    // A pool's segments go back by cudaFree, which waits for the device: for a stream that waits, too.
+    // A pool's segments go back by cudaFree, which waits for the device: for a stream that waits,
+    // too.
     const bool at_once = !t.r.gate->waits_in_streams();
     if (at_once) CHECK(eventually([&] { return asleep.is_over(); }));
     CHECK(t.still_waits());

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: alone
-// NCCL as an engine, over the stand-in and doubles of NCCL's functions, which note what they are asked.
+// NCCL as an engine, over the stand-in and doubles of NCCL's functions, which note what they are
+// asked.
 #include <gpushare/interop/nccl.hpp>
 
 #include <gpushare/backend/cuda/node.hpp>

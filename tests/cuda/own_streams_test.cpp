@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Clients of one limiter on streams of their own: how many CUDA calls their accounts cost, and that these add up.
+// Clients of one limiter on streams of their own: how many CUDA calls their accounts cost, and that
+// these add up.
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -31,8 +32,8 @@ struct standin_clock {
     [[nodiscard]] static gpushare::instant now() noexcept { return gpushare::instant{standin::now()}; }
 };
 
-/// Clients that always have something waiting, each on its stream, on a device that runs all streams at once. Of this width, or
-/// else each fills the device, and they take turns.
+/// Clients that always have something waiting, each on its stream, on a device that runs all
+/// streams at once. Of this width, or else each fills the device, and they take turns.
 struct crowd {
     explicit crowd(std::size_t n, gpushare::limiter_options o = {}, gpushare::sm_width each = {})
         : gate(o), width(each) {
@@ -99,9 +100,10 @@ TEST_CASE("an account of clients on several streams asks for each end once, and 
         standin::forget_calls();
         for (int counted = 0; counted < 300; ++counted) step();
         const auto calls = all_calls();
-        // A point at its end and, where the stream was idle, at its begin; how far they are apart, which also tells whether it
-        // is over, and where that lies beside others; leave to ask, before and after. Twice as many if ends are asked for
-        // anew each time that two are compared.
+        // A point at its end and, where the stream was idle, at its begin; how far they are apart,
+        // which also tells whether it is over, and where that lies beside others; leave to ask,
+        // before and after. Twice as many if ends are asked for anew each time that two are
+        // compared.
         CHECK(static_cast<double>(calls) < 6 * static_cast<double>(all.total().completed - before));
         all.close();
     }
@@ -149,7 +151,8 @@ TEST_CASE("clients that take turns share points by turn, and each is charged wha
             standin::advance(2us);
             all.gate.poll();
         };
-        // Of what has ended beside something in flight, a part isn't published yet: so all is over, before and after.
+        // Of what has ended beside something in flight, a part isn't published yet: so all is over,
+        // before and after.
         const auto settle = [&] {
             for (auto u = all.total(); u.in_flight + u.waiting > 0; u = all.total()) standin::advance(2us);
         };
@@ -276,7 +279,8 @@ auto blocks(std::uint32_t n) {
     return [n](cuda::stream& s) { s.launch({.blocks = n, .hold = 100us}, gpushare::detail::empty_kernel{}); };
 }
 
-/// What a submission of `work` on `s` costs a client that is alone: of twenty, the mean, rounded, since events tell times as floats.
+/// What a submission of `work` on `s` costs a client that is alone: of twenty, the mean, rounded,
+/// since events tell times as floats.
 template <class Work>
 std::chrono::microseconds cost_alone(crowd& c, cuda::stream& s, Work work) {
     const auto before = c.total();

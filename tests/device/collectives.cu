@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bodies of collectives that rank threads and host streams run, as kernels: that they compile without a warning, how
-// ranks talk in them, that their work is in them (nvcc leaves out, without a word, what follows a call of a host function),
-// and that nothing lies in local memory. The all-reduce of floats is in bench/gpu/collective_kernels.cu.
+// The bodies of collectives that rank threads and host streams run, as kernels: that they compile
+// without a warning, how ranks talk in them, that their work is in them (nvcc leaves out, without a
+// word, what follows a call of a host function), and that nothing lies in local memory. The
+// all-reduce of floats is in bench/gpu/collective_kernels.cu.
 #include <gpushare/backend/cuda/cooperative.cuh>
 #include <gpushare/backend/cuda/node.hpp>
 #include <gpushare/backend/cuda/pinned.hpp>
@@ -49,8 +50,8 @@ void launch_collectives(cu::stream& s) {
     launch<detail::quantised_body<float, sum, 128>>(s);
 }
 
-/// Row stages of every kind: norms with one look and with two, scales that are published, replicated and sharded; and a
-/// group stage.
+/// Row stages of every kind: norms with one look and with two, scales that are published,
+/// replicated and sharded; and a group stage.
 void launch_fused(cu::stream& s, std::span<const gs::bfloat16> x, gs::bfloat16* residual, const gs::bfloat16* weight,
                   float* scales, gs::fp8_e4m3* blocks) {
     constexpr std::size_t width = 4096;

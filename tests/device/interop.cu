@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Thrust's vectors and algorithms and CUB's algorithms on a tenant's memory, compiled for devices: Thrust's CUDA system,
-// which nothing but nvcc compiles.
+// Thrust's vectors and algorithms and CUB's algorithms on a tenant's memory, compiled for devices:
+// Thrust's CUDA system, which nothing but nvcc compiles.
 #include <gpushare/interop/cub.cuh>
 #include <gpushare/interop/cublas.hpp>
 #include <gpushare/interop/pmr.hpp>

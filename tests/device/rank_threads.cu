@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives that rank threads call, in a file that nvcc compiles: its device pass looks at them, too, although the threads are
-// the host's.
+// Collectives that rank threads call, in a file that nvcc compiles: its device pass looks at them,
+// too, although the threads are the host's.
 #include <cstdint>
 #include <span>
 #include <vector>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A kernel that must not pass the check of its PTX: its ranks talk through flags that order nothing. On x86 and on many
-// a run of a device it would work.
+// A kernel that must not pass the check of its PTX: its ranks talk through flags that order
+// nothing. On x86 and on many a run of a device it would work.
 #include <gpushare/backend/cuda/cooperative.cuh>
 
 #include "conformance/kernels.hpp"

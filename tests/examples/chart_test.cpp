@@ -28,7 +28,8 @@ std::size_t count(std::string_view text, std::string_view what) {
     return n;
 }
 
-/// Tags are balanced, '<' and '>' delimit nothing else, '&' starts known entities, quotes in tags are paired.
+/// Tags are balanced, '<' and '>' delimit nothing else, '&' starts known entities, quotes in tags
+/// are paired.
 bool well_formed(std::string_view xml) {
     std::vector<std::string> open;
     bool closed_root = false;
@@ -62,7 +63,8 @@ bool well_formed(std::string_view xml) {
     return open.empty() && closed_root;
 }
 
-/// Numbers of the picture that lie in attributes: none may be "nan" or "inf". Text is chosen without these.
+/// Numbers of the picture that lie in attributes: none may be "nan" or "inf". Text is chosen
+/// without these.
 void check_sound(const std::string& svg) {
     CHECK(well_formed(svg));
     CHECK(svg.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\""));

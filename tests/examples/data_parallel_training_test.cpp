@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The example that learns digits: its gradients are right, bits don't depend on how they are fused, and each way of combining them
-// learns. Long: a test for each on the real digits, where they are.
+// The example that learns digits: its gradients are right, bits don't depend on how they are fused,
+// and each way of combining them learns. Long: a test for each on the real digits, where they are.
 #include "data_parallel_training/network.hpp"
 #include "data_parallel_training/report.hpp"
 #include "data_parallel_training/tenant.hpp"
@@ -219,7 +219,8 @@ TEST_CASE("the encoder learns on one, two and four ranks", "[examples][.long]") 
     CHECK(trained(data, 2, options).accuracy >= 0.97);
 }
 
-/// Training where `combine(net, model, step)` does what is between the backward pass and the optimiser, `behind` what follows that.
+/// Training where `combine(net, model, step)` does what is between the backward pass and the
+/// optimiser, `behind` what follows that.
 template <class Combine, class Behind>
 double accuracy_by(std::uint32_t ranks, std::size_t epochs, const Combine& combine, const Behind& behind) {
     const digits data = load_digits(digits_file());

@@ -101,8 +101,9 @@ void ask(token_stream& text, const std::shared_ptr<outcome>& o) {
         1, [](const std::string&) { return true; }, [o](const token_end& e) { o->answer(e.status()); });
 }
 
-/// Calls `f(outcome)` with the nth allocation of this thread failing, for n = 0, 1, ... until it goes without one that fails. Where the
-/// heap doesn't recover all that come behind it in `f` fail, too. `before` and `after`, where all succeed.
+/// Calls `f(outcome)` with the nth allocation of this thread failing, for n = 0, 1, ... until it
+/// goes without one that fails. Where the heap doesn't recover all that come behind it in `f` fail,
+/// too. `before` and `after`, where all succeed.
 template <class Before, class F, class After>
 void each_allocation_fails(bool recovers, Before before, F f, After after) {
     for (std::size_t nth = 0;; ++nth) {
@@ -286,7 +287,8 @@ TEST_CASE("requests are answered once where the thread that puts batches togethe
     }
 }
 
-// By one thread, which loads the model as well: what waits is put together there, with one request among it that is late.
+// By one thread, which loads the model as well: what waits is put together there, with one request
+// among it that is late.
 TEST_CASE("requests that wait for a model are answered once where the host has no memory", "[examples]") {
     const small_server s;
     const bool recovers = GENERATE(true, false), refused_by_device = GENERATE(true, false);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tenants' own models in ONNX's format: cut into submissions, with the whole model's results; and bad ones, which are named.
-// The engine is a toy, but where ONNX Runtime has been fetched.
+// Tenants' own models in ONNX's format: cut into submissions, with the whole model's results; and
+// bad ones, which are named. The engine is a toy, but where ONNX Runtime has been fetched.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -548,7 +548,8 @@ TEST_CASE("ONNX Runtime gives the same bits for a cut page detector and for the 
     CHECK(s.result("detector", page(input)) == whole);
     const auto plan = text_of(plan_path(s.files / "detector.onnx", 200us));
     CHECK(count(plan, "\npiece") > 1);
-    // The plan fits what the engine makes of the model the next time: a new measurement would have other lengths.
+    // The plan fits what the engine makes of the model the next time: a new measurement would have
+    // other lengths.
     s.start("model=detector.onnx cut_to=200us shape=" + input + ":1x3x64x96", &engines);
     CHECK(s.result("detector", page(input)) == whole);
     CHECK(text_of(plan_path(s.files / "detector.onnx", 200us)) == plan);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inference server as its clients see it: over loopback, with engines of its own. What takes how long is never asserted.
+// The inference server as its clients see it: over loopback, with engines of its own. What takes
+// how long is never asserted.
 #include <malloc.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -59,7 +60,8 @@ constexpr std::string_view two_tenants =
     "name=chat api_key=key-of-chat memory=16MiB compute=60%\nname=batch api_key=key-of-batch memory=16MiB compute=40% "
     "queue_limit=2\n";
 
-/// An engine that runs until it is let go, and throws then for a negative number, and refuses one beyond a million.
+/// An engine that runs until it is let go, and throws then for a negative number, and refuses one
+/// beyond a million.
 class held final : public engine {
 public:
     explicit held(std::shared_ptr<std::atomic<bool>> go) : go_(std::move(go)) {}

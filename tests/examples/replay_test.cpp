@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: slow
-// The replay: what becomes of a trace, the arithmetic of its report, and small runs of all three ways.
+// The replay: what becomes of a trace, the arithmetic of its report, and small runs of all three
+// ways.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -102,7 +103,8 @@ TEST_CASE("backlogged shares: joined intervals, windows, errors", "[examples]") 
     CHECK(trace_replay::covers(j, at(1s), at(4s)));
     CHECK_FALSE(trace_replay::covers(j, at(3s), at(5s)));
 
-    // Three tenants for 4 s; the third one goes first and is not compared. The first second doesn't count.
+    // Three tenants for 4 s; the third one goes first and is not compared. The first second doesn't
+    // count.
     trace_replay::backlog_meter meter(3, at(0s), at(4s));
     const std::vector<interval> always{{at(0s), at(4s)}};
     meter.add_device({always, always, always}, {0.6, 0.2, 0.0}, [](instant from, instant) {
@@ -154,8 +156,9 @@ TEST_CASE("all three ways do the same work with the same bits", "[examples]") {
             busy += std::accumulate(t.busy.begin(), t.busy.end(), 0.0);
         }
         CHECK(accounted == w.jobs.size());
-        // Device seconds by the ledger: what the jobs asked for that ran, and the loading of models. How
-        // many are refused for want of memory depends on how far the machine falls behind.
+        // Device seconds by the ledger: what the jobs asked for that ran, and the loading of
+        // models. How many are refused for want of memory depends on how far the machine falls
+        // behind.
         auto ran = w;
         ran.jobs.clear();
         for (std::size_t i = 0; i < w.jobs.size(); ++i)

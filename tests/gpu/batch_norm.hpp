@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Batch normalisation over ranks (gradient/group_operators.hpp) as compiled, against its definition.
+// Batch normalisation over ranks (gradient/group_operators.hpp) as compiled, against its
+// definition.
 //
 //   CHECK(jobs::trouble_of_batch_norm(seed) == "");
 #pragma once
@@ -27,8 +28,8 @@ using adds =
                                                   std::span<const gpushare::device_batch> batches, float epsilon,
                                                   const gathers& gather, const adds& all_reduce);
 
-/// What is wrong with batches of random sizes: numbers that aren't near those of the definition, and
-/// what the executor finds.
+/// What is wrong with batches of random sizes: numbers that aren't near those of the definition,
+/// and what the executor finds.
 [[nodiscard]] std::string trouble_of_batch_norm(std::uint64_t seed);
 
 /// What there and back cost for each element.

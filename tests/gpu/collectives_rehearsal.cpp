@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The suite of collectives over the stand-in: that it finds what it should on a device that does what it should.
+// The suite of collectives over the stand-in: that it finds what it should on a device that does
+// what it should.
 #include "standins/cuda/launch.hpp"
 #include "standins/cuda/standin.hpp"
 

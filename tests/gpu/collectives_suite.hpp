@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives on devices: every type, every collective, captured ones, workspaces in pinned memory, aborts and deadlines, in a
-// partition, on several devices. For a file that can launch kernels on cuda::stream and includes what does that first:
-// collectives_test.cu for devices, collectives_rehearsal.cpp over the stand-in.
+// Collectives on devices: every type, every collective, captured ones, workspaces in pinned memory,
+// aborts and deadlines, in a partition, on several devices. For a file that can launch kernels on
+// cuda::stream and includes what does that first: collectives_test.cu for devices,
+// collectives_rehearsal.cpp over the stand-in.
 #pragma once
 
 #include <gpushare/backend/cuda/graph.hpp>
@@ -168,7 +169,8 @@ void check_sums(std::uint32_t ranks) {
         CHECK(out.off(r, [&](std::size_t i) { return static_cast<T>(sum_of(ranks, i)); }) == 0);
 }
 
-/// The same sums, of which each rank gets a part: a lighter kernel. Of numbers that unsigned types have, too.
+/// The same sums, of which each rank gets a part: a lighter kernel. Of numbers that unsigned types
+/// have, too.
 template <class T>
 void check_scattered(std::uint32_t ranks) {
     constexpr std::size_t n = 777;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives as nvcc compiled them, on the executor: back to back on a stream without the host between, under several orders of
-// threads and blocks, and in random shapes.
+// Collectives as nvcc compiled them, on the executor: back to back on a stream without the host
+// between, under several orders of threads and blocks, and in random shapes.
 #include <array>
 #include <chrono>
 #include <cstddef>
@@ -152,7 +152,8 @@ void check_random_workloads(std::size_t cases) {
 
 namespace {
 
-/// A transformer's step in one launch, and as an all-reduce with what follows in one launch or in three.
+/// A transformer's step in one launch, and as an all-reduce with what follows in one launch or in
+/// three.
 std::vector<std::vector<std::uint16_t>> steps_three_ways(std::uint32_t ranks) {
     constexpr std::size_t tokens = 3, width = bench::transformer_step::width;
     const gpushare::device_id device{0};

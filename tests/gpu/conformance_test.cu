@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The suites that every backend passes, on a real device: the bodies that run over the stand-in in tests/cuda.
+// The suites that every backend passes, on a real device: the bodies that run over the stand-in in
+// tests/cuda.
 #include <gpushare/gpushare.cuh>
 
 #include <gpushare/backend/cuda/pinned.hpp>
@@ -24,7 +25,8 @@ namespace cu = gpushare::cuda;
 
 namespace {
 
-/// Keeps a stream busy until the host says so, or for some ten seconds: a test that fails must not hang the device.
+/// Keeps a stream busy until the host says so, or for some ten seconds: a test that fails must not
+/// hang the device.
 struct wait_for_host {
     std::uint32_t* go;
 

@@ -329,7 +329,8 @@ private:
     std::vector<std::byte*> arenas_;
 };
 
-/// Runs `body` on a machine that starts now, with the runtime's options; everything that went wrong.
+/// Runs `body` on a machine that starts now, with the runtime's options; everything that went
+/// wrong.
 template <class Body>
 std::string on_machine(const standin::options& devices, const Body& body) {
     standin::reset(devices);
@@ -386,8 +387,9 @@ bool ranks_disagree(const std::vector<gs::member>& members) {
     });
 }
 
-/// One run of those failures that are about a certain moment: goes on by steps until `arrived` or, if it is known from a run before,
-/// until step `when`; then acts. `steps` becomes how many there were.
+/// One run of those failures that are about a certain moment: goes on by steps until `arrived` or,
+/// if it is known from a run before, until step `when`; then acts. `steps` becomes how many there
+/// were.
 template <class Arrived, class Act>
 void go_on_until(const Arrived& arrived, std::optional<std::uint64_t> when, std::uint64_t& steps, const Act& act) {
     constexpr std::uint64_t most = 20'000;
@@ -560,8 +562,9 @@ std::string trouble_when(failure how, const job& j, const setting& s) {
 
 namespace {
 
-/// A device adds a row up in another order than a host (row_sum), so the mean, and what is made of it, may differ by some ulps. What
-/// is small beside that is compared with what it is made of; the smallest numbers, whose ulps are large beside them, by these.
+/// A device adds a row up in another order than a host (row_sum), so the mean, and what is made of
+/// it, may differ by some ulps. What is small beside that is compared with what it is made of; the
+/// smallest numbers, whose ulps are large beside them, by these.
 bool as_near_as_promised(const job& j, const std::vector<std::byte>& a, const std::vector<std::byte>& b,
                          std::size_t at) {
     if (!in_order_of_threads(j) || at % arena / region != out) return false;

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives of every kind, type and epilogue as values: the same job runs on devices, as nvcc compiled it (jobs.cu), and on the
-// host's backend, as g++ did (compiled_test.cpp), and must leave the same bytes.
+// Collectives of every kind, type and epilogue as values: the same job runs on devices, as nvcc
+// compiled it (jobs.cu), and on the host's backend, as g++ did (compiled_test.cpp), and must leave
+// the same bytes.
 //
 //   const jobs::job j{.which = 3, .ranks = 4, .count = 100};
-//   jobs::launch_on_devices(node, devices, streams, members, j, arenas);      // arenas[r]: jobs::arena bytes of rank r
+//   // arenas[r]: jobs::arena bytes of rank r
+//   jobs::launch_on_devices(node, devices, streams, members, j, arenas);
 //
-// Each rank has an arena of a few regions: what it brings, what it gets, and what the stages of an epilogue read and write. A job
-// goes some rounds without the host between: refill what the rank brings, then the collective.
+// Each rank has an arena of a few regions: what it brings, what it gets, and what the stages of an
+// epilogue read and write. A job goes some rounds without the host between: refill what the rank
+// brings, then the collective.
 #pragma once
 
 #include <array>
@@ -38,8 +41,8 @@ namespace detail = gpushare::detail;
 inline constexpr std::size_t region = 8192, regions = 6, arena = regions * region;
 /// One more than a thread of a fused collective has addresses of; random jobs have 2 to 8.
 inline constexpr std::uint32_t most_ranks = 9;
-/// Where in the arena: what a rank brings, what it gets, a residual, weights by column, scales by row, and what it brings next. Lengths of
-/// unequal parts are in the place of a residual.
+/// Where in the arena: what a rank brings, what it gets, a residual, weights by column, scales by
+/// row, and what it brings next. Lengths of unequal parts are in the place of a residual.
 enum part : std::uint8_t { in, out, residual, columns, scales, refill };
 
 /// One of the element-wise stages, chosen when the kernel runs.
@@ -105,7 +108,8 @@ private:
     }
 };
 
-// ---- the kinds of jobs: which body each rank runs, whether in one launch for all ranks, and what it brings
+// ---- the kinds of jobs: which body each rank runs, whether in one launch for all ranks, and what
+// it brings
 
 /// `Shared`: the ranks are on one device.
 template <class T, bool Shared>
@@ -179,10 +183,11 @@ struct all_to_all_in_place : kind<T, Shared> {
     }
 };
 
-/// What rank r has for rank q is length(j, r + q): so ranks that go on without the first one or the last agree as well. Some parts are
-/// empty, and none is as long in a job of another count.
+/// What rank r has for rank q is length(j, r + q): so ranks that go on without the first one or the
+/// last agree as well. Some parts are empty, and none is as long in a job of another count.
 [[nodiscard]] inline std::uint64_t length(const job& j, std::uint32_t k) { return k % 4 == 3 ? 0 : j.count + k % 2; }
-/// The lengths of this rank's parts, or of all ranks', of which there are two rows in memory: for j.count, and for one element less.
+/// The lengths of this rank's parts, or of all ranks', of which there are two rows in memory: for
+/// j.count, and for one element less.
 [[nodiscard]] inline std::uint64_t* lengths(const job& j, std::byte* a) {
     return array<std::uint64_t>(a, residual) + j.count % 2 * std::size_t{most_ranks};
 }
@@ -292,7 +297,8 @@ struct twice_quantised {
                gs::quantise<std::int8_t>(gs::shard(array<float>(a, columns, 1024)));
     }
 };
-/// What follows an attention block whose next product takes fp8: a scale for each 128 columns, that every rank gets.
+/// What follows an attention block whose next product takes fp8: a scale for each 128 columns, that
+/// every rank gets.
 struct grouped {
     static constexpr bool exact = true;
     template <class T>
@@ -372,7 +378,8 @@ template <class Kind>
     return yes;
 }
 
-/// Those that bring one type, on a device for each rank or on one for all: a round of a medley is the next one of these.
+/// Those that bring one type, on a device for each rank or on one for all: a round of a medley is
+/// the next one of these.
 inline constexpr std::array<std::uint32_t, 8> with_floats_apart{24, 0, 20, 26, 14, 22, 18, 30};
 inline constexpr std::array<std::uint32_t, 5> with_bfloats_together{25, 3, 27, 23, 29};
 
@@ -437,12 +444,14 @@ enum class form : std::uint8_t { chevrons, function, cooperative_function };
 /// Adds 1 to each of n words, by two blocks.
 void add_one(form how, gs::cuda::stream& s, std::uint32_t* words, std::uint32_t n);
 
-/// What a device makes of numbers: the float of each of 2^bits patterns, and of each of n floats the pattern.
+/// What a device makes of numbers: the float of each of 2^bits patterns, and of each of n floats
+/// the pattern.
 enum class format : std::uint8_t { float16, bfloat16, fp8_e4m3, fp8_e5m2 };
 void convert_on_device(format f, gs::cuda::stream& s, float* widened, const float* floats, std::uint16_t* narrowed,
                        std::uint32_t n);
 
-/// What a kernel costs for each element of a rank: the difference between two sizes, so that meeting and leaving aren't in it.
+/// What a kernel costs for each element of a rank: the difference between two sizes, so that
+/// meeting and leaving aren't in it.
 struct cost {
     std::string name{};
     double instructions = 0, bytes = 0;  // of global memory, read and written

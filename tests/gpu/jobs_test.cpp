@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every collective, type and kind of epilogue as nvcc compiled it, on one device and on several: the bytes that the host's backend
-// leaves, and no race.
+// Every collective, type and kind of epilogue as nvcc compiled it, on one device and on several:
+// the bytes that the host's backend leaves, and no race.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -132,8 +132,8 @@ TEST_CASE("what joined ranks bring, and the average of the others, are the host'
     }
 }
 
-/// Found by the fuzz: of a number near zero that is made of two large ones, an ulp of these is much, and so is one of the smallest
-/// numbers there are.
+/// Found by the fuzz: of a number near zero that is made of two large ones, an ulp of these is
+/// much, and so is one of the smallest numbers there are.
 TEST_CASE("a layer norm whose product and offset cancel, or are denormal, is as near as it says", "[compiled]") {
     const jobs::job cancel{
         .which = 31, .ranks = 4, .count = 1485, .width = 165, .blocks = 2, .threads = 1, .rounds = 3};
@@ -163,8 +163,9 @@ TEST_CASE("collectives fail as they should as compiled: late ranks, aborts, mism
         }
 }
 
-/// Instructions and bytes that kernels need for an element, as costs.txt has them: what costs more is noticed, and what costs less is
-/// written down. Ranks that wait look again and again, which is in it and differs from run to run by some percent.
+/// Instructions and bytes that kernels need for an element, as costs.txt has them: what costs more
+/// is noticed, and what costs less is written down. Ranks that wait look again and again, which is
+/// in it and differs from run to run by some percent.
 TEST_CASE("kernels cost what they did", "[compiled]") {
     std::map<std::string, std::pair<double, double>> known;
     std::ifstream file(GPUSHARE_KERNEL_COSTS);
@@ -219,7 +220,8 @@ TEST_CASE("kernels of two streams race unless something orders them, whichever r
     standin::reset(jobs::roomy);
 }
 
-/// Those of this program, for each architecture that PTX is generated for; some of them run for one only.
+/// Those of this program, for each architecture that PTX is generated for; some of them run for one
+/// only.
 TEST_CASE("every instruction of our kernels is known, on every architecture", "[compiled]") {
     std::istringstream files(GPUSHARE_ALL_PTX);
     std::size_t count = 0;
@@ -243,7 +245,8 @@ void check_mutants(jobs::mutated what, std::size_t least) {
     std::string unexplained;
     for (const auto& m : all.survivors())
         if (jobs::reason_for(m).empty()) unexplained += m + "\n";
-    // Of objects without lines of their source, as the suites are, nobody can say what it is that no job reaches.
+    // Of objects without lines of their source, as the suites are, nobody can say what it is that
+    // no job reaches.
     std::string unreached;
     for (const auto& m : all.never_ran())
         if (m.find("PTX line") == std::string::npos && jobs::reason_for(m).empty()) unreached += m + "\n";
@@ -255,7 +258,8 @@ void check_mutants(jobs::mutated what, std::size_t least) {
 
 }  // namespace
 
-/// Each release, acquire, fence, barrier and scope of the source: needed, or in tests/gpu/surviving_mutants.txt with the reason why not.
+/// Each release, acquire, fence, barrier and scope of the source: needed, or in
+/// tests/gpu/surviving_mutants.txt with the reason why not.
 TEST_CASE("every order is needed by a job, or it is known why none needs it", "[compiled]") {
     check_mutants(jobs::mutated::orders, 50);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Catch2 with a setting that has to be made before CUDA starts, and one answer instead of many where there is no device:
-// exit code 3.
+// Catch2 with a setting that has to be made before CUDA starts, and one answer instead of many
+// where there is no device: exit code 3.
 #include <gpushare/backend/cuda/device.hpp>
 #include <gpushare/error.hpp>
 

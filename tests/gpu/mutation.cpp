@@ -21,8 +21,9 @@ namespace {
 
 constexpr std::array orders{ptx::turns::fair, ptx::turns::shuffled, ptx::turns::adversarial};
 
-/// A job as it is run to notice something: whole, or failing in one way. Or all conversions of numbers, gradients that
-/// are packed, batches that are normalised, a softmax over sharded classes, or arrays of ranks that have joined.
+/// A job as it is run to notice something: whole, or failing in one way. Or all conversions of
+/// numbers, gradients that are packed, batches that are normalised, a softmax over sharded classes,
+/// or arrays of ranks that have joined.
 struct trial {
     job what{};
     setting how{};
@@ -83,7 +84,8 @@ public:
         if (j.threads > 1) j.threads = 33;
         add(j, n, std::nullopt);
     }
-    /// With so few elements that a block has none, and goes around the ring all the same; or more than a slot holds at once.
+    /// With so few elements that a block has none, and goes around the ring all the same; or more
+    /// than a slot holds at once.
     void ring(std::uint32_t which, std::size_t count) {
         job j = random_job(any_, which);
         j.how = gs::algorithm::ring;
@@ -95,7 +97,8 @@ public:
         add(j, 1, std::nullopt);
     }
 
-    /// Several rows a block, whose columns other threads take for a group's scale than for the row's sum.
+    /// Several rows a block, whose columns other threads take for a group's scale than for the
+    /// row's sum.
     void groups(std::uint32_t which, std::uint32_t threads) {
         job j = random_job(any_, which);
         j.ranks = 2;
@@ -106,9 +109,9 @@ public:
         add(j, 1, std::nullopt);
     }
 
-    /// Coded blocks by a thread alone, or by a team beside threads that are too few for another one.
-    /// The ranks are one more than four, which a thread takes at once; a chunk has several blocks of
-    /// each, and the last block ends with a team's first piece.
+    /// Coded blocks by a thread alone, or by a team beside threads that are too few for another
+    /// one. The ranks are one more than four, which a thread takes at once; a chunk has several
+    /// blocks of each, and the last block ends with a team's first piece.
     void coded(std::uint32_t which, std::uint32_t threads) {
         job j = random_job(any_, which);
         j.ranks = 5;
@@ -119,7 +122,8 @@ public:
         add(j, 1, std::nullopt);
     }
 
-    /// In which threads come to the last element of what loops go through, and loops to the last of the ranks that they have unrolled.
+    /// In which threads come to the last element of what loops go through, and loops to the last of
+    /// the ranks that they have unrolled.
     void edge(std::uint32_t which, std::uint32_t n) {
         constexpr std::array<std::uint32_t, edges> ranks{2, 4, 5, 8, most_ranks, 3, 2}, threads{1, 1, 160, 2, 33, 1, 1},
             widths{512, 5, 23, 2, 512, 1, 1}, counts{60, 24, 60, 28, 60, 12, 12};
@@ -131,10 +135,12 @@ public:
         j.rounds = 1;
         j.pinned = false;
         j.in_shift = j.out_shift = 0;
-        // So many vectors that a thread is left with one, or with as many as it moves at once but one.
+        // So many vectors that a thread is left with one, or with as many as it moves at once but
+        // one.
         j.count = counts[n];
         if (is_by_rows(j)) {
-            // As many floats as a slot holds, and so few that rows end in one, two and three columns.
+            // As many floats as a slot holds, and so few that rows end in one, two and three
+            // columns.
             j.width = widths[n];
             with_kind(which, [&](auto k) {
                 if (decltype(k)::in_pairs) j.width += j.width % 2;

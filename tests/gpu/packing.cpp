@@ -203,8 +203,8 @@ std::string chosen_trouble(arrays& a, std::mt19937_64& any, bool finite) {
     return wrong;
 }
 
-/// The flat array becomes the weighted sum of others, which may be more than a launch lists, and the
-/// same one several times. What lies behind the sums stays as it is.
+/// The flat array becomes the weighted sum of others, which may be more than a launch lists, and
+/// the same one several times. What lies behind the sums stays as it is.
 std::string gossip_trouble(arrays& a, std::mt19937_64& any) {
     const std::size_t neighbours = 1 + any() % (any() % 3 == 0 ? 2 * gs::detail::most_pieces : 5);
     const std::size_t count = a.elements - std::min<std::size_t>(a.elements, any() % 4);

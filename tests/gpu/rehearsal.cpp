@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the experiments of bench/gpu need to run through without a device, whether their kernels are those of rehearsal_kernels.cpp or
-// as nvcc compiled them, on the PTX executor. Their figures mean nothing then.
+// What the experiments of bench/gpu need to run through without a device, whether their kernels are
+// those of rehearsal_kernels.cpp or as nvcc compiled them, on the PTX executor. Their figures mean
+// nothing then.
 #include <cuda_runtime_api.h>
 
 #include <cstdlib>
@@ -11,7 +12,8 @@ namespace bench {
 
 namespace {
 
-/// Before main, which is the experiments' own: they know of no stand-in. GPUSHARE_REHEARSAL_DRIVER chooses an older driver.
+/// Before main, which is the experiments' own: they know of no stand-in. GPUSHARE_REHEARSAL_DRIVER
+/// chooses an older driver.
 bool start() {
     standin::options o{.devices = 2, .memory = gpushare::bytes{12ULL << 30}};
     if (const char* driver = std::getenv("GPUSHARE_REHEARSAL_DRIVER")) o.driver_version = std::atoi(driver);

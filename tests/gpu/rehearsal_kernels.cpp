@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of bench/gpu over the stand-in: with them the experiments run through without a device. Their figures mean
-// nothing then, but what the host does is what it will do.
+// The kernels of bench/gpu over the stand-in: with them the experiments run through without a
+// device. Their figures mean nothing then, but what the host does is what it will do.
 
 #include <chrono>
 #include <cstdint>
@@ -34,7 +34,8 @@ struct spin {
     }
 };
 
-// Blocks of one launch run together, but those of several run one after the other: they wait for nobody.
+// Blocks of one launch run together, but those of several run one after the other: they wait for
+// nobody.
 struct attend {
     meeting m;
     std::uint32_t first_rank;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The example server on a CUDA node, over the stand-in, with engines of its own that launch
-// kernels: tenants, one urgent, are answered, billed and kept within their memory, launches are held
-// behind those of more urgent calls, and the server ends beside calls that still run.
+// kernels: tenants, one urgent, are answered, billed and kept within their memory, launches are
+// held behind those of more urgent calls, and the server ends beside calls that still run.
 #include <gpushare/backend/cuda/pinned.hpp>
 
 #include <stdlib.h>

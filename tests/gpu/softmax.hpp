@@ -53,8 +53,8 @@ template <class Stream>
 
 /// Runs a step of random sizes, and says what is wrong with its results; empty if nothing is. With
 /// the numbers of every other seed only the loss is rounded: there the results must have the host's
-/// bits. Elsewhere the results are near the host's, since a block's threads add up in another order,
-/// a product and a sum are rounded once, and the exponential is another one.
+/// bits. Elsewhere the results are near the host's, since a block's threads add up in another
+/// order, a product and a sum are rounded once, and the exponential is another one.
 [[nodiscard]] std::string trouble_of_softmax(std::uint64_t seed);
 
 /// What a step costs for each feature of each sample and class.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two levels of ranks on CUDA devices, for tests: nodes that are threads, each with devices of its own, or with one that its ranks share.
-// For a file that can launch kernels on cuda::stream and includes what does that first.
+// Two levels of ranks on CUDA devices, for tests: nodes that are threads, each with devices of its
+// own, or with one that its ranks share. For a file that can launch kernels on cuda::stream and
+// includes what does that first.
 //
 //   const two_level::cluster all({2, 4}, apart, {.chunk = gs::bytes{4096}});
 //   all.each([&](unsigned p, two_level::machine& m) { ... m.levels->all_reduce<float>(...) ... });
@@ -38,7 +39,8 @@ namespace cuda = gpushare::cuda;
 using levels_type = gs::two_level_devices<std::remove_cvref_t<decltype(std::declval<cuda::node&>().gangs())>,
                                           cuda::stream, gs::thread_transport, cuda::pinned_memory>;
 
-/// A node: ranks on devices from the first one on, or all on that one, and its end of the transport between nodes.
+/// A node: ranks on devices from the first one on, or all on that one, and its end of the transport
+/// between nodes.
 struct machine {
     machine(std::uint32_t first, std::uint32_t count, layout how, const gs::member& outside)
         : of_ranks(count, gs::device_id{first}), outer(outside) {
@@ -62,7 +64,8 @@ struct machine {
             std::make_unique<levels_type>(node.gangs(), devices, std::span(streams), members, outer, pinned, options);
     }
     [[nodiscard]] cuda::stream& stream_of(std::size_t r) { return streams[streams.size() == 1 ? 0 : r]; }
-    /// Arrays of each rank, n elements in its device's memory, that hold of(the rank's number in all nodes, i).
+    /// Arrays of each rank, n elements in its device's memory, that hold of(the rank's number in
+    /// all nodes, i).
     template <class T, class Of>
     [[nodiscard]] std::vector<T*> arrays(std::size_t n, const Of& of) {
         std::vector<T*> all;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: slow
-// Buckets: plans, the same bits however gradients are fused, the tuner's choice, formats on the wire.
+// Buckets: plans, the same bits however gradients are fused, the tuner's choice, formats on the
+// wire.
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/gradient/bucket_plan.hpp>
@@ -88,7 +89,8 @@ struct model {
     std::vector<std::vector<float>> gradients;
 };
 
-/// What the ranks have after a step, fused as `choice` says, with readiness in an order of its own on each rank.
+/// What the ranks have after a step, fused as `choice` says, with readiness in an order of its own
+/// on each rank.
 std::vector<std::vector<std::vector<float>>> stepped(std::uint32_t ranks, const std::vector<std::size_t>& sizes,
                                                      const gs::bucket_choice& choice, gs::algorithm how,
                                                      std::uint64_t seed) {
@@ -614,7 +616,8 @@ TEMPLATE_TEST_CASE("NaN is seen in gradients of every type", "[gradient][wire]",
     }
 }
 
-/// A step costs its buckets' overheads and what isn't hidden behind computing: least somewhere in the middle.
+/// A step costs its buckets' overheads and what isn't hidden behind computing: least somewhere in
+/// the middle.
 gs::ns modelled_step(const gs::bucket_choice& c, double best_mib, support::random& any) {
     const double mib = static_cast<double>(c.bucket.count()) / 1048576.0;
     const double us = 20'000 + 64.0 / mib * 40.0 * (best_mib / 4.0) + mib * 160.0 / static_cast<double>(c.in_flight);
@@ -707,7 +710,8 @@ TEST_CASE("16 bits on the wire: half the bytes, summed in float32, and an infini
             (void)buckets.ready(1);
             return !buckets.reduce(net, gs::sum{});
         };
-        // 256 + 1 isn't a bfloat16, 2048 + 1 no float16: rounded at each step, the ones would be lost.
+        // 256 + 1 isn't a bfloat16, 2048 + 1 no float16: rounded at each step, the ones would be
+        // lost.
         const float big = format == gs::wire_format::bf16 ? 256.0F : 2048.0F;
         if (!step(r == 0 ? big : 1.0F)) wrong[r] = "a fault";
         if (large[1000] != big + 4.0F) wrong[r] = "not in float32";  // big + 3, rounded once

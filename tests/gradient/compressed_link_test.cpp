@@ -228,7 +228,8 @@ TEST_CASE("fp8 blocks are at most 0.27 of the bytes of floats, and the largest e
         if (r == 0) bytes.assign(std::begin(seen), std::end(seen));
     });
     CHECK(bytes[0] == n * sizeof(float));
-    // Each process hands over its elements and its part of the result: between two, half of as much crosses the link.
+    // Each process hands over its elements and its part of the result: between two, half of as much
+    // crosses the link.
     CHECK(bytes[1] <= n * sizeof(float) * 27 / 100 * 3 / 2);
     CHECK(bytes[2] == n / 100 * 8);
 }
@@ -272,7 +273,8 @@ struct machine {
     std::optional<levels_type> levels;
 };
 
-/// Two levels of devices and of threads over the links that `make` makes, some steps of each: node p has inside[p] ranks.
+/// Two levels of devices and of threads over the links that `make` makes, some steps of each: node
+/// p has inside[p] ranks.
 template <class Make>
 void check_two_levels(std::uint64_t seed, const Make& make) {
     support::random any(seed);

@@ -216,7 +216,8 @@ TEST_CASE("one flat buffer of gradients is combined where it is", "[gradient]") 
 }
 
 TEST_CASE("a gradient of no elements may lie anywhere, and its bucket isn't packed for that", "[gradient]") {
-    // Frameworks say "nowhere" of a tensor without elements, and give no staging for one flat buffer.
+    // Frameworks say "nowhere" of a tensor without elements, and give no staging for one flat
+    // buffer.
     machine<float, float> m(2, false, gs::bytes{1 << 20});
     std::vector<float> x(20, 1), y(20, 3);
     std::vector<float*> nowhere(2, nullptr), no_staging(2, nullptr);
@@ -849,7 +850,8 @@ TEST_CASE("gossip between devices waits for neighbours that are late, with what 
     std::atomic<bool> go{false};
     m.streams[2].launch({}, late{&go, m.of[2].data()});
     CHECK(gossip_fault(gossip, m) == errc::none);
-    // Rank 0 needs nothing of rank 2, but rank 1 does: rank 0's parameters stay until rank 1 has read them.
+    // Rank 0 needs nothing of rank 2, but rank 1 does: rank 0's parameters stay until rank 1 has
+    // read them.
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     go = true;
     m.wait();

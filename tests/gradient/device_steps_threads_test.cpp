@@ -128,8 +128,8 @@ struct machine {
     }
     void ready(std::uint32_t r, std::uint32_t g) { steps.ready(r, g, &training[r]); }
     [[nodiscard]] collective_fault wait(std::uint32_t r) { return steps.wait(r, &training[r]); }
-    /// Both ranks are there, and the last gradient is ready in both. Rank 0 brought it, and waits for
-    /// the other processes in the thread that is returned.
+    /// Both ranks are there, and the last gradient is ready in both. Rank 0 brought it, and waits
+    /// for the other processes in the thread that is returned.
     [[nodiscard]] std::jthread first_waits() {
         add(0);
         add(1);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: lock-free
-// Transports: each rank's end does what a transport does, also one of two levels; who is aborted is named on every rank. And the
-// collectives of lists below them.
+// Transports: each rank's end does what a transport does, also one of two levels; who is aborted is
+// named on every rank. And the collectives of lists below them.
 #include <gpushare/collective/collectives.hpp>
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/detail/atomic_ref.hpp>
@@ -83,7 +83,8 @@ TEST_CASE("threads of a process are a transport", "[gradient][transport]") {
 
 using group_sizes = std::vector<std::uint32_t>;
 
-/// Groups of threads, joined by a transport between their first ones: processes, as far as ranks can tell. `inside`: how many each has.
+/// Groups of threads, joined by a transport between their first ones: processes, as far as ranks
+/// can tell. `inside`: how many each has.
 struct two_levels {
     explicit two_levels(group_sizes inside, gs::two_level_options options = {})
         : between(static_cast<std::uint32_t>(inside.size())), groups(inside.size()) {

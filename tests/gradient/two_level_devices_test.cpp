@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two levels on devices, on the host's backend: nodes that are threads, each with devices or ranks that share one. Held to the bits of
-// two levels of threads, to what is copied and sent, and to whom faults name.
+// Two levels on devices, on the host's backend: nodes that are threads, each with devices or ranks
+// that share one. Held to the bits of two levels of threads, to what is copied and sent, and to
+// whom faults name.
 #include <gpushare/gradient/two_level.hpp>
 
 #include <atomic>
@@ -213,7 +214,8 @@ TEST_CASE("two levels are an engine of buckets on devices", "[gradient]") {
 
 namespace {
 
-/// What each of three nodes, of two, one and two ranks, gets when it calls f(node, its array), and once more.
+/// What each of three nodes, of two, one and two ranks, gets when it calls f(node, its array), and
+/// once more.
 struct outcome {
     std::vector<gs::collective_fault> first{3}, again{3};
 };

@@ -89,7 +89,8 @@ public:
     onnx::ModelProto m;
 };
 
-/// Two layers with a weight in common, a residual, and a shape that is computed of constants: ten nodes.
+/// Two layers with a weight in common, a residual, and a shape that is computed of constants: ten
+/// nodes.
 [[nodiscard]] inline onnx_builder two_layers() {
     onnx_builder b;
     b.input("x", {-1, 8}).weight("w", {8, 8}).weight("bias", {8}).integers("two", {2, 4}).integers("minus", {-1});

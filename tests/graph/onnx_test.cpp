@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread, alone
-// Models in ONNX's format: what is made of them, pieces that are models again, and what is refused, with the node's name.
+// Models in ONNX's format: what is made of them, pieces that are models again, and what is refused,
+// with the node's name.
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
@@ -492,7 +493,8 @@ TEST_CASE("names and order of a file don't change a graph with names of its own"
         CHECK(names(once.graph(), once.graph().outputs) == names(plain.graph(), plain.graph().outputs));
         CHECK(once.graph().nodes.size() == plain.graph().nodes.size());
         CHECK(again.graph() == once.graph());
-        // A plan that was kept of one file cuts the other at the same places, and its pieces are models.
+        // A plan that was kept of one file cuts the other at the same places, and its pieces are
+        // models.
         gpushare::graph::split_plan plan{.of_graph = fingerprint(once.graph()), .limit = gpushare::ns{1}};
         const auto n = static_cast<std::uint32_t>(once.graph().nodes.size());
         for (std::uint32_t i = 0; i < n; ++i) plan.order.push_back(i), plan.pieces.push_back({{i, i + 1}});

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: alone
-// Models on ONNX Runtime itself, in pieces: as the whole model, bit by bit; on OpenVINO, too; and real models, where they have
-// been fetched.
+// Models on ONNX Runtime itself, in pieces: as the whole model, bit by bit; on OpenVINO, too; and
+// real models, where they have been fetched.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -57,7 +57,8 @@ const gpushare::graph::onnxruntime_library& library() {
     static const gpushare::graph::onnxruntime_library one(GPUSHARE_ONNXRUNTIME);
     return one;
 }
-/// Cuts behind each so many nodes, or at the next place behind them where nothing crosses but tensors of known type.
+/// Cuts behind each so many nodes, or at the next place behind them where nothing crosses but
+/// tensors of known type.
 split_plan pieces_of(const model_graph& g, std::uint32_t each) {
     split_plan p{.of_graph = fingerprint(g), .limit = 5ms};
     p.order.resize(g.nodes.size());

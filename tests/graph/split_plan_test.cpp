@@ -422,7 +422,8 @@ TEST_CASE("a piece that no engine runs by itself is in no plan", "[graph]") {
     });
     CHECK(ends_of(whole.plan()) == order{6});
     CHECK(whole.plan().pieces[0].over);
-    // One cut is possible, in front of node 4: one piece above the limit is better than more above it.
+    // One cut is possible, in front of node 4: one piece above the limit is better than more above
+    // it.
     split_planner two(b.graph(), times, plain);
     two.measured({0, 6}, 1900ns);
     refine(two, [](std::span<const std::uint32_t> nodes) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// An engine for graphs that no file holds: each node adds its inputs' bytes, position by position, with its own number, so
-// that every order, every missing edge and every overwritten buffer shows.
+// An engine for graphs that no file holds: each node adds its inputs' bytes, position by position,
+// with its own number, so that every order, every missing edge and every overwritten buffer shows.
 //
 //   support::toy_engine engine(g);    engine.add({0, 1, 2});    gpushare::graph::cut_model model(chat, g, plan, engine);
 #pragma once

@@ -55,7 +55,8 @@ TEST_CASE("a launch doesn't allocate in steady state", "[host]") {
             return other.record().wait(never);
         };
         CHECK(burst());
-        // Memory grows while more is in flight than ever before, which depends on how the threads meet; it ends soon.
+        // Memory grows while more is in flight than ever before, which depends on how the threads
+        // meet; it ends soon.
         int bursts = 1;
         std::size_t made = 1;
         bool done = true;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A kernel that runs until the test lets it end, to hold SMs without measuring time. Must outlive its node.
+// A kernel that runs until the test lets it end, to hold SMs without measuring time. Must outlive
+// its node.
 //
 //   gate g;    stream.launch({.blocks = 2}, g.kernel());    g.wait_inside(2);    ...    g.open();
 #pragma once

@@ -51,7 +51,8 @@ public:
         model_.record(s, p, now_);
         return made;
     }
-    /// To `t` after the start, looking at the model there for the first time: whoever drives it may be late.
+    /// To `t` after the start, looking at the model there for the first time: whoever drives it may
+    /// be late.
     void jump(ns t) {
         now_ = instant{t};
         model_.advance(now_);

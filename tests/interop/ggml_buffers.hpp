@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A ggml buffer type over a tenant's memory: weights, KV cache and compute buffers of an engine on ggml are charged, and refused over
-// the quota.
+// A ggml buffer type over a tenant's memory: weights, KV cache and compute buffers of an engine on
+// ggml are charged, and refused over the quota.
 //
 //   ggml_buffers mine{chat.memory()};
 //   ggml_backend_buffer_t weights = ggml_backend_alloc_ctx_tensors_from_buft(context, mine.type());
@@ -11,7 +11,8 @@
 
 #include <ggml-backend.h>
 
-// As ggml-backend-impl.h of ggml 0.20 has them, which its packages leave out: an engine's own tree includes that instead.
+// As ggml-backend-impl.h of ggml 0.20 has them, which its packages leave out: an engine's own tree
+// includes that instead.
 struct ggml_backend_buffer_type {
     struct {
         const char* (*get_name)(ggml_backend_buffer_type_t);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread, alone
-// An engine on ggml, by its own library where it has been fetched: its buffers in a tenant's arena, a permit for each token.
+// An engine on ggml, by its own library where it has been fetched: its buffers in a tenant's arena,
+// a permit for each token.
 #ifdef GPUSHARE_GGML
 
 #include <algorithm>
@@ -27,7 +28,8 @@ namespace {
 
 constexpr std::size_t MiB = two_tenants::MiB;
 
-/// The smallest language model: a token is a number below `words`, and the next one is where its row of the weights is largest.
+/// The smallest language model: a token is a number below `words`, and the next one is where its
+/// row of the weights is largest.
 class model {
 public:
     static constexpr std::int64_t words = 256;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Horovod's names over threads: arrays that ranks hand over in any order, sets of some ranks, ranks that have fewer batches, and faults.
+// Horovod's names over threads: arrays that ranks hand over in any order, sets of some ranks, ranks
+// that have fewer batches, and faults.
 #include <gpushare/interop/horovod.hpp>
 
 #include <algorithm>
@@ -407,8 +408,8 @@ TEST_CASE("an end that the others don't come to aborts the group", "[interop]") 
 
 namespace {
 
-/// One rank throws at its first all-reduce of floats. Others hear of an abort with the next call, as
-/// over an MPI.
+/// One rank throws at its first all-reduce of floats. Others hear of an abort with the next call,
+/// as over an MPI.
 struct failing_transport : gs::thread_transport {
     using gs::thread_transport::thread_transport;
     template <class T, class Op>

@@ -30,8 +30,9 @@ struct allocator_1_25 {
 
 inline constexpr std::uint32_t ORT_API_VERSION = 25;
 
-/// As much of OrtApi as is needed here, by the names of ONNX Runtime's header, which its packages lack: a function keeps its place in
-/// the library's table for good. A status that isn't null is an error.
+/// As much of OrtApi as is needed here, by the names of ONNX Runtime's header, which its packages
+/// lack: a function keeps its place in the library's table for good. A status that isn't null is an
+/// error.
 struct OrtApi {
     explicit OrtApi(void* const* table) {
         const auto at = [table]<class Function>(int place, Function*& f) {
@@ -132,7 +133,8 @@ public:
         return static_cast<allocator_1_25*>(found);
     }
 
-    // The environment of a process, and sessions in it. The allocator must outlive the environment's registration.
+    // The environment of a process, and sessions in it. The allocator must outlive the
+    // environment's registration.
     void* create_environment() const {
         void* env = nullptr;
         check(api->CreateEnv(3, "gpushare", &env));  // 3: errors are logged

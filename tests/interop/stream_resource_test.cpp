@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: lock-free, alone
-// std::pmr both ways, resources in stream order, scratch memory, CUB's two phases (with algorithms of our own), and blocks
-// that are freed by their address alone.
+// std::pmr both ways, resources in stream order, scratch memory, CUB's two phases (with algorithms
+// of our own), and blocks that are freed by their address alone.
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -97,7 +97,8 @@ TEST_CASE("Resources of std::pmr are equal where one can free what the other gav
     CHECK(chat != *std::pmr::new_delete_resource());
     CHECK(*std::pmr::new_delete_resource() != chat);
 
-    // Copies of a quota_resource are equal, so what refers to them is; a resource of another type never is.
+    // Copies of a quota_resource are equal, so what refers to them is; a resource of another type
+    // never is.
     gpushare::quota limit{1_MiB}, other_limit{1_MiB};
     gpushare::quota_resource a{limit, *std::pmr::new_delete_resource()}, b = a;
     gpushare::quota_resource c{other_limit, *std::pmr::new_delete_resource()};

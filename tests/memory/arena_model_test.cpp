@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arenas against a model that knows, for every slot, whether it is mapped and what its tenant wrote there: after any
-// sequence of calls, with failures in between, memory, contents and quotas are what the model says.
+// Arenas against a model that knows, for every slot, whether it is mapped and what its tenant wrote
+// there: after any sequence of calls, with failures in between, memory, contents and quotas are
+// what the model says.
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -102,7 +103,8 @@ private:
                           << to_string(why.code));
         if (missing == 0) CHECK(why.code == errc::none);
         if (why.code == errc::none) {
-            // A wait lets the device work, and others leave: only then may it fit although it didn't.
+            // A wait lets the device work, and others leave: only then may it fit although it
+            // didn't.
             if (!fits) CHECK(pending);
             finish_departures();
             for (std::uint64_t i = first; i < first + count; ++i) {

@@ -252,7 +252,8 @@ TEST_CASE("a hand-over that is refused changes nothing", "[memory][arena][scrub]
         code.decommit(0_B, rig.chunks(5), {});
     }
     SECTION("because of burst that isn't there") {
-        // chat's eight: four guaranteed to it, four of the eight that are burst; a third tenant has the rest.
+        // chat's eight: four guaranteed to it, four of the eight that are burst; a third tenant has
+        // the rest.
         gpushare::quota third{rig.whole, 0_B, rig.chunks(4)};
         REQUIRE(third.try_charge(rig.chunks(4)) == errc::none);
         auto all_burst = rig.arena(third, 3);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Virtual arenas: memory comes and goes under addresses that stay, is charged exactly, and leaves only when the streams
-// that use it got there.
+// Virtual arenas: memory comes and goes under addresses that stay, is charged exactly, and leaves
+// only when the streams that use it got there.
 #include <array>
 #include <chrono>
 #include <limits>
@@ -72,7 +72,8 @@ TEST_CASE("several ranges are committed together or not at all", "[memory][arena
     lanes.commit(std::array{range(0, 2), range(3, 4), range(14, 2)});
     CHECK(rig.chat.usage().current == rig.chunks(8));
     for (const std::uint64_t i : {0U, 4U, 5U, 15U}) CHECK(painted(advanced(lanes.data(), rig.chunks(i)), rig.chunk, 7));
-    // 12 may be there: one too many, and none comes. The same where the driver fails at any of them.
+    // 12 may be there: one too many, and none comes. The same where the driver fails at any of
+    // them.
     CHECK(lanes.try_commit(std::array{range(0, 4), range(7, 4), range(14, 1)}).code == errc::over_quota);
     CHECK(rig.chat.usage().current == rig.chunks(8));
     for (std::size_t nth = 1; nth <= 4; ++nth) {

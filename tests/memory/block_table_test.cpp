@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of blocks that are out: right frees pass, wrong ones change nothing, and what leaked is listed.
+// The table of blocks that are out: right frees pass, wrong ones change nothing, and what leaked is
+// listed.
 #include <algorithm>
 #include <array>
 #include <cstddef>

@@ -318,7 +318,8 @@ TEST_CASE("a close beside traffic loses no byte and hands none out afterwards", 
         });
         CHECK(closed);
         CHECK(late == 0);
-        // What was out at that moment stays charged, with the device, whose owner takes it back: nothing drifts.
+        // What was out at that moment stays charged, with the device, whose owner takes it back:
+        // nothing drifts.
         CHECK(limit.usage().current.count() == device.bytes());
         CHECK(device.wrong_frees() == 0);
     }

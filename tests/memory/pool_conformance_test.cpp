@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pools, their caches and private pools do what every memory_resource has to do, over several upstreams.
+// Pools, their caches and private pools do what every memory_resource has to do, over several
+// upstreams.
 #include <cstddef>
 #include <memory_resource>
 #include <mutex>
@@ -24,7 +25,8 @@ using support::fault_resource;
 
 namespace {
 
-/// Each thread of the suite has to have a cache of its own: this one has many threads' calls take turns.
+/// Each thread of the suite has to have a cache of its own: this one has many threads' calls take
+/// turns.
 template <class Cache>
 class in_turns {
 public:

@@ -139,7 +139,8 @@ TEST_CASE("readers find what they know while others come and go, and tables are 
 
 TEST_CASE("of frees that race for one block one succeeds", "[memory][pool][threads]") {
     entries b;
-    // For a while: on cores that others use, two threads seldom run at once, and every meeting takes its time.
+    // For a while: on cores that others use, two threads seldom run at once, and every meeting
+    // takes its time.
     constexpr std::uint64_t most = 20'000;
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
     auto& block = b.add(1 << 20);

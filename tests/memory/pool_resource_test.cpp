@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// What a pool promises one thread: blocks that can be told apart, figures that are right, memory that goes back, no
-// refusal that could have been avoided, and none of the field's known defects.
+// What a pool promises one thread: blocks that can be told apart, figures that are right, memory
+// that goes back, no refusal that could have been avoided, and none of the field's known defects.
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -207,7 +207,8 @@ TEST_CASE("a size or alignment that no device has is refused with its reason", "
     }
     CHECK(c.pool.try_allocate(1, std::size_t{1} << 63, &why) == nullptr);
     CHECK(why.code == errc::bad_alignment);
-    // Of the quota's 64 MiB a block at such a multiple would take more: that is no matter of what is left.
+    // Of the quota's 64 MiB a block at such a multiple would take more: that is no matter of what
+    // is left.
     CHECK(c.pool.try_allocate(1, std::size_t{1} << 40, &why) == nullptr);
     CHECK(why.code == errc::bad_alignment);
     CHECK(why.limit == std::uint64_t{64} << 20);
@@ -254,8 +255,8 @@ TEST_CASE("freed while the entries still know it, used by another: no list keeps
           "[memory][pool]") {
     capped c(64_MiB, {.segment = 1_MiB});
     auto cache = c.pool.make_cache();
-    // A block that lies in a cache is taken out of it, joined with its neighbours, handed out as part of a bigger one and
-    // given back to the upstream: the cache must not give it out again.
+    // A block that lies in a cache is taken out of it, joined with its neighbours, handed out as
+    // part of a bigger one and given back to the upstream: the cache must not give it out again.
     std::vector<void*> small;
     for (int i = 0; i < 8; ++i) small.push_back(cache.allocate(128 * KiB, 256));
     for (auto* p : small) CHECK(cache.deallocate(p, 128 * KiB, 256) == errc::none);
@@ -655,7 +656,8 @@ TEST_CASE("memory that doesn't begin where it has to goes back, and the request 
 
 namespace {
 
-/// Random calls through a pool and two caches over an upstream that fails now and then, against a map of what is out.
+/// Random calls through a pool and two caches over an upstream that fails now and then, against a
+/// map of what is out.
 void compare(std::uint64_t runs, std::uint64_t steps) {
     for (std::uint64_t run = 0; run < runs; ++run) {
         const auto seed = support::seed(run);

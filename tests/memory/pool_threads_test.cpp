@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pools with many threads at them: blocks that wander between workers, caches that are emptied while their owners are at
-// work, refusals of what can never be had beside requests that always fit.
+// Pools with many threads at them: blocks that wander between workers, caches that are emptied
+// while their owners are at work, refusals of what can never be had beside requests that always
+// fit.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -49,7 +50,8 @@ struct block {
     std::uint64_t mark = 0;  // in its first and last bytes, where it has 16
 };
 
-/// Blocks on their way from one thread to any other. What is taken has no pointer where there is none.
+/// Blocks on their way from one thread to any other. What is taken has no pointer where there is
+/// none.
 class exchange {
 public:
     void give(block b) {
@@ -88,7 +90,8 @@ struct counters {
     std::atomic<std::uint64_t> wrong{0}, refused{0};
 };
 
-/// What a worker does: takes blocks, gives half of them to others, frees those of others, is interrupted anywhere.
+/// What a worker does: takes blocks, gives half of them to others, frees those of others, is
+/// interrupted anywhere.
 template <class Source>
 void wander(Source& source, exchange& others, counters& count, std::uint64_t seed, int steps) {
     support::random any(seed);
@@ -295,7 +298,8 @@ TEST_CASE("what is on its way back to the upstream is waited for, not missed", "
 }
 
 TEST_CASE("what is on its way from the upstream is waited for, not missed", "[memory][pool][attack]") {
-    // One thread gets a segment for a small request, slowly; what is left of it suffices another one meanwhile.
+    // One thread gets a segment for a small request, slowly; what is left of it suffices another
+    // one meanwhile.
     fault_resource upstream;
     quota limit{4_MiB};
     quota_resource mine(limit, upstream);
@@ -340,7 +344,8 @@ TEST_CASE("workers with streams, and a device that gets on while they allocate",
 
 namespace {
 
-/// What the points of a busy device share: the first question is answered no, and who asks again waits for the answer.
+/// What the points of a busy device share: the first question is answered no, and who asks again
+/// waits for the answer.
 struct slow_answer {
     std::atomic<unsigned> questions{0};
     std::atomic<bool> known{false}, gave_up{false};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads that wait for memory of a pool: served in order, woken by whatever could let them through, back at their
-// deadline or stop request in any case, and gone without a trace.
+// Threads that wait for memory of a pool: served in order, woken by whatever could let them
+// through, back at their deadline or stop request in any case, and gone without a trace.
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -325,8 +325,8 @@ TEST_CASE("a cache keeps what is freed again once nobody waits", "[memory][pool]
 
 namespace {
 
-// More is asked for than there is. Some wait until they are told: if a wake-up were lost, this would not end. Some give
-// up; some free behind points.
+// More is asked for than there is. Some wait until they are told: if a wake-up were lost, this
+// would not end. Some give up; some free behind points.
 void queue_up(unsigned threads, int rounds) {
     support::capped_pool<manual_point> c(2_MiB, {.segment = 2_MiB});
     auto& pool = c.pool;

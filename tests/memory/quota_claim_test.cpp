@@ -292,7 +292,8 @@ private:
                                                   bytes{any_.one_in(4) ? 0 : any_.below(150)}));
     }
 
-    // Takes what was granted. A charge ahead of the queue that succeeds means that the first one in it was forgotten.
+    // Takes what was granted. A charge ahead of the queue that succeeds means that the first one in
+    // it was forgotten.
     bool settle() {
         for (auto it = claims_.begin(); it != claims_.end();) {
             auto& c = **it;
@@ -307,8 +308,8 @@ private:
             it = claims_.erase(it);
         }
         if (claims_.empty()) return true;
-        // The first in the queue is behind nobody. What is charged ahead of the queue shows whether it would fit: all the others
-        // leave, and come back behind it in their order.
+        // The first in the queue is behind nobody. What is charged ahead of the queue shows whether
+        // it would fit: all the others leave, and come back behind it in their order.
         const auto& first = *claims_.front();
         std::vector<std::pair<std::size_t, bytes>> others;
         for (auto it = std::next(claims_.begin()); it != claims_.end(); ++it)

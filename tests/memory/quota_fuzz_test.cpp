@@ -44,7 +44,8 @@ public:
                 case 16: throw std::runtime_error("injected");
                 default: return nullptr;
             }
-        // Behind the charge here, and before the credit below: what is over the limit here is over it in truth.
+        // Behind the charge here, and before the credit below: what is over the limit here is over
+        // it in truth.
         const auto takes = padded(size, alignment);
         if (out_.fetch_add(takes) + takes > limit_) over_.fetch_add(1);
         return reinterpret_cast<void*>((next_.fetch_add(1) + 1) << 24U);
@@ -73,7 +74,8 @@ struct piece {
     std::size_t size = 0;
 };
 
-// Each of four threads keeps within an eighth of the device: all of that always fits. The attackers' requests never do.
+// Each of four threads keeps within an eighth of the device: all of that always fits. The
+// attackers' requests never do.
 void fire(std::uint64_t steps, bool two_levels) {
     constexpr std::size_t eighth = 1 << 20;
     constexpr unsigned threads = 4;

@@ -100,8 +100,9 @@ TEST_CASE("a child that is over its limit passes on what its own children leave 
     CHECK(below.release(10_B));
 }
 
-// What one thread holds moves between two children, each of which keeps a loan for it. Unless all are frozen at one moment,
-// whoever gathers finds the one in use, then the other, and refuses what has fitted all the time.
+// What one thread holds moves between two children, each of which keeps a loan for it. Unless all
+// are frozen at one moment, whoever gathers finds the one in use, then the other, and refuses what
+// has fitted all the time.
 TEST_CASE("bytes that move between siblings are not counted twice by who gathers", "[memory][attack]") {
 #ifdef SUPPORT_SANITIZED  // each takes a hundred times as long, and it looks for races, not for luck
     constexpr std::uint64_t rounds = 50'000;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// Trees of quotas against a model that is simple enough to be right: random charges, releases, resizes, births and
-// deaths, and after each step every figure of every quota is compared.
+// Trees of quotas against a model that is simple enough to be right: random charges, releases,
+// resizes, births and deaths, and after each step every figure of every quota is compared.
 #include <algorithm>
 #include <cstdint>
 #include <memory>
@@ -22,7 +22,8 @@ using gpushare::quota;
 
 namespace {
 
-/// What a quota is to do, in sequence: it holds max(guarantee, use) of its parent, whose use that is.
+/// What a quota is to do, in sequence: it holds max(guarantee, use) of its parent, whose use that
+/// is.
 class model {
 public:
     model(model* parent, std::uint64_t guaranteed, std::uint64_t burst)
@@ -93,7 +94,8 @@ struct node {
     std::uint64_t mine = 0;  // charged here by the test itself, or left behind by a child that ended
 };
 
-/// A tree of at most four levels. Sizes are small multiples of a unit, so that limits are met all the time.
+/// A tree of at most four levels. Sizes are small multiples of a unit, so that limits are met all
+/// the time.
 class tree {
 public:
     tree(std::uint64_t seed, std::uint64_t unit) : any_(seed), unit_(unit) {

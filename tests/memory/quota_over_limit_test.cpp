@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Quotas where the plain cases end: over their limit after a resize while threads charge and release, and what a
-// resize could still grant.
+// Quotas where the plain cases end: over their limit after a resize while threads charge and
+// release, and what a resize could still grant.
 #include <atomic>
 #include <cstdint>
 #include <thread>
@@ -23,8 +23,9 @@ using gpushare::quota_claim;
 
 namespace {
 
-/// `q` is charged with 100,000 bytes and over its limit. Threads give back all but `left` one by one, others charge
-/// whatever is free: none of it may be, because what is charged stays over the limit all the time.
+/// `q` is charged with 100,000 bytes and over its limit. Threads give back all but `left` one by
+/// one, others charge whatever is free: none of it may be, because what is charged stays over the
+/// limit all the time.
 void check_over_limit(quota& q, std::uint64_t left) {
     std::atomic<std::uint64_t> granted{0}, lost{0};
     {
@@ -81,7 +82,8 @@ TEST_CASE("nothing is granted while a quota is over its limit, whatever is relea
 }
 
 TEST_CASE("a refusal by quotas over their limits counts nothing twice", "[memory][quota]") {
-    // Whoever passes on what is idle below it mustn't take it from the quota that is asking just now.
+    // Whoever passes on what is idle below it mustn't take it from the quota that is asking just
+    // now.
     quota device{100_B};
     quota outer{device, 0_B, 100_B};
     quota inner{outer, 0_B, 100_B};

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// Who waits in trees of quotas, against a model that tries everybody anew after each step: random claims, charges, releases,
-// resizes, births and deaths. The same claims are granted, refused and left waiting, and nothing else differs either.
+// Who waits in trees of quotas, against a model that tries everybody anew after each step: random
+// claims, charges, releases, resizes, births and deaths. The same claims are granted, refused and
+// left waiting, and nothing else differs either.
 #include <algorithm>
 #include <cstdint>
 #include <iterator>

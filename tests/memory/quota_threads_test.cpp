@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Quotas with many threads at them. The requests are chosen so that every right answer is known in advance: what must
-// fit always fits, what is doomed can never fit. So each wrong refusal is a defect, whatever the interleaving.
+// Quotas with many threads at them. The requests are chosen so that every right answer is known in
+// advance: what must fit always fits, what is doomed can never fit. So each wrong refusal is a
+// defect, whatever the interleaving.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -27,7 +28,8 @@ namespace {
 
 constexpr std::uint64_t rounds = 300'000;
 
-/// The classic defect: adds first and checks after, so that a doomed request takes room away while it is refused.
+/// The classic defect: adds first and checks after, so that a doomed request takes room away while
+/// it is refused.
 class add_then_check {
 public:
     explicit add_then_check(bytes limit) : limit_(limit.count()) {}
@@ -52,7 +54,8 @@ private:
     std::atomic<std::uint64_t> used_{0}, peak_{0};
 };
 
-/// Charges `fits` over and over; returns how often that was refused, or what was charged couldn't be released.
+/// Charges `fits` over and over; returns how often that was refused, or what was charged couldn't
+/// be released.
 template <class Quota>
 std::uint64_t count_refusals(Quota& q, bytes fits, std::uint64_t times) {
     std::uint64_t refused = 0;
@@ -66,7 +69,8 @@ std::uint64_t count_refusals(Quota& q, bytes fits, std::uint64_t times) {
     return refused;
 }
 
-/// Two threads that ask `q` for `doomed` bytes until the scope ends. Grants are counted: there must be none.
+/// Two threads that ask `q` for `doomed` bytes until the scope ends. Grants are counted: there must
+/// be none.
 template <class Quota>
 class attack {
 public:
@@ -82,8 +86,8 @@ private:
     support::background threads_;
 };
 
-/// As above, for as long as it takes until the other side has been at it as well: on a busy machine one of two threads
-/// can be done before the other has begun.
+/// As above, for as long as it takes until the other side has been at it as well: on a busy machine
+/// one of two threads can be done before the other has begun.
 template <class Quota, class Pressure>
 std::uint64_t count_refusals_under(const Pressure& pressure, Quota& q, bytes fits) {
     const auto enough = pressure.rounds() + rounds / 30;
@@ -92,8 +96,9 @@ std::uint64_t count_refusals_under(const Pressure& pressure, Quota& q, bytes fit
     return refused;
 }
 
-/// What threads hold of a quota and of its parent, counted from outside. Raised behind a grant and lowered before a
-/// release, so it never shows too much: whatever is over the limit here was over it in truth.
+/// What threads hold of a quota and of its parent, counted from outside. Raised behind a grant and
+/// lowered before a release, so it never shows too much: whatever is over the limit here was over
+/// it in truth.
 class shadow {
 public:
     explicit shadow(bytes limit, shadow* parent = nullptr) : limit_(limit.count()), parent_(parent) {}
@@ -267,7 +272,8 @@ TEST_CASE("a quota that is resized all the time grants what always fits and lose
 
 namespace {
 
-// More threads than cores, so that they are interrupted anywhere, and a resize down and up leaves no trace in between.
+// More threads than cores, so that they are interrupted anywhere, and a resize down and up leaves
+// no trace in between.
 void check_figures_beside_resizes(std::uint64_t times) {
     constexpr unsigned threads = 6;
     quota q{1000_B};
@@ -297,8 +303,8 @@ TEST_CASE("figures stay exact while a quota is resized down and up, for long", "
 }
 
 TEST_CASE("no quota is ever exceeded, no fitting request refused, and nothing drifts", "[memory][attack][property]") {
-    // Every thread keeps within an eighth of its child, so that what it asks for always fits; attackers ask for what
-    // never does.
+    // Every thread keeps within an eighth of its child, so that what it asks for always fits;
+    // attackers ask for what never does.
     constexpr unsigned threads = 4;
     quota device{1'000_MiB};
     quota first{device, 300_MiB, 200_MiB}, second{device, 0_B, 500_MiB};

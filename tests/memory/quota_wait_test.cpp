@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads that wait for bytes: served in order, woken by whatever could let them through, and back at their deadline or
-// stop request in any case.
+// Threads that wait for bytes: served in order, woken by whatever could let them through, and back
+// at their deadline or stop request in any case.
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -213,8 +213,8 @@ TEST_CASE("frees that streams have reached are collected before a neighbour is r
 
 namespace {
 
-// More is asked for than there is, nobody gives up: if a wake-up were lost, this would not end. Some beside them ask and
-// go, some give up at once; none of it leaves a trace.
+// More is asked for than there is, nobody gives up: if a wake-up were lost, this would not end.
+// Some beside them ask and go, some give up at once; none of it leaves a trace.
 void queue_up(unsigned threads, int rounds, std::size_t leaves = 0) {
     quota device{1'000_B};
     quota left{device, 100_B, 600_B}, right{device, 100_B, 800_B};
@@ -273,7 +273,8 @@ TEST_CASE("threads that wait, ask and give up at random, for long", "[.long]") {
 }
 
 TEST_CASE("no wake-up is lost between a release and a wait", "[memory][waiters]") {
-    // Two threads hand the only bytes to and fro: each release may be beside the other's joining the queue, at any place.
+    // Two threads hand the only bytes to and fro: each release may be beside the other's joining
+    // the queue, at any place.
     quota device{100_B};
     quota a{device, 0_B, 100_B}, b{device, 0_B, 100_B};
     std::atomic<int> failed{0};

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks that are scrubbed before their upstream has them back: in stream order, without anybody waiting.
+// Blocks that are scrubbed before their upstream has them back: in stream order, without anybody
+// waiting.
 #include <array>
 #include <chrono>
 #include <cstddef>

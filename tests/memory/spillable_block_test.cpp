@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A block that moves to the host and back: its contents come along, and whatever goes wrong it is in one place or the
-// other.
+// A block that moves to the host and back: its contents come along, and whatever goes wrong it is
+// in one place or the other.
 #include <chrono>
 #include <cstddef>
 #include <cstring>
@@ -155,7 +155,8 @@ TEST_CASE("a hook that spills makes room for what was refused", "[memory][spill]
 TEST_CASE("a block that a close takes back before it is registered is never touched", "[memory][spill][closing]") {
     rig r;
     {
-        // What another thread's close of a tenant does between the allocation and the constructor's end.
+        // What another thread's close of a tenant does between the allocation and the constructor's
+        // end.
         void* const p = r.mine.allocate(48 << 10, 256);
         CHECK(r.tenant.close(instant::min()));
         r.mine.deallocate(p, 48 << 10, 256);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a statistics_resource says: statistics for all and for each scope, wrong frees, leaks with labels and stack traces.
+// What a statistics_resource says: statistics for all and for each scope, wrong frees, leaks with
+// labels and stack traces.
 #include <algorithm>
 #include <array>
 #include <atomic>

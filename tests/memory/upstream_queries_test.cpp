@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// What is asked through whatever stands on a tenant's memory: whose it is, and the largest block that could be had.
+// What is asked through whatever stands on a tenant's memory: whose it is, and the largest block
+// that could be had.
 #include <cstddef>
 #include <cstdint>
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread, optimised, alone
-// The number types against their definition: values are worked out from sign, exponent and mantissa in double, rounding
-// from the two neighbours. The toolkit's own conversions are compared in cuda_toolkit_test.cpp.
+// The number types against their definition: values are worked out from sign, exponent and mantissa
+// in double, rounding from the two neighbours. The toolkit's own conversions are compared in
+// cuda_toolkit_test.cpp.
 #include <gpushare/numbers.hpp>
 
 #include <bit>

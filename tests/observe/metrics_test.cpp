@@ -36,7 +36,8 @@ std::string written(F f, std::size_t room = 65536) {
     return std::string(out.text());
 }
 
-/// What is wrong with a text in the format; empty if nothing is. As `promtool check metrics` sees it, for names and labels too.
+/// What is wrong with a text in the format; empty if nothing is. As `promtool check metrics` sees
+/// it, for names and labels too.
 std::string fault_of(std::string_view text) {
     std::string_view family, type;
     std::vector<std::string_view> families;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arrays over several devices of the host node: scattered, gathered, with halos; memory that can't be had or is too much.
+// Arrays over several devices of the host node: scattered, gathered, with halos; memory that can't
+// be had or is too much.
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -39,7 +40,8 @@ namespace {
 template <class Partition>
 using buffer = gpushare::multi_buffer<std::int32_t, Partition, host::device_memory>;
 
-/// A node with a stream on each device. Guarded memory is out of reach for the host, and for other devices too.
+/// A node with a stream on each device. Guarded memory is out of reach for the host, and for other
+/// devices too.
 struct machine {
     explicit machine(std::uint32_t devices, bool guarded = false)
         : node({.devices = devices, .memory = 16_MiB, .sms = 1, .guarded = guarded}) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reservations across devices: all or nothing, in one step for everybody else, with quotas as what is reserved.
+// Reservations across devices: all or nothing, in one step for everybody else, with quotas as what
+// is reserved.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -37,7 +38,8 @@ using charges = std::vector<quota_charge>;
 
 namespace {
 
-/// Not on the stack: ThreadSanitizer would take the quotas of one test for those of another, in another order.
+/// Not on the stack: ThreadSanitizer would take the quotas of one test for those of another, in
+/// another order.
 template <class... Arguments>
 std::unique_ptr<quota> heap(Arguments&&... arguments) {
     return std::make_unique<quota>(std::forward<Arguments>(arguments)...);
@@ -386,8 +388,8 @@ failure charge_one_by_one(std::span<quota_charge> parts) {
     return {};
 }
 
-/// How often charges that always fit are refused on the first devices, while others try to reserve all four, of which
-/// the last is full.
+/// How often charges that always fit are refused on the first devices, while others try to reserve
+/// all four, of which the last is full.
 template <class Reserve>
 std::uint64_t refusals_beside_doomed(const Reserve& reserve, std::uint64_t rounds) {
     const auto nodes = std::make_unique<four_devices>();
@@ -480,8 +482,8 @@ struct outcome {
     std::atomic<std::uint64_t> reserved{0}, refused{0}, lost{0}, wrong{0};
 };
 
-/// Random reservations by four threads over six devices, with tenants that burst, doomed sizes, and devices that are
-/// lost and come back.
+/// Random reservations by four threads over six devices, with tenants that burst, doomed sizes, and
+/// devices that are lost and come back.
 void contend(std::uint64_t times, outcome& seen) {
     constexpr std::size_t devices = 6;
     constexpr std::uint64_t capacity = 1'000;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Topologies and the choice of the best connected devices, against brute force; splits that follow them; the catalogue.
+// Topologies and the choice of the best connected devices, against brute force; splits that follow
+// them; the catalogue.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -96,7 +97,8 @@ TEST_CASE("the best connected devices are chosen", "[partition][topology]") {
     CHECK(*best_connected(t, 4, up_to(8)) == ids({0, 1, 2, 3}));
     CHECK(*best_connected(t, 4, ids({0, 2, 4, 5, 6, 7})) == ids({4, 5, 6, 7}));
     CHECK(*best_connected(t, 8, up_to(8)) == up_to(8));
-    // The worst link decides first: three on one socket rather than an NVLink and a device far away.
+    // The worst link decides first: three on one socket rather than an NVLink and a device far
+    // away.
     CHECK(*best_connected(t, 3, ids({0, 2, 3, 4, 5})) == ids({0, 2, 3}));
 }
 

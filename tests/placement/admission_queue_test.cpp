@@ -435,7 +435,8 @@ TEST_CASE("a gang for which no plan is found waits, as it might fit, and keeps n
     cluster c;
     admission_request gang;
     support::random any(1);
-    // Each three of them fill a device, so all fit: but to find that takes more steps than the queue takes.
+    // Each three of them fill a device, so all fit: but to find that takes more steps than the
+    // queue takes.
     for (int i = 0; i < 12; ++i) {
         c.add({.cpu_milli = 1'000, .devices = 1});
         const auto first = 100 + any.below(300), second = 100 + any.below(300);
@@ -454,7 +455,8 @@ TEST_CASE("a gang for which no plan is found waits, as it might fit, and keeps n
     CHECK(q.withdraw(waits.id));
 }
 
-// Against the set of ids: each comes back once, nobody is lost, and nobody waits for ever behind others.
+// Against the set of ids: each comes back once, nobody is lost, and nobody waits for ever behind
+// others.
 TEST_CASE("random arrivals and departures lose and duplicate nobody", "[placement][queue][property]") {
     for (std::uint64_t run = 0; run < 100; ++run) {
         const auto seed = support::seed(run);
@@ -537,8 +539,8 @@ fill without(fill f, const placement& p) {
     return f;
 }
 
-/// Whether there is a future in which whoever is on the node leaves any of it, so that the request fits there, but not beside
-/// the placement. All futures that could differ are looked at.
+/// Whether there is a future in which whoever is on the node leaves any of it, so that the request
+/// fits there, but not beside the placement. All futures that could differ are looked at.
 bool delays(const cluster& c, const placement& p, const placement_request& r, gpushare::device_set on) {
     const auto n = c[p.node];
     if (!r.models.allows(n.whole.model)) return false;
@@ -583,7 +585,8 @@ struct waiting_one {
     int overtaken = 0;
 };
 
-/// A queue beside the list of who waits in it, and how often each was overtaken by what we count ourselves.
+/// A queue beside the list of who waits in it, and how often each was overtaken by what we count
+/// ourselves.
 struct watched_queue {
     static constexpr int most = 2;
 
@@ -761,7 +764,8 @@ cluster with_just_room(const cluster& c, std::span<const placement> gang) {
     return room;
 }
 
-/// Whether the gang fits in some future, in which others leave what they like, and not beside the placement.
+/// Whether the gang fits in some future, in which others leave what they like, and not beside the
+/// placement.
 bool delays_gang(const cluster& c, const placement& p, std::span<const placement_request> members,
                  std::vector<placement> planned = {}) {
     if (planned.size() == members.size()) {

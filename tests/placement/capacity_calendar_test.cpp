@@ -182,7 +182,8 @@ TEST_CASE("nodes come and go under bookings, which stay and are told of", "[plac
     CHECK(days.nodes().devices() == 1);
 }
 
-// Hour by hour, what is booked must fit on the nodes together; and what was refused fits in no place.
+// Hour by hour, what is booked must fit on the nodes together; and what was refused fits in no
+// place.
 TEST_CASE("random bookings never exceed a node at any hour", "[placement][calendar][property]") {
     for (std::uint64_t run = 0; run < 60; ++run) {
         const auto seed = support::seed(run);

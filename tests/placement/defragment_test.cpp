@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// Defragmentation: plans move each placement once, keep every promise on the way, and are carried out whole or not at all.
+// Defragmentation: plans move each placement once, keep every promise on the way, and are carried
+// out whole or not at all.
 #include <cstdint>
 #include <set>
 #include <stdexcept>
@@ -257,7 +258,8 @@ TEST_CASE("consolidation moves what gains most, and nothing for too small a gain
     CHECK(choose(policy, c, {.cpu_milli = 1'000, .devices = 1, .each = 100_pct}));
 }
 
-// Of few devices and many sizes, where moves get into each other's way: one in a thousand plans needed the other order.
+// Of few devices and many sizes, where moves get into each other's way: one in a thousand plans
+// needed the other order.
 TEMPLATE_TEST_CASE("a plan can be carried out in its order, and moves nothing to where it is", "[placement][property]",
                    gpushare::best_fit, gpushare::spreading, gpushare::first_fit) {
     std::size_t plans = 0, of_two = 0;
@@ -314,8 +316,8 @@ TEST_CASE("a plan doesn't move what can stay where it is", "[placement]") {
                                   {{.devices = 3, .each = 60_pct}, {0}, {{1}, {3}, {4}}},
                                   {{.devices = 2, .each = 30_pct}, {0}, {{1}, {4}}}};
     for (const auto& p : placed) c.apply(p);
-    // Without the first, the policy takes other devices for the request, which leave room for the third one's move; and
-    // the first is best put where it was.
+    // Without the first, the policy takes other devices for the request, which leave room for the
+    // third one's move; and the first is best put where it was.
     const auto plan = make_room(gpushare::spreading{}, c, placed, {.devices = 4, .each = 20_pct}, 2);
     REQUIRE(plan);
     REQUIRE(plan->moves.size() == 1);

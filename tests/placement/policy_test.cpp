@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// Every policy: places whatever fits somewhere, where it fits, the same way every time; and the index answers as a look at
-// every node does.
+// Every policy: places whatever fits somewhere, where it fits, the same way every time; and the
+// index answers as a look at every node does.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -139,7 +139,8 @@ TEST_CASE("an index sees what was changed longer ago than it keeps note of, and 
 
 namespace {
 
-/// Counts what it is asked, and prefers the last node unless it says that it doesn't look which one it is.
+/// Counts what it is asked, and prefers the last node unless it says that it doesn't look which one
+/// it is.
 template <bool ByState>
 struct counting {
     static constexpr bool by_state = ByState;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// What the policies that know their workload compute: fragmentation, bid prices, the value of a node.
+// What the policies that know their workload compute: fragmentation, bid prices, the value of a
+// node.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The policies that the tests are put to: the one list to which a new policy is added, and which of the general promises
-// each of them makes.
+// The policies that the tests are put to: the one list to which a new policy is added, and which of
+// the general promises each of them makes.
 #pragma once
 
 #include <tuple>
@@ -33,7 +33,8 @@ using work_conserving =
     std::tuple<fifo, fair, weighted_fair, soft_share, strict_priority<>, earliest_deadline, shortest_remaining,
                policy_tree<weighted_fair, fair>, policy_tree<weighted_fair, soft_share>>;
 
-/// Clients with work always have device time in proportion to their weights, between any two moments.
+/// Clients with work always have device time in proportion to their weights, between any two
+/// moments.
 using proportional = std::tuple<weighted_fair, any_policy>;
 
 /// A change of weights is in force within 100 ms.

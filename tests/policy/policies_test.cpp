@@ -148,8 +148,8 @@ TEST_CASE("soft caps hold under contention, and only then", "[policy]") {
 
 namespace {
 
-/// What `borrower` has of 100 ms in which another has work too, after it has had half a second of the device alone. Each of its
-/// submissions is predicted to take 1 us, and takes 1 ms.
+/// What `borrower` has of 100 ms in which another has work too, after it has had half a second of
+/// the device alone. Each of its submissions is predicted to take 1 us, and takes 1 ms.
 template <compute_policy Policy>
 double part_after_borrowing(Policy policy, const client_settings& borrower, const client_settings& other) {
     limiter_core<Policy> core({.depth = 1}, std::move(policy));
@@ -358,7 +358,8 @@ TEST_CASE("a tree gives its classes turns, and their clients, and the parts stay
             classes += next->index / 2 == before.index / 2 ? 0 : 1;
             before = *next;
         }
-        // Turns of 100 us, ten kernels, of a class and of a client: one of a client may lie in two of its class.
+        // Turns of 100 us, ten kernels, of a class and of a client: one of a client may lie in two
+        // of its class.
         CHECK((turns ? changes < kernels / 5 : changes > kernels / 2));
         CHECK((turns ? classes < kernels / 10 : classes > kernels / 2));
         for (const std::size_t n : {0U, 1U}) CHECK(served[n] == Approx(0.35 * kernels).margin(30));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread, slow
-// What the policies promise, in virtual time, for random tenants, weights, arrivals and kernel lengths. Every property
-// is also put to a policy with a bug that it is there to find.
+// What the policies promise, in virtual time, for random tenants, weights, arrivals and kernel
+// lengths. Every property is also put to a policy with a bug that it is there to find.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -35,7 +35,8 @@ ns log_uniform(sim::random& any) {
     return ns{std::llround(static_cast<double>(shortest.count()) * std::pow(10.0, any.fraction()))};
 }
 
-/// A device, a limiter, and tenants of every habit: always backlogged, in bursts, or with Poisson arrivals.
+/// A device, a limiter, and tenants of every habit: always backlogged, in bursts, or with Poisson
+/// arrivals.
 template <compute_policy Policy>
 class scene {
 public:
@@ -139,7 +140,8 @@ void populate(scene<Policy>& s, support::random& any, unsigned levels = 1, bool 
 
 // ---- the properties: each is true of a policy, or not
 
-/// What a tenant with a share of 2 % or more waits at most: work without a deadline is due after one second.
+/// What a tenant with a share of 2 % or more waits at most: work without a deadline is due after
+/// one second.
 constexpr ns patience = 1200ms;
 
 /// Everybody with work is served again and again.
@@ -167,7 +169,8 @@ bool conserves_work(std::uint64_t seed) {
     return s.world.device_time({0}) >= 2s - longest;
 }
 
-/// Between any two moments, two backlogged tenants got device time by their weights, but for so many kernels of each.
+/// Between any two moments, two backlogged tenants got device time by their weights, but for so
+/// many kernels of each.
 template <class Policy>
 bool lag_is_bounded(std::uint64_t seed) {
     support::random any(seed);
@@ -188,7 +191,8 @@ bool lag_is_bounded(std::uint64_t seed) {
                 const double ahead = virtual_time[i] - virtual_time[j];
                 least = std::min(least, ahead);
                 most = std::max(most, ahead);
-                // One kernel each if costs were known; here they are predictions, and `depth` kernels are in flight.
+                // One kernel each if costs were known; here they are predictions, and `depth`
+                // kernels are in flight.
                 const double bound =
                     (depth + 1) * static_cast<double>(longest.count()) *
                     (1 / s.tenants[i].settings.weight.fraction() + 1 / s.tenants[j].settings.weight.fraction());
@@ -383,7 +387,8 @@ TEMPLATE_LIST_TEST_CASE("a change of weights is in force within 100 ms", "[polic
 }
 
 TEMPLATE_LIST_TEST_CASE("who wakes up is owed nothing", "[policy][property]", policies::owing_nothing) {
-    // Shortest remaining first lets anybody lead or lag by its guard: half of 100 ms, from one to the other.
+    // Shortest remaining first lets anybody lead or lag by its guard: half of 100 ms, from one to
+    // the other.
     const double off = std::same_as<TestType, shortest_remaining> ? 0.3 : 0.03;
     check_for_seeds([off](auto seed) { return owes_nothing<TestType>(seed, off); });
     CHECK_FALSE(owes_nothing<grudging>(support::seed(0)));

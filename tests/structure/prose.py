@@ -7,6 +7,8 @@
 - no word twice in a row
 - lines of at most 100 columns, but for tables, code, links and figures' values, which bench/results.py fills in
 
+Headers' comments keep to the same rules. A sample in a comment begins three columns in and is code.
+
     tests/structure/prose.py [DOCUMENT...]      # all of the repository's without arguments
 
 The file `prose_pending` lists the documents that don't pass yet. One that passes must leave the list, and a new document passes.
@@ -19,8 +21,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PENDING = pathlib.Path(__file__).resolve().parent / "prose_pending"
 WIDEST = 100
 QUESTIONS = "who|whoever|what|whatever|whose|whichever|wherever"
-HEADLESS = [re.compile(rf"(?:^|[.;:!?]\s+|\*\*)(?:{QUESTIONS})\b[^.;?]*[.;](?!\w)", re.I),
-            re.compile(r"\b(?:for|to|of|by|from|with|than|and|or|but|as) (?:who|whoever)\b(?!-)", re.I)]
+OF_WHOM = re.compile(r"\b(?:for|to|of|by|from|with|than|and|or|but|as) (?:who|whoever)\b(?![-(])", re.I)
+HEADLESS = [re.compile(rf"(?:^|[.;:!?]\s+|\*\*)(?:{QUESTIONS})\b[^.;?]*[.;](?!\w)", re.I), OF_WHOM]
+# In a comment, a colon may list what a type holds or decides.
+HEADLESS_IN_COMMENTS = [re.compile(rf"(?:^|[.;!?]\s+)(?:{QUESTIONS})\b[^.;?]*[.;](?!\w)", re.I), OF_WHOM]
 TWICE = re.compile(r"(?<![\w.-])([a-z]+) \1(?![\w-])", re.I)
 
 
@@ -56,18 +60,45 @@ def width(line):
     return len(line) if len(line) > WIDEST and len([a for a in atoms if a and a not in "-*"]) > 1 else 0
 
 
-def complaints(text):
-    """[(line, what is wrong)]"""
+def clauses(text, headless):
+    """[(line, what is wrong)]: clauses without a head, and words twice in a row."""
     found = []
     for number, paragraph in paragraphs(text):
         prose = without_quotes(paragraph)
-        for rule in HEADLESS:
+        for rule in headless:
             found += [(number, f"a clause without a head: {hit[0].strip(' .;:*')[:60]}") for hit in rule.finditer(prose)]
         found += [(number, f"twice: {hit[0]}") for hit in TWICE.finditer(prose)]
-    code = False
+    return found
+
+
+def complaints(text):
+    """[(line, what is wrong)] in a document."""
+    found, code = clauses(text, HEADLESS), False
     for number, line in enumerate(text.splitlines(), 1):
         code ^= line.lstrip().startswith("```")
         if not code and not line.startswith(("|", "```", "<!--", "![")) and width(line) > WIDEST:
+            found.append((number, f"{len(line)} columns, of at most {WIDEST}"))
+    return sorted(found)
+
+
+def comments(text):
+    """The text with its comments alone, as prose: each line stays where it is, and samples are code."""
+    lines, marker = [], re.compile(r"^\s*///?(?P<sample>   )? ?(?P<text>.*)$")
+    for line in text.splitlines():
+        found = marker.match(line)
+        if found and not (found["sample"] and not re.match(r"^\s*[-*\d]", lines[-1] if lines else "")):
+            lines.append(found["text"])
+        else:
+            lines.append("")
+    return "\n".join(lines)
+
+
+def complaints_of_header(text):
+    """[(line, what is wrong)] in a header's comments. Behind the code of a line they count with the code."""
+    found = clauses(comments(text), HEADLESS_IN_COMMENTS)
+    for number, line in enumerate(text.splitlines(), 1):
+        comment = re.match(r"\s*///?(?!   )", line) or re.search(r"[^\s/]  ///?", line)
+        if len(line) > WIDEST and comment and not re.match(r"\s*(//   |///   .*(;|\{|\.\.\.|  //.*)$)", line) and "NOLINT" not in line:
             found.append((number, f"{len(line)} columns, of at most {WIDEST}"))
     return sorted(found)
 
@@ -80,7 +111,8 @@ def by_hand(text):
 def documents(root):
     names = ["README.md", "CONTRIBUTING.md", "bench/README.md", "bench/results/README.md", "standins/cuda/README.md",
              "standins/ptx/README.md"]
-    return [root / name for name in names if (root / name).exists()] + sorted((root / "docs").rglob("*.md"))
+    return [root / name for name in names if (root / name).exists()] + sorted((root / "docs").rglob("*.md")) \
+        + sorted((root / "include").rglob("*.[hc][pu][ph]"))
 
 
 def check(paths, pending, root):
@@ -89,7 +121,8 @@ def check(paths, pending, root):
     for path in paths:
         name = str(path.relative_to(root))
         seen.add(name)
-        found = complaints(by_hand(path.read_text()))
+        is_header = path.suffix in (".hpp", ".cuh")
+        found = complaints_of_header(path.read_text()) if is_header else complaints(by_hand(path.read_text()))
         if name in pending and not found:
             wrong.append(f"{name}: passes now, so it leaves tests/structure/prose_pending")
         elif name not in pending:

@@ -51,6 +51,23 @@ class ProseTest(unittest.TestCase):
         self.check(value)
         self.check(value.replace("little", "very little" + ", and more so on a machine with fast instructions of that kind"), "columns")
 
+    def test_comments_of_headers(self):
+        def check(text, *words):
+            found = prose.complaints_of_header(text)
+            self.assertEqual(len(found), len(words), found)
+            for (_, what), word in zip(found, words):
+                self.assertIn(word, what)
+
+        check("/// What a rank calls.\nint calls;\n", "What a rank calls")
+        check("// A call ends.\n// Whoever waits\n// is told.\n", "Whoever waits")
+        check("// It was as as it is.\n", "as as")
+        check("// Decisions as a value: whose turn it is, and why.\n// - first: one\n//   two.\n// why() and who() tell.\n")
+        check("// " + LONG + "\n", "columns")
+        check("int x;" + " " * 2 + "///< " + LONG + "\n", "columns")
+        check("int x = " + "1 + " * 30 + "1;\n")
+        check("// A sample:\n//\n//   What(x); " + LONG + "\n")
+        check('    explicit type(int);  // NOLINT: ' + LONG + "\n")
+
     def test_what_is_made_of_headers_is_not_judged(self):
         made = "<!-- made by x.py -->\nWhat it is.\n<!-- end of what is made -->\nWho asks is told.\n"
         self.assertEqual([line for line, _ in prose.complaints(prose.by_hand(made))], [4])

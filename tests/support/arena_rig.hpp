@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A device with virtual memory in small chunks, a chunk pool, and two tenants with a quota each. Times are the test's.
+// A device with virtual memory in small chunks, a chunk pool, and two tenants with a quota each.
+// Times are the test's.
 //
 //   support::arena_rig rig;
 //   auto chat = rig.arena(rig.chat, 1);

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Replaces the global operator new of a program by one that counts, and fails when a test says so, per thread. For one file of the
-// program, and none that ThreadSanitizer observes (see sanitizers.hpp).
+// Replaces the global operator new of a program by one that counts, and fails when a test says so,
+// per thread. For one file of the program, and none that ThreadSanitizer observes (see
+// sanitizers.hpp).
 //
-//   support::this_heap = {.good = 3, .recovers = true};  // the fourth allocation of this thread throws, and no other
+//   // the fourth allocation of this thread throws, and no other
+//   support::this_heap = {.good = 3, .recovers = true};
 //   ...
 //   support::this_heap = {};
 #pragma once

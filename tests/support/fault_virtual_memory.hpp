@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Virtual memory that counts and fails on demand: it knows what is mapped where, notices a chunk that is mapped
-// twice, over another one, or destroyed while mapped, and refuses the call that the test tells it to.
+// Virtual memory that counts and fails on demand: it knows what is mapped where, notices a chunk
+// that is mapped twice, over another one, or destroyed while mapped, and refuses the call that the
+// test tells it to.
 //
 //   support::fault_virtual_memory memory{device, 64_KiB};
 //   memory.fail(support::vm_call::map, 3);      // the third map() from now on
@@ -111,8 +112,8 @@ public:
         faults_ = {};
     }
 
-    /// What should never have been asked for: a chunk mapped twice, an address mapped twice or unmapped when nothing is
-    /// there, a chunk destroyed while it is mapped.
+    /// What should never have been asked for: a chunk mapped twice, an address mapped twice or
+    /// unmapped when nothing is there, a chunk destroyed while it is mapped.
     [[nodiscard]] std::size_t wrong() const {
         return locked([&] { return wrong_; });
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How what many frees and many who wait cost grows with how many they are: for the tests, which count, and the benchmark.
+// How what many frees and many who wait cost grows with how many they are: for the tests, which
+// count, and the benchmark.
 //
 //   support::asked_per_free(10'000)          // reached() calls for a block that comes back
 //   support::waiting_line line(4'000);       line.limit.release(4_KiB);
@@ -86,7 +87,8 @@ double asked_per_free(std::size_t pending) {
     return static_cast<double>(asked) / static_cast<double>(freed);
 }
 
-/// A quota of which everything is charged, and so many who wait for half of it: all of that quota, or as many of each of others.
+/// A quota of which everything is charged, and so many who wait for half of it: all of that quota,
+/// or as many of each of others.
 struct waiting_line {
     explicit waiting_line(int waiters, int quotas = 0) : others(static_cast<std::size_t>(quotas)) {
         const gpushare::bytes all = device.usage().limit();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tests of the launch gate share: an engine's launches on the stand-in, a gate with an urgent client and a batch.
+// What tests of the launch gate share: an engine's launches on the stand-in, a gate with an urgent
+// client and a batch.
 //
 //   const standin::session gpu{{.devices = 1, .time = manual}};
 //   rig r;

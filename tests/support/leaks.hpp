@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A scope whose leaks are meant: what a tenancy gives up at its end, since work may still use it, LeakSanitizer would report.
+// A scope whose leaks are meant: what a tenancy gives up at its end, since work may still use it,
+// LeakSanitizer would report.
 //
 //   const support::leaks_are_meant here;
 #pragma once

@@ -45,7 +45,8 @@ public:
         return p;
     }
 
-    /// Fills what was enqueued before the oldest open point, and reaches that. False if none is open.
+    /// Fills what was enqueued before the oldest open point, and reaches that. False if none is
+    /// open.
     bool reach_next(gpushare::errc status = gpushare::errc::none) {
         const std::lock_guard lock(mutex_);
         if (batches_.empty()) return false;

@@ -5,7 +5,7 @@
 //
 //   support::manual_stream s;
 //   s.enqueue(5ms);   auto p = s.record();      // p.reached() is false
-//   s.reach_next();                             // now it is, 5 ms of device time after the point before it
+//   s.reach_next();  // now it is, 5 ms of device time after the point before it
 #pragma once
 
 #include <algorithm>
@@ -71,8 +71,9 @@ public:
     /// Once reached: the device time.
     [[nodiscard]] gpushare::instant at() const noexcept { return mark_ ? mark_->at : gpushare::instant{}; }
 
-    /// Any deadline but `never` counts as having come: false at once unless the point is reached. With `never` it
-    /// waits for another thread to reach the point. The device's on_wait runs first in both cases.
+    /// Any deadline but `never` counts as having come: false at once unless the point is reached.
+    /// With `never` it waits for another thread to reach the point. The device's on_wait runs first
+    /// in both cases.
     bool wait(gpushare::instant deadline) const { return wait_any(std::span(this, 1), deadline); }
 
     /// As wait. All points on one device.
@@ -98,8 +99,8 @@ private:
 };
 static_assert(gpushare::timeline_point<manual_point>);
 
-/// A stream, in order: reaching a point reaches those recorded before it. Copies are the same stream. Safe from any
-/// thread.
+/// A stream, in order: reaching a point reaches those recorded before it. Copies are the same
+/// stream. Safe from any thread.
 class manual_stream {
 public:
     using point = manual_point;
@@ -135,7 +136,8 @@ public:
         return timeline_->open.size();
     }
 
-    /// Reaches the oldest open point: as long after the one before as the work between them. False if none is open.
+    /// Reaches the oldest open point: as long after the one before as the work between them. False
+    /// if none is open.
     bool reach_next(gpushare::errc status = gpushare::errc::none) {
         const std::lock_guard lock(device_->mutex);
         if (timeline_->open.empty()) return false;
@@ -156,8 +158,8 @@ public:
         }
     }
 
-    /// Called by every wait on a point of the device that isn't reached yet, on the waiting thread: the place to let
-    /// time pass.
+    /// Called by every wait on a point of the device that isn't reached yet, on the waiting thread:
+    /// the place to let time pass.
     void on_wait(std::function<void()> hook) {
         const std::lock_guard lock(device_->mutex);
         device_->on_wait = std::move(hook);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A host device in virtual time, on one thread: the model behind host::node by itself, with its blocks, SMs and ledger. What a
-// limiter does with it is the same at every run. Blocks may yield, as those of a real device do in yield_point().
+// A host device in virtual time, on one thread: the model behind host::node by itself, with its
+// blocks, SMs and ledger. What a limiter does with it is the same at every run. Blocks may yield,
+// as those of a real device do in yield_point().
 //
 //   support::modelled_device device(4);
 //   support::modelled_device::stream s(device, priority{}, tag);
@@ -47,8 +48,8 @@ public:
         stream(const stream&) = delete;
         stream& operator=(const stream&) = delete;
 
-        /// Enqueues `blocks` blocks that hold an SM for `length` each. `yields_each`, if not 0: so often they let waiting blocks of
-        /// higher levels have theirs.
+        /// Enqueues `blocks` blocks that hold an SM for `length` each. `yields_each`, if not 0: so
+        /// often they let waiting blocks of higher levels have theirs.
         void launch(std::uint32_t blocks, gpushare::ns length, gpushare::ns yields_each = {}) {
             auto& op = device_.model_.operations().acquire();
             op.blocks = blocks;
@@ -86,7 +87,8 @@ public:
     modelled_device(const modelled_device&) = delete;
     modelled_device& operator=(const modelled_device&) = delete;
 
-    /// To the next end of a block, and `later`, when somebody notices; or to `until`, if that is sooner. False if nothing runs.
+    /// To the next end of a block, and `later`, when somebody notices; or to `until`, if that is
+    /// sooner. False if nothing runs.
     bool step(gpushare::ns later, gpushare::instant until = gpushare::never) {
         const auto next = std::min(model_.next_event(), next_of_yielding());
         const bool runs = next != gpushare::never;
@@ -114,7 +116,8 @@ private:
     };
 
     [[nodiscard]] static bool is_paused(const yielding& y) noexcept { return y.sm->work != y.work; }
-    /// When something is to be done about it: it or what runs on top ends, or it yields and somebody waits.
+    /// When something is to be done about it: it or what runs on top ends, or it yields and
+    /// somebody waits.
     [[nodiscard]] gpushare::instant due(const yielding& y) noexcept {
         if (is_paused(y)) return y.since + y.sm->work->hold;
         const auto end = y.since + y.left;

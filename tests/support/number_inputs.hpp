@@ -10,7 +10,8 @@
 
 namespace support {
 
-/// Bit patterns of the finite numbers that aren't negative: 0 to this, in rising order of their values.
+/// Bit patterns of the finite numbers that aren't negative: 0 to this, in rising order of their
+/// values.
 template <class Number>
 constexpr std::uint32_t largest_pattern = Number::max().bits();
 
@@ -19,8 +20,8 @@ template <class Number>
     return static_cast<float>(Number::from_bits(static_cast<typename Number::bits_type>(pattern)));
 }
 
-/// Every number of the type, every midpoint of two neighbours, and the floats on both sides of each; the same where it
-/// overflows; infinity; all with both signs.
+/// Every number of the type, every midpoint of two neighbours, and the floats on both sides of
+/// each; the same where it overflows; infinity; all with both signs.
 template <class Number, class Function>
 void for_each_decisive_float(Function f) {
     constexpr float infinity = std::numeric_limits<float>::infinity();

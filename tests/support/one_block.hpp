@@ -9,7 +9,8 @@
 
 namespace support {
 
-/// Takes any size and alignment for that of its block. Throws std::bad_alloc while the block is out. Not thread-safe.
+/// Takes any size and alignment for that of its block. Throws std::bad_alloc while the block is
+/// out. Not thread-safe.
 struct one_block {
     alignas(64) std::byte place[64]{};
     bool out = false;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random numbers for property tests, the same on every run unless Catch is told otherwise (--rng-seed time). A test
-// prints its seed when it fails: that is what CAPTURE is for.
+// Random numbers for property tests, the same on every run unless Catch is told otherwise
+// (--rng-seed time). A test prints its seed when it fails: that is what CAPTURE is for.
 //
 //   const auto seed = support::seed(1);  CAPTURE(seed);  support::random any(seed);  auto n = any.below(10);
 #pragma once
@@ -21,7 +21,8 @@ class random {
 public:
     explicit random(std::uint64_t seed) : engine_(seed) {}
 
-    /// 0 to n-1; n > 0. The slight bias of the remainder doesn't matter here, and every platform gives the same.
+    /// 0 to n-1; n > 0. The slight bias of the remainder doesn't matter here, and every platform
+    /// gives the same.
     [[nodiscard]] std::uint64_t below(std::uint64_t n) { return engine_() % n; }
     [[nodiscard]] bool one_in(std::uint64_t n) { return below(n) == 0; }
     /// An element of a range that isn't empty.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which sanitizers observe this program; g++ and clang say it in different ways. SUPPORT_SANITIZED: any that takes over
-// memory and signals. SUPPORT_THREAD_SANITIZED: the one whose operator new can't be replaced.
+// Which sanitizers observe this program; g++ and clang say it in different ways. SUPPORT_SANITIZED:
+// any that takes over memory and signals. SUPPORT_THREAD_SANITIZED: the one whose operator new
+// can't be replaced.
 //
 //   for (int i = 0; i < support::few(20'000); ++i) ...  // where more rounds find more wrong results, but no more of what sanitizers look for
 #pragma once

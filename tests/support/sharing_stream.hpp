@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A manual stream whose timeline outlives it, so that short submissions share points on it as they do on CUDA.
+// A manual stream whose timeline outlives it, so that short submissions share points on it as they
+// do on CUDA.
 //
-//   support::sharing_stream s;    s.enqueue(50us);    s.records();     // how many points were recorded so far
+//   // how many points were recorded so far
+//   support::sharing_stream s;    s.enqueue(50us);    s.records();
 //   s.manual().reach_all();
 #pragma once
 

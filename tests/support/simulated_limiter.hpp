@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A limiter's decisions before a simulated device, in virtual time: the shell that property tests and the benchmark
-// drive limiter_core with. The truth about every kernel is the length that it was submitted with.
+// A limiter's decisions before a simulated device, in virtual time: the shell that property tests
+// and the benchmark drive limiter_core with. The truth about every kernel is the length that it was
+// submitted with.
 //
 //   gpushare::sim::world world;
 //   support::simulated_limiter<gpushare::weighted_fair> limiter{world, {0}, {.depth = 2}};

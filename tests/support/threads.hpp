@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads of a test that start together and end with the scope. Catch's assertions aren't safe from several threads:
-// count in the threads, check behind them.
+// Threads of a test that start together and end with the scope. Catch's assertions aren't safe from
+// several threads: count in the threads, check behind them.
 //
 //   support::together(4, [&](unsigned rank) { ... });                 // returns when all have
-//   support::background noise(2, [&](unsigned rank) { ... });         // again and again until destroyed
+//   support::background noise(2, [&](unsigned rank) { ... });  // again and again until destroyed
 #pragma once
 
 #include <atomic>
@@ -35,7 +35,8 @@ void together(unsigned count, const Body& body) {
         });
 }
 
-/// Calls `body(rank)` in `count` threads over and over. The constructor returns once each has made a round.
+/// Calls `body(rank)` in `count` threads over and over. The constructor returns once each has made
+/// a round.
 class background {
 public:
     template <std::invocable<unsigned> Body>

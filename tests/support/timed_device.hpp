@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A small device in real time: one thread that takes the work of all streams in the order of enqueuing and holds each
-// for its length. For tests of waiting and waking between threads; it promises no precision.
+// A small device in real time: one thread that takes the work of all streams in the order of
+// enqueuing and holds each for its length. For tests of waiting and waking between threads; it
+// promises no precision.
 //
 //   support::timed_device device;   support::timed_device::stream s(device);
 //   s.enqueue(50us);   auto p = s.record();   p.wait(support::steady().now() + 1s);
@@ -104,7 +105,8 @@ public:
         timed_device* device_;
     };
 
-    /// One whose timeline outlives it, so that short submissions share points on it as they do on CUDA.
+    /// One whose timeline outlives it, so that short submissions share points on it as they do on
+    /// CUDA.
     class sharing_stream : public stream {
     public:
         class handle {

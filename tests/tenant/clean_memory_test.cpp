@@ -245,7 +245,8 @@ TEST_CASE("a close for ever is complete though threads wait and have been grante
 TEST_CASE("what a pool keeps is handed out while somebody waits, before it grows", "[tenant][pool]") {
     constexpr std::size_t size = 64 << 10;
     const gpushare::event_sink nobody;
-    // Without a number: counts how many blocks fit into the first segment. With it: fills that, and looks at the last one.
+    // Without a number: counts how many blocks fit into the first segment. With it: fills that, and
+    // looks at the last one.
     const auto fill = [&](std::size_t in_segment) {
         host::device_memory device{{.capacity = 256_MiB}};
         quota all{256_MiB};

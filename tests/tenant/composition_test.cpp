@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: slow
-// Whatever is stacked keeps the promises of its parts: every stack, on every kind of owner, in every scenario.
+// Whatever is stacked keeps the promises of its parts: every stack, on every kind of owner, in
+// every scenario.
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -26,7 +27,8 @@ namespace host = gpushare::host;
 
 namespace {
 
-/// A stream of the host's whose timeline may outlive it, so that short submissions share points as they do on CUDA.
+/// A stream of the host's whose timeline may outlive it, so that short submissions share points as
+/// they do on CUDA.
 class sharing_stream {
 public:
     using point = host::point;

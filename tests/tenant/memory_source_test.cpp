@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: alone
-// Whatever runs out of the host's memory meanwhile: of an arena stack's chunks none is given up while it is mapped, none is lost, and
-// no free that has happened is denied; a tenant that is moved or parked has its data here or there.
+// Whatever runs out of the host's memory meanwhile: of an arena stack's chunks none is given up
+// while it is mapped, none is lost, and no free that has happened is denied; a tenant that is moved
+// or parked has its data here or there.
 #include <algorithm>
 #include <array>
 #include <cstddef>

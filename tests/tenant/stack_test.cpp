@@ -433,8 +433,9 @@ TEST_CASE("a tenant that shrinks hands nothing out before it fits, and keeps not
 
 namespace {
 
-/// A tenant's blocks, and what they take at most: of a pool small ones count as the segment that they may keep alone, of an arena as
-/// chunks. A pool may waste a little besides, by blocks that it uses again.
+/// A tenant's blocks, and what they take at most: of a pool small ones count as the segment that
+/// they may keep alone, of an arena as chunks. A pool may waste a little besides, by blocks that it
+/// uses again.
 class holdings {
 public:
     holdings(tenancy::tenant& of, bytes most) : memory_(&of.memory()), largest_(most), limit(most) {}
@@ -533,7 +534,8 @@ TEST_CASE("a limit for a part of a tenant's memory is charged once", "[tenant][s
         CHECK(a.memory().limit().usage().current == 8_MiB);
         CHECK(part.deallocate(p, 8 * mib, 256) == errc::none);
     }
-    // A child of the tenant's own quota would set aside 8 MiB, and the blocks would be charged beside them.
+    // A child of the tenant's own quota would set aside 8 MiB, and the blocks would be charged
+    // beside them.
     gpushare::quota child{a.memory().limit(), 8_MiB};
     const auto over = [&](auto& memory) {
         return support::code_of([&] { (void)gpushare::quota_resource{child, memory}; });
@@ -967,7 +969,8 @@ TEST_CASE("what a tenant frees of its own is overwritten before the block goes r
     tenancy shared(n);
     auto a = shared.admit(
         {.name = "a", .memory = 4_MiB, .compute = 10_pct, .stack = stack, .scrub = gpushare::scrub_policy::on_free});
-    // What reads it first is held up, and so is the overwriting behind it: until then the block is nobody's.
+    // What reads it first is held up, and so is the overwriting behind it: until then the block is
+    // nobody's.
     auto s = n.make_stream({0});
     n.faults({0}).stall(s);
     s.enqueue(1us);

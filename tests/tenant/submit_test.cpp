@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// All about submissions that a tenant offers by itself: several streams, options, callbacks, coroutines, requests,
-// cancelling, sleep.
+// All about submissions that a tenant offers by itself: several streams, options, callbacks,
+// coroutines, requests, cancelling, sleep.
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -538,7 +538,8 @@ TEST_CASE("wake beside sleep leaves a tenant asleep on all of its devices or on 
     tenancy shared(n);
     auto t = shared.admit({.name = "t", .memory = 2_MiB, .devices = 2, .compute = 50_pct});
     auto neighbour = shared.admit({.name = "n", .memory = 1_MiB, .compute = 50_pct, .on = {{0}}});
-    // Its callback holds up whoever drives the first device: wake(), which has come past that one and not to the second.
+    // Its callback holds up whoever drives the first device: wake(), which has come past that one
+    // and not to the second.
     std::latch between(1), go_on(1);
     n.faults({0}).stall(neighbour.work_stream());  // or this thread would be the one
     auto work = neighbour.submit(block(1us), {}, [&](const completion&) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tenants where threads and locks meet: what runs inside a resize, readers beside it, doomed attempts beside others'
-// bursts; and what refusals say.
+// Tenants where threads and locks meet: what runs inside a resize, readers beside it, doomed
+// attempts beside others' bursts; and what refusals say.
 #include <atomic>
 #include <chrono>
 #include <cstddef>

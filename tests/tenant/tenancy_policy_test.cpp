@@ -447,7 +447,8 @@ TEST_CASE("a tenant's hard cap holds on the device", "[tenant]") {
     std::vector<decltype(t)::ticket> tickets;
     for (int i = 0; i < 40; ++i) tickets.push_back(t.submit([](auto& s) { s.launch({.hold = 500us}, [](auto&) {}); }));
     for (const auto& done : tickets) CHECK(done.wait());
-    // 20 ms of work at a tenth of the device: the pacer lets 5 ms of it be caught up, and the last one be begun.
+    // 20 ms of work at a tenth of the device: the pacer lets 5 ms of it be caught up, and the last
+    // one be begun.
     CHECK(node.get_clock().now() - begin >= 140ms);
 }
 

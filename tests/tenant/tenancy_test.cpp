@@ -254,7 +254,8 @@ TEST_CASE("work runs, is charged, and its failures are the tenant's own", "[tena
          host::sm_time_by_tag(ledger.blocks, gpushare::instant{}, gpushare::never, n.options().sms))
         if (tag == good.tag()) truth = busy;
     CHECK(good.usage().device_time >= truth / 2);
-    // How much more than the ledger has depends on the machine's other work; no instant is charged twice, though.
+    // How much more than the ledger has depends on the machine's other work; no instant is charged
+    // twice, though.
     CHECK(good.usage().device_time + bad.usage().device_time <= host::steady_clock::now() - began);
 }
 
@@ -484,7 +485,8 @@ TEST_CASE("a lost device fails what runs there, and closing still returns everyt
 
 namespace {
 
-/// What one of two backlogged tenants, to which 70 % of the device belong, has of it over about 200 ms.
+/// What one of two backlogged tenants, to which 70 % of the device belong, has of it over about 200
+/// ms.
 double part_of_seventy_percent() {
     node n(modelled(1));
     tenancy shared(n);
@@ -511,7 +513,8 @@ double part_of_seventy_percent() {
 
 TEST_CASE("shares hold between backlogged tenants, by the device's own ledger", "[tenant]") {
     double part = part_of_seventy_percent();
-    // A machine that stops a device's thread for 20 ms lengthens a block by that, near the end for good.
+    // A machine that stops a device's thread for 20 ms lengthens a block by that, near the end for
+    // good.
     for (int again = 0; again < 5 && part != Approx(0.7).margin(0.05); ++again) part = part_of_seventy_percent();
     CHECK(part == Approx(0.7).margin(0.05));  // the bench measures it properly
 }

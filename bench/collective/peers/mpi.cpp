@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// An MPI's side of the comparison, started by bench_collective through the launcher of that MPI: PEER [FEWER].
+// An MPI's side of the comparison, started by bench_collective through the launcher of that MPI:
+// PEER [FEWER].
 #include <mpi.h>
 
 #include <cstddef>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// oneCCL's side of the comparison, with its communicators for the host, started by bench_collective through the launcher of the MPI
-// below it: PEER [FEWER]. The ranks find each other by a file that doesn't exist yet, GPUSHARE_BENCH_KVS.
+// oneCCL's side of the comparison, with its communicators for the host, started by bench_collective
+// through the launcher of the MPI below it: PEER [FEWER]. The ranks find each other by a file that
+// doesn't exist yet, GPUSHARE_BENCH_KVS.
 #include <chrono>
 #include <cstddef>
 #include <cstdio>

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a rank that is a process of its own does for the comparison, whatever the library: it checks a few sums, and rank 0 prints
-// the library's version, how often it read or wrote another rank's memory (single-copy transfer of large messages), wrong elements
-// and the medians of its sweep, one per line. Included once, by the program of the peer.
+// What a rank that is a process of its own does for the comparison, whatever the library: it checks
+// a few sums, and rank 0 prints the library's version, how often it read or wrote another rank's
+// memory (single-copy transfer of large messages), wrong elements and the medians of its sweep, one
+// per line. Included once, by the program of the peer.
 #pragma once
 
 #include <sys/syscall.h>
@@ -45,7 +46,8 @@ void compare(const process_rank& me, const Sum& sum, const Meet& meet) {
 
 }  // namespace bench
 
-// What a library calls for a single copy, counted: a program's own symbols go before those of the C library.
+// What a library calls for a single copy, counted: a program's own symbols go before those of the C
+// library.
 extern "C" ssize_t process_vm_readv(pid_t of, const iovec* to, unsigned long n, const iovec* from, unsigned long m,
                                     unsigned long flags) {
     bench::single_copies.fetch_add(1, std::memory_order_relaxed);

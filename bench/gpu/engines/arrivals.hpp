@@ -41,8 +41,8 @@ inline void wait_until(steady::time_point t) {
     return std::chrono::duration<double, std::micro>(end - begin).count();
 }
 
-/// Events a second among those between the two times: from the first one to the last. Fewer than three
-/// say nothing of the gaps, and are divided by the whole time.
+/// Events a second among those between the two times: from the first one to the last. Fewer than
+/// three say nothing of the gaps, and are divided by the whole time.
 [[nodiscard]] inline double rate_between(const std::vector<steady::time_point>& sorted, steady::time_point begin,
                                          steady::time_point end) {
     const auto first = std::ranges::lower_bound(sorted, begin), behind = std::ranges::lower_bound(sorted, end);

@@ -97,7 +97,8 @@ public:
     void announce(const seat& who, std::optional<gate_type::request>& waiting) {
         if (who.client) waiting.emplace(gate_->announce(*who.client));
     }
-    /// `enqueue` and `wait` as a request. How long that waits for others at most, as the gate told it.
+    /// `enqueue` and `wait` as a request. How long that waits for others at most, as the gate told
+    /// it.
     template <class E, class W>
     gpushare::ns request(seat& who, E enqueue, W wait) {
         if (!who.client) {
@@ -227,8 +228,8 @@ outcome colocate(const setting& s, std::uint64_t seed) {
 }
 
 double charged_over_measured(busy_tenant& t, strategy how, std::size_t passes) {
-    // No urgent client: below one, a tenant waits for itself, and leaves the device idle. And no gap
-    // that isn't charged: the two events around a pass count the gaps between its launches.
+    // No urgent client: below one, a tenant waits for itself, and leaves the device idle. And no
+    // gap that isn't charged: the two events around a pass count the gaps between its launches.
     gatekeeper gate(how, false, setting{}.in_flight, gpushare::ns{0});
     const auto seat = gate.admit(t.way, 1);
     double measured_us = 0;

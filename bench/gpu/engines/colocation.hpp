@@ -75,7 +75,8 @@ struct outcome {
 /// `seed`: of the arrivals, which are the same under every strategy.
 [[nodiscard]] outcome colocate(const setting& s, std::uint64_t seed);
 
-/// The time that a gate counts for a tenant alone, over the time between two events around its passes.
+/// The time that a gate counts for a tenant alone, over the time between two events around its
+/// passes.
 [[nodiscard]] double charged_over_measured(busy_tenant& t, strategy how, std::size_t passes);
 
 /// Whether the driver can: without that, `gated` holds threads.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the rounds leave out: a graph with waits in it as the neighbour, a decoding as the urgent model, other
-// loads, bursts, and two urgent tenants. A run each, with its control.
+// What the rounds leave out: a graph with waits in it as the neighbour, a decoding as the urgent
+// model, other loads, bursts, and two urgent tenants. A run each, with its control.
 //
 //   report_further(out, all, end);
 #pragma once

@@ -57,7 +57,8 @@ public:
     void drain() const;
     /// Null without a device.
     [[nodiscard]] cudaStream_t native() const noexcept { return stream_; }
-    /// `pass` as a graph, by a thread that uses the lane and for one that does; without a device `pass` itself.
+    /// `pass` as a graph, by a thread that uses the lane and for one that does; without a device
+    /// `pass` itself.
     [[nodiscard]] std::function<void()> captured(std::function<void()> pass) const;
 
 private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of libtorch that the experiment needs besides models: all else here knows only CUDA, and is
-// rehearsed without libtorch (tests/gpu/engines_rehearsal.cpp).
+// The part of libtorch that the experiment needs besides models: all else here knows only CUDA, and
+// is rehearsed without libtorch (tests/gpu/engines_rehearsal.cpp).
 //
 //   use_stream(s);                                   // by the thread that enqueues
 //   const auto replay = captured([&] { bert.step(); });
@@ -28,8 +28,8 @@ void start_libtorch(place p);
 void wait_for_weights();
 /// The calling thread enqueues there from now on.
 void use_stream(cudaStream_t s);
-/// A graph of what `pass` enqueues, made on the calling thread's stream and to be replayed on the stream of
-/// the thread that calls it.
+/// A graph of what `pass` enqueues, made on the calling thread's stream and to be replayed on the
+/// stream of the thread that calls it.
 [[nodiscard]] std::function<void()> captured(const std::function<void()>& pass);
 
 /// A tenant of the first device, in whose memory and on whose stream libtorch computes.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Language models with layers as in Llama: a prefill, without a head, and a step of a decoding. Their
-// weights are made where they stay, since a module would draw gigabytes of them on the host.
+// Language models with layers as in Llama: a prefill, without a head, and a step of a decoding.
+// Their weights are made where they stay, since a module would draw gigabytes of them on the host.
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <c10/core/InferenceMode.h>
@@ -24,7 +24,8 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight) {
     return weight * (wide * at::rsqrt(wide.pow(2).mean(-1, true) + 1e-5)).to(x.scalar_type());
 }
 
-/// Weights of all layers, which are as in Llama, and the angles by which positions turn queries and keys.
+/// Weights of all layers, which are as in Llama, and the angles by which positions turn queries and
+/// keys.
 struct weights {
     weights(std::int64_t n, std::int64_t width, std::int64_t hidden, std::int64_t head, const Tensor& positions,
             const c10::TensorOptions& o) {

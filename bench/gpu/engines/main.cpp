@@ -4,11 +4,10 @@
 //
 //   engine_figures [JSON] [--device cpu|cuda] [--seconds N] [--small] [--more]
 //
-// Rounds are repeated as long as another one fits into the seconds. --more: other loads, graphs and a
-// decoding in their place, which need a device. --small: little models, one
-// short round, and figures that mean nothing; cpu is the same without a device, by plain threads.
-// Exit code 1: it failed; 2: it was called wrongly; 3: no device or driver; 4: the device or driver
-// can't do that.
+// Rounds are repeated as long as another one fits into the seconds. --more: other loads, graphs and
+// a decoding in their place, which need a device. --small: little models, one short round, and
+// figures that mean nothing; cpu is the same without a device, by plain threads. Exit code 1: it
+// failed; 2: it was called wrongly; 3: no device or driver; 4: the device or driver can't do that.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stands in for libtorch_cuda.so, which needs a dozen of CUDA's libraries: to link with, and to start
-// without a device. Of its functions it has those that libtorch.cpp calls, by the same names. The
-// server on CUDA links it, too, and asks for workspaces.
+// Stands in for libtorch_cuda.so, which needs a dozen of CUDA's libraries: to link with, and to
+// start without a device. Of its functions it has those that libtorch.cpp calls, by the same names.
+// The server on CUDA links it, too, and asks for workspaces.
 #include <cuda_runtime_api.h>
 
 #include <stdexcept>

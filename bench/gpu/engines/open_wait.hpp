@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Measures the cost of a wait in a stream that nothing closes. A launch gate puts one in front of each
-// piece of a lower client's work.
+// Measures the cost of a wait in a stream that nothing closes. A launch gate puts one in front of
+// each piece of a lower client's work.
 //
 //   const auto us = open_wait_us(false);
 #pragma once

@@ -19,7 +19,8 @@ nn::Conv2d convolution(std::int64_t in, std::int64_t out, std::int64_t size, std
     return nn::Conv2d(nn::Conv2dOptions(in, out, size).stride(stride).padding(size / 2).bias(false));
 }
 
-/// Three convolutions, of which the first makes it narrow and the last wide again, and a way past them.
+/// Three convolutions, of which the first makes it narrow and the last wide again, and a way past
+/// them.
 struct bottleneck : nn::Module {
     bottleneck(std::int64_t in, std::int64_t narrow, std::int64_t stride)
         : first(convolution(in, narrow, 1, 1), nn::BatchNorm2d(narrow)),

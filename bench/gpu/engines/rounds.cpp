@@ -64,7 +64,8 @@ void measure_gate(cast& all, round_of& r, strategy how, double plainly_side_by_s
     r.share_error_pp[how] = std::max(share_error_pp(all, r, how, {30, 70}), share_error_pp(all, r, how, {70, 30}));
     r.tenth_error_pp[how] = share_error_pp(all, r, how, {10, 90});
     r.thirds_error_pp[how] = share_error_pp(all, r, how, {20, 30, 50});
-    // Training is bound by its host: a gap between two launches is no device time, though it is between events.
+    // Training is bound by its host: a gap between two launches is no device time, though it is
+    // between events.
     for (std::size_t i = 0; i < 2; ++i)
         r.charged[how].push_back(charged_over_measured(*all.busy()[i], how, all.is_small() ? 10 : 60));
 }

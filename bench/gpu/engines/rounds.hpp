@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One round of the experiment: everything beside everything, by the same arrivals. A ratio is of two
-// measurements of one round, so that a drift of the machine cancels out.
+// One round of the experiment: everything beside everything, by the same arrivals. A ratio is of
+// two measurements of one round, so that a drift of the machine cancels out.
 //
 //   cast all(place::cuda, false);
 //   const round_of r = measure(all, 1);
@@ -69,8 +69,8 @@ struct round_of {
 
 /// Passes a second of one that runs alone. `urgent`: as in setting.
 [[nodiscard]] double alone_per_s(cast& all, const busy_part& part, strategy how = strategy::plain, bool urgent = true);
-/// How far neighbours are from these percents, in their order, by what each does alone: the worst. `told`: the
-/// gate knows of them.
+/// How far neighbours are from these percents, in their order, by what each does alone: the worst.
+/// `told`: the gate knows of them.
 [[nodiscard]] double share_error_pp(cast& all, const round_of& r, strategy how,
                                     const std::vector<std::uint32_t>& shares, bool told = true);
 

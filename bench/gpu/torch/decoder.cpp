@@ -134,7 +134,8 @@ std::size_t differing(const text& a, const text& b) {
     return n;
 }
 
-/// The first eight come at once, the others in turn, some on a higher level. How many tokens differ.
+/// The first eight come at once, the others in turn, some on a higher level. How many tokens
+/// differ.
 double mismatches(const torch_decoder::model& m, chat_on_pages& on, const std::vector<request>& all, yields_by how,
                   bool faulty) {
     iteration_batch texts(

@@ -14,7 +14,8 @@
 
 namespace gpu_training {
 
-/// Enqueues an average for each bucket that all ranks have. All gradients of a rank lie in one piece.
+/// Enqueues an average for each bucket that all ranks have. All gradients of a rank lie in one
+/// piece.
 [[nodiscard]] gpushare::errc launch_average(const bench::rank_group& ranks, gpushare::device_buckets<float>& gradients,
                                             const gpushare::launch_options& shape);
 

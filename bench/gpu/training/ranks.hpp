@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Data-parallel training by two ranks: threads of one process that share a device, each with a stream
-// of its own. A third stream averages their gradients while backward passes go on.
+// Data-parallel training by two ranks: threads of one process that share a device, each with a
+// stream of its own. A third stream averages their gradients while backward passes go on.
 //
 //   two_ranks both(2, 64);
 //   const lesson plain = both.train({make_transformer({}, 0), make_transformer({}, 1)}, 20, false);

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// All-reduces between processes on both sides of a link, started by bench_gradient: PROGRAM MEBIBYTES ROUNDS [alone|apart]. Ours is of
-// two levels: one process of each side, with as many threads as there are processes on it; of one process a side, of that alone. In turn
-// with MPI_Allreduce over all processes and, where there are two, with Gloo; or alone. Apart: MPI_Allreduce isn't in place, for coll_han
-// of OpenMPI 4.1 reads what isn't there if it is. Prints a line per measurement, "NAME SECONDS", and ends with 1 if a sum was wrong or
-// bytes didn't cross the link.
+// All-reduces between processes on both sides of a link, started by bench_gradient: PROGRAM
+// MEBIBYTES ROUNDS [alone|apart]. Ours is of two levels: one process of each side, with as many
+// threads as there are processes on it; of one process a side, of that alone. In turn with
+// MPI_Allreduce over all processes and, where there are two, with Gloo; or alone. Apart:
+// MPI_Allreduce isn't in place, for coll_han of OpenMPI 4.1 reads what isn't there if it is. Prints
+// a line per measurement, "NAME SECONDS", and ends with 1 if a sum was wrong or bytes didn't cross
+// the link.
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/gradient/two_level.hpp>
 #include <gpushare/interop/mpi.hpp>
@@ -58,8 +60,9 @@ std::uint64_t bytes_that_left() {
 
 float number(std::size_t i, int of) { return static_cast<float>(i % 13) + static_cast<float>(of); }
 
-/// Seconds of `f`, in which those of `who` take part, the longest of all. `x` are this rank's numbers, of which there are `summed`
-/// times as many and these are number `as` and following; `sums` what they add up to afterwards.
+/// Seconds of `f`, in which those of `who` take part, the longest of all. `x` are this rank's
+/// numbers, of which there are `summed` times as many and these are number `as` and following;
+/// `sums` what they add up to afterwards.
 double measure(const char* name, MPI_Comm who, int as, int summed, const std::vector<float*>& x,
                const std::vector<float*>& sums, std::size_t n, const std::function<void()>& f) {
     for (float* sum : sums) std::fill(sum, sum + n, 0.0F);

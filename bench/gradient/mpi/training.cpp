@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// A convolutional network of 10.24 million parameters trained by two processes across a link, started by bench_gradient: PROGRAM BATCH
-// ROUNDS. The same network, from the same parameters, over the same data: without communication, by libtorch's own DDP over Gloo (its
-// Reducer, as torch.nn.parallel drives it), and by torch_gradients over an MPI transport, without options, with the best of the bucket
-// sizes that DDP may have, and with fp16 on the wire; a step of each in turn, between two without communication, from its own parameters.
-// A core and one thread of computing a process. Prints "NAME SECONDS" for each step, the slower process counting, and
-// "NAME_exposed SECONDS", less the mean of the steps around it; "floor_exposed SECONDS" of a link that costs the core nothing and carries
-// each gradient from when it was ready in a step without communication. Ends with 1 if the losses of DDP and of ours in float32 differ anywhere.
+// A convolutional network of 10.24 million parameters trained by two processes across a link,
+// started by bench_gradient: PROGRAM BATCH ROUNDS. The same network, from the same parameters, over
+// the same data: without communication, by libtorch's own DDP over Gloo (its Reducer, as
+// torch.nn.parallel drives it), and by torch_gradients over an MPI transport, without options, with
+// the best of the bucket sizes that DDP may have, and with fp16 on the wire; a step of each in
+// turn, between two without communication, from its own parameters. A core and one thread of
+// computing a process. Prints "NAME SECONDS" for each step, the slower process counting, and
+// "NAME_exposed SECONDS", less the mean of the steps around it; "floor_exposed SECONDS" of a link
+// that costs the core nothing and carries each gradient from when it was ready in a step without
+// communication. Ends with 1 if the losses of DDP and of ours in float32 differ anywhere.
 #define USE_C10D_GLOO
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
@@ -91,7 +94,8 @@ public:
         losses_.push_back(loss.item<float>());
         return bench::longest_of_all(took.count());
     }
-    /// The next step becomes the other one's: from its parameters, over its data. Numbers that went another way could take another time.
+    /// The next step becomes the other one's: from its parameters, over its data. Numbers that went
+    /// another way could take another time.
     void follow(const training& other) {
         const torch::NoGradGuard none;
         const auto to = net_->parameters(), from = other.net_->parameters();
@@ -163,8 +167,8 @@ public:
             accumulators_.back()->add_post_hook(std::make_unique<hook>(this, p.numel() * 4));
         }
     }
-    /// What the last step would have waited for if a link had carried each gradient as soon as it was ready and could be sent, in seconds.
-    /// Of two ranks each sends as many bytes as there are.
+    /// What the last step would have waited for if a link had carried each gradient as soon as it
+    /// was ready and could be sent, in seconds. Of two ranks each sends as many bytes as there are.
     [[nodiscard]] double exposed(double bytes_per_second) const {
         double sent = 0;
         for (const auto& [at, bytes] : ready_)
@@ -273,7 +277,8 @@ int run(int rounds) {
     ddp theirs("ddp", group, ddp_best.bucket, ddp_best.views);
     ours floats("ours"), tuned("ours_tuned", buckets_of(our_best.bucket)),
         halves("ours_half", {.wire = {.large = gs::wire_format::fp16}});
-    // Each of these between two steps without communication: what a machine does over seconds is in all alike.
+    // Each of these between two steps without communication: what a machine does over seconds is in
+    // all alike.
     const std::vector<training*> all{&theirs, &floats, &tuned, &halves};
     for (int round = -2; round < rounds; ++round) {
         for (std::size_t i = 0; i < all.size(); ++i) {

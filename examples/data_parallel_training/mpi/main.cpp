@@ -3,8 +3,8 @@
 //
 //   mpirun -n 4 data_parallel_training_mpi --ranks 1
 //
-// When a process is lost, the others say which, and stop or go on without it. OpenMPI's launcher ends them all unless it is called with
-// --enable-recovery:
+// When a process is lost, the others say which, and stop or go on without it. OpenMPI's launcher
+// ends them all unless it is called with --enable-recovery:
 //
 //   mpirun --enable-recovery -n 4 data_parallel_training_mpi --ranks 1 --lost go-on --fail 2:100 --patience 1000
 #include <gpushare/collective/communicator.hpp>
@@ -76,7 +76,8 @@ int run(int argc, char** argv) {
         if (first) draw_progress(step, steps, loss);
         if (asked.fail_step == step && asked.fail_rank == number) (void)std::raise(SIGKILL);
     };
-    std::vector<std::unique_ptr<gpushare::mpi_transport>> rests;  // behind faults; the earlier ones stay
+    // behind faults; the earlier ones stay
+    std::vector<std::unique_ptr<gpushare::mpi_transport>> rests;
     auto* net = &between;
     for (;;) {
         const auto fault = train_over(*net, threads, progress, net != &between);

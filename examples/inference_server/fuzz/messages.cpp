@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// libFuzzer's way into what clients send by gRPC, before protobuf reads it and after; protocol.cpp is that for HTTP.
+// libFuzzer's way into what clients send by gRPC, before protobuf reads it and after; protocol.cpp
+// is that for HTTP.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -12,7 +13,8 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     using namespace inference_server;
-    [[maybe_unused]] static const auto before = google::protobuf::SetLogHandler(nullptr);  // of what isn't UTF-8
+    // of what isn't UTF-8
+    [[maybe_unused]] static const auto before = google::protobuf::SetLogHandler(nullptr);
     google::protobuf::io::ArrayInputStream bytes(data, static_cast<int>(size));
     int looked_at = 0;  // 200: it is one, and isn't too large
     try {
@@ -27,7 +29,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (is_one && !is_wide && looked_at == 400) std::abort();
     if (is_one && looked_at == 200) {
         std::size_t raw = 0;
-        for (const auto& r : m.raw_input_contents()) raw += r.size() + 3;  // with what says how long it is, at most
+        // with what says how long it is, at most
+        for (const auto& r : m.raw_input_contents()) raw += r.size() + 3;
         if (is_wide || size > 256 + raw) std::abort();
     }
     if (!is_one) return 0;

@@ -33,7 +33,8 @@ struct cache {
     std::size_t out = 0;
 };
 
-/// The front end writes new rows of the caches along their heads instead of their tokens. Finds the caches on the way.
+/// The front end writes new rows of the caches along their heads instead of their tokens. Finds the
+/// caches on the way.
 std::vector<cache> mend(const ov::Model& model) {
     std::vector<cache> caches;
     for (std::size_t i = 0; i < model.outputs().size(); ++i) {

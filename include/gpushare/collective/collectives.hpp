@@ -7,38 +7,42 @@
 // alignment that T allows, any number of ranks from 1.
 //
 //   const std::span<float> gradient(array);
-//   gpushare::all_reduce(me, gradient, std::span(out));                             // a sum, out of place
+//   gpushare::all_reduce(me, gradient, std::span(out));  // a sum, out of place
 //   gpushare::all_reduce(me, gradient, gradient, gpushare::average{}, deadline);    // in place
 //
-// The others: reduce_scatter, all_gather, broadcast, reduce, all_to_all, barrier. Data goes once, straight from the
-// senders' buffers to the receivers': all ranks meet, each does its part, all finish.
+// The others: reduce_scatter, all_gather, broadcast, reduce, all_to_all, barrier. Data goes once,
+// straight from the senders' buffers to the receivers': all ranks meet, each does its part, all
+// finish.
 //
 //   // in, out and data are spans
-//   gpushare::reduce_scatter(me, in, out);         // in: size() * out.size() elements; rank r gets part r
+//   gpushare::reduce_scatter(me, in, out);  // in: size() * out.size() elements; rank r gets part r
 //   gpushare::all_gather(me, in, out);             // out: size() * in.size() elements
 //   gpushare::broadcast(me, data, 0);
 //
-// All take a deadline, return the fault (`try_` calls) or throw it, and combine in rank order as all_reduce does.
+// All take a deadline, return the fault (`try_` calls) or throw it, and combine in rank order as
+// all_reduce does.
 //
-// Parts may differ in length, and be empty: all_gatherv, reduce_scatterv, all_to_allv. Ranks that disagree about a length
-// all get errc::mismatch, and none of them waits for a call that can't come:
+// Parts may differ in length, and be empty: all_gatherv, reduce_scatterv, all_to_allv. Ranks that
+// disagree about a length all get errc::mismatch, and none of them waits for a call that can't
+// come:
 //
-//   const std::uint64_t counts[] = {3, 0, 500};                  // of ranks 0, 1 and 2, the same on every rank
-//   gpushare::all_gatherv(me, in, out, counts);                  // in: counts[rank] elements, out: 503
+//   const std::uint64_t counts[] = {3, 0, 500};  // of ranks 0, 1 and 2, the same on every rank
+//   gpushare::all_gatherv(me, in, out, counts);  // in: counts[rank] elements, out: 503
 //
 // Collectives of lists work on many arrays at once, in place and without packing them. Ranks tell
 // each other where their lists are, and each rank works on its part of them. One call combines a
 // thousand small gradients. Each element is combined as all_reduce does it, so the way in which
 // arrays are put into lists never changes a bit.
 //
-//   std::vector<std::span<float>> mine{weights, bias};                 // the same sizes on every rank
+//   std::vector<std::span<float>> mine{weights, bias};  // the same sizes on every rank
 //   gpushare::all_reduce_list<float>(me, mine, gpushare::average{});
 //
 // In an exchange, each rank tells where its elements are, and reads only the elements of its
 // neighbours:
 //
 //   const std::uint32_t beside[] = {left, right};
-//   gpushare::try_exchange(me, std::span<const float>(x), beside, std::span(theirs));     // theirs: left's elements, then right's
+//   // theirs: left's elements, then right's
+//   gpushare::try_exchange(me, std::span<const float>(x), beside, std::span(theirs));
 //
 // combine() combines arrays that are all in this process, to the same bits as a collective of as
 // many ranks. It is for programs that bring other ranks' elements by their own means, for example
@@ -80,10 +84,11 @@ namespace detail {
 
 }  // namespace detail
 
-/// Combines the `in` of all ranks into the `out` of every rank. All have the same size on all ranks; a rank's `in` and
-/// `out` are the same memory or don't overlap. Waits for the other ranks until `deadline` (of the steady clock).
-/// Returns the fault, if any, which is the same on every rank that was in the collective; the contents of `out` are
-/// unspecified then. Returns errc::mismatch at once if the spans differ in size.
+/// Combines the `in` of all ranks into the `out` of every rank. All have the same size on all
+/// ranks; a rank's `in` and `out` are the same memory or don't overlap. Waits for the other ranks
+/// until `deadline` (of the steady clock). Returns the fault, if any, which is the same on every
+/// rank that was in the collective; the contents of `out` are unspecified then. Returns
+/// errc::mismatch at once if the spans differ in size.
 template <reducible T, class Op = sum>
 [[nodiscard]] collective_fault try_all_reduce(const member& me, std::span<const std::type_identity_t<T>> in,
                                               std::span<T> out, Op op = {}, instant deadline = never) {
@@ -93,7 +98,8 @@ template <reducible T, class Op = sum>
                                  deadline);
 }
 
-/// The same, but throws operation_error with the fault's code: `asked` is the epoch, `left` the rank.
+/// The same, but throws operation_error with the fault's code: `asked` is the epoch, `left` the
+/// rank.
 template <reducible T, class Op = sum>
 void all_reduce(const member& me, std::span<const std::type_identity_t<T>> in, std::span<T> out, Op op = {},
                 instant deadline = never) {
@@ -132,7 +138,8 @@ requires std::is_trivially_copyable_v<T>
     return detail::run_in_thread(me, detail::broadcast_body<T>{data.data(), data.size(), root}, deadline);
 }
 
-/// `root` gets the combination of all inputs in its `out`, which may be its `in`; the other ranks' `out` isn't used.
+/// `root` gets the combination of all inputs in its `out`, which may be its `in`; the other ranks'
+/// `out` isn't used.
 template <reducible T, class Op = sum>
 [[nodiscard]] collective_fault try_reduce(const member& me, std::span<const std::type_identity_t<T>> in,
                                           std::span<T> out, std::uint32_t root, Op op = {}, instant deadline = never) {

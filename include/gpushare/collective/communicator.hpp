@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A group of ranks in one process that do collectives together: its memory, its ranks, and how it is aborted.
+// A group of ranks in one process that do collectives together: its memory, its ranks, and how it
+// is aborted.
 //
 //   #include <gpushare/collective/collectives.hpp>
 //   gpushare::communicator group(4);
@@ -7,7 +8,8 @@
 //   gpushare::member me = group.rank(r);
 //   gpushare::all_reduce(me, in, out);
 //
-// The constructor allocates all memory. Groups share nothing, so overlapping groups work at the same time.
+// The constructor allocates all memory. Groups share nothing, so overlapping groups work at the
+// same time.
 #pragma once
 
 #include <algorithm>
@@ -42,19 +44,21 @@ inline namespace GPUSHARE_ABI {
 struct communicator_options {
     std::uint32_t channels = 1;  ///< collectives that a rank can have in flight at once
     std::uint32_t blocks = 1;    ///< the most blocks of a rank's kernel
-    bytes slot{32768};           ///< what a block can leave for the other ranks; larger data isn't sent through it
+    /// how much a block can leave for the other ranks; larger data isn't sent through the slot
+    bytes slot{32768};
     /// The algorithm for each size. None: the group chooses, tuning_table::measured() for threads
     /// and for_devices() for devices.
     std::optional<tuning_table> tuning{};
     std::uint32_t first_epoch = 0;  ///< for tests of what happens when the count wraps around
 };
 
-/// One rank of a group, on one channel. Freely copied; only one thread, or one stream, may use a rank's channel at a
-/// time (else errc::in_flight). Must not outlive the communicator.
+/// One rank of a group, on one channel. Freely copied; only one thread, or one stream, may use a
+/// rank's channel at a time (else errc::in_flight). Must not outlive the communicator.
 class member {
 public:
-    [[nodiscard]] std::uint32_t rank() const noexcept { return rank_; }         ///< from 0
-    [[nodiscard]] std::uint32_t size() const noexcept { return view_->ranks; }  ///< ranks of the group
+    [[nodiscard]] std::uint32_t rank() const noexcept { return rank_; }  ///< from 0
+    /// ranks of the group
+    [[nodiscard]] std::uint32_t size() const noexcept { return view_->ranks; }
     /// The group's memory, for code that submits collectives.
     [[nodiscard]] const detail::workspace_view& view() const noexcept { return *view_; }
     /// The table of algorithms by size: the same for all ranks.
@@ -97,9 +101,10 @@ public:
     /// Why the channel's collectives fail; none until one has failed. Final once all ranks have
     /// returned.
     [[nodiscard]] collective_fault fault() const noexcept {
-        if (view_->reports !=
-            nullptr) {  // relaxed: each word says everything itself, and is final once the kernels have ended
-            for (std::uint32_t i = 0; i < size(); ++i) {  // this rank's first; one that never ran has told nothing
+        // relaxed: each word says everything itself, and is final once the kernels have ended
+        if (view_->reports != nullptr) {
+            // this rank's first; one that never ran has told nothing
+            for (std::uint32_t i = 0; i < size(); ++i) {
                 const std::uint32_t r = rank_ + i < size() ? rank_ + i : rank_ + i - size();
                 const std::uint64_t word = detail::atomic_ref{view_->reports[r].verdict}.load_relaxed();
                 if (word != 0) return collective_fault::unpacked(word);
@@ -183,8 +188,8 @@ private:
 /// no collective runs. Const members are safe from any thread.
 class communicator {
 public:
-    /// Memory from operator new. Throws std::bad_alloc, or operation_error (errc::invalid_specification) for 0 ranks,
-    /// channels or blocks.
+    /// Memory from operator new. Throws std::bad_alloc, or operation_error
+    /// (errc::invalid_specification) for 0 ranks, channels or blocks.
     explicit communicator(std::uint32_t ranks, communicator_options options = {})
         : communicator(numbered(ranks), std::move(options)) {}
 
@@ -193,7 +198,8 @@ public:
 
     /// How many ranks there are.
     [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(parents_.size()); }
-    [[nodiscard]] std::uint32_t channels() const noexcept { return options_.channels; }  ///< of each rank
+    /// of each rank
+    [[nodiscard]] std::uint32_t channels() const noexcept { return options_.channels; }
     /// The table of algorithms by size.
     [[nodiscard]] const tuning_table& tuning() const noexcept { return shared_->tuning; }
     /// Sets the table. Only while no collective runs, since all ranks must see the same one.

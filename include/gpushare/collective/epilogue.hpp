@@ -7,23 +7,26 @@
 //   const auto finish = gs::add(residual) | gs::rms_norm(weight, 1e-6F) | gs::cast<gs::bfloat16>();
 //   gs::run(me, gs::reduced(x, width) | finish, out);
 //
-// Stages are in epilogue_stages.hpp; epilogue_stages.hpp applies them alone, or behind a collective of your own. An
-// all-reduce with its stages is a value, too, a pipeline. Nothing has run yet: fused_all_reduce.hpp runs it in the ranks'
-// threads, submit.hpp on the devices' streams.
+// Stages are in epilogue_stages.hpp; epilogue_stages.hpp applies them alone, or behind a collective
+// of your own. An all-reduce with its stages is a value, too, a pipeline. Nothing has run yet:
+// fused_all_reduce.hpp runs it in the ranks' threads, submit.hpp on the devices' streams.
 //
 //   auto p = gs::reduced(x, width) | gs::add(residual) | gs::rms_norm(weight, 1e-6F);
 //
-// A stage is any copyable functor that takes a few floats and their place, and returns as many floats:
+// A stage is any copyable functor that takes a few floats and their place, and returns as many
+// floats:
 //
 //   struct square {
 //       static constexpr bool any_row = true;
 //       template <class V> GPUSHARE_HD V operator()(const V& x, const gpushare::place&) const { return x * x; }
 //   };
 //
-// A stage reads arrays of its own by load_floats<V>(array + at.column, at.count). V has 16 floats in the host's threads,
-// where the processor keeps them in registers of 4 or of 8, and 4 on a device: a stage is called with each. A row's elements come
-// in ascending order of columns, from several threads for different elements. Two kinds of stages differ from that:
-//  a sink       has `template <class V> void store(const V& x, const place& at) const` instead: it writes x, and x
+// A stage reads arrays of its own by load_floats<V>(array + at.column, at.count). V has 16 floats
+// in the host's threads, where the processor keeps them in registers of 4 or of 8, and 4 on a
+// device: a stage is called with each. A row's elements come in ascending order of columns, from
+// several threads for different elements. Two kinds of stages differ from that:
+//  a sink       has `template <class V> void store(const V& x, const place& at) const` instead: it
+//  writes x, and x
 //               goes on unchanged.
 //  a row stage  needs to have seen the whole row, once or several times: see row_stage.
 // A sink, or a row stage with publish(), that writes to all ranks is also a sharing_stage. A stage
@@ -61,15 +64,17 @@ struct place {
 
 /// The rows of one call.
 struct row_range {
-    std::size_t first = 0;        ///< row of the whole result
-    std::size_t rows = 0;         ///< how many
-    std::size_t width = 0;        ///< elements of a row
-    std::size_t shard_first = 0;  ///< the first row that this rank reduces: shards are counted from there
-    bool streams = false;         ///< see place
+    std::size_t first = 0;  ///< row of the whole result
+    std::size_t rows = 0;   ///< how many
+    std::size_t width = 0;  ///< elements of a row
+    /// the first row that this rank reduces: shards are counted from there
+    std::size_t shard_first = 0;
+    bool streams = false;  ///< see place
 };
 
-/// Sums a row. Each thread has partial sums, 16 on a host and 4 on a device, each over its columns in ascending order; these, and
-/// then the threads' sums, are added as trees. So a device may round otherwise than a host, and a block than one of other size.
+/// Sums a row. Each thread has partial sums, 16 on a host and 4 on a device, each over its columns
+/// in ascending order; these, and then the threads' sums, are added as trees. So a device may round
+/// otherwise than a host, and a block than one of other size.
 struct row_sum {
     static constexpr float none = 0;  ///< changes no sum
     /// Their sum.
@@ -144,8 +149,9 @@ concept publishing_stage = row_stage<S> && requires(const S& s, const place& at,
     { s.publish(at, known) } -> std::same_as<void>;
 };
 
-/// A stage that writes the same to one array of every rank: shares() is this rank's array, and with(p) is the stage
-/// that writes to p instead. An epilogue behind a collective has at most four of them.
+/// A stage that writes the same to one array of every rank: shares() is this rank's array, and
+/// with(p) is the stage that writes to p instead. An epilogue behind a collective has at most four
+/// of them.
 template <class S>
 concept sharing_stage = requires(const S& s, void* p) {
     { s.shares() } -> std::same_as<void*>;
@@ -164,7 +170,8 @@ concept any_row_stage = requires {
 template <class S>
 concept epilogue_stage = element_stage<S> || sink_stage<S> || row_stage<S> || group_stage<S>;
 
-/// Stages, the first of them first. A plain value: copied into a kernel's arguments with all its stages.
+/// Stages, the first of them first. A plain value: copied into a kernel's arguments with all its
+/// stages.
 template <class... Stages>
 struct epilogue {
     static constexpr std::uint32_t size = 0;     ///< stages
@@ -272,8 +279,9 @@ struct result_of_stages<T, First, Rest...> : result_of_stages<typename First::re
 
 }  // namespace detail
 
-/// An all-reduce of `count` elements in rows of `width`, and the stages behind it. A value that points to its arrays.
-/// `out_type` is the type of the result: that of the last cast() or quantise(), else T.
+/// An all-reduce of `count` elements in rows of `width`, and the stages behind it. A value that
+/// points to its arrays. `out_type` is the type of the result: that of the last cast() or
+/// quantise(), else T.
 template <class T, class Op, class... Stages>
 struct pipeline {
     /// The type of the result's elements.
@@ -295,8 +303,8 @@ struct pipeline {
     }
 };
 
-/// The beginning of a pipeline: the sum of all ranks' elements, or their combination by `op`. Nothing runs yet. The
-/// elements are whole rows of `width`.
+/// The beginning of a pipeline: the sum of all ranks' elements, or their combination by `op`.
+/// Nothing runs yet. The elements are whole rows of `width`.
 template <class R, class Op = sum>
 requires requires(const R& r) { std::span(r); }
 [[nodiscard]] constexpr auto reduced(const R& in, std::size_t width, Op op = {}) {

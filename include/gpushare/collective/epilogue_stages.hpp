@@ -1,32 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stages of an epilogue: element-wise ones, sinks that write elements to an array, norms, quantisation.
+// The stages of an epilogue: element-wise ones, sinks that write elements to an array, norms,
+// quantisation.
 //
 //   auto finish = gpushare::add(residual) | gpushare::silu() | gpushare::into(copy) | gpushare::cast<gpushare::bfloat16>();
-//   auto keeps_sum = gpushare::add_to(residual) | gpushare::silu();      // adds the residual, and stores the sum in it
+//   // adds the residual, and stores the sum in it
+//   auto keeps_sum = gpushare::add_to(residual) | gpushare::silu();
 //
-// Arrays are vectors, spans or anything with std::data; where rows don't lie one right after the other, rows(p, pitch).
-//  x          has the rows of the result that its rank keeps (all; by run_sharded its shard). A sink: the rank that
+// Arrays are vectors, spans or anything with std::data; where rows don't lie one right after the
+// other, rows(p, pitch).
+//  x          has the rows of the result that its rank keeps (all; by run_sharded its shard). A
+//  sink: the rank that
 //             reduces a row writes it to the arrays of all ranks that keep it
 //  shard(x)   has the rows that its rank reduces. A sink: that rank alone writes to it
 // Arrays must last until the collective is done.
 //
-// rms_norm and layer_norm normalise whole rows. Weights and biases have one number a column; without them the row is only
-// normalised.
+// rms_norm and layer_norm normalise whole rows. Weights and biases have one number a column;
+// without them the row is only normalised.
 //
 //   auto normed = gpushare::add(residual) | gpushare::rms_norm(weight, 1e-6F) | gpushare::cast<gpushare::bfloat16>();
 //
-// quantise is to int8_t, fp8_e4m3 or fp8_e5m2: an element x is stored as q, with x close to q * scale.
+// quantise is to int8_t, fp8_e4m3 or fp8_e5m2: an element x is stored as q, with x close to q *
+// scale.
 //
-//   auto one = normed | gpushare::quantise<std::int8_t>(0.02F);                                // one scale, given
-//   auto given = normed | gpushare::quantise<std::int8_t>(gpushare::given_scales(of_row));     // one for each row, given
-//   auto computed = normed | gpushare::quantise<std::int8_t>(of_row);      // one for each row, computed and written to of_row
+//   auto one = normed | gpushare::quantise<std::int8_t>(0.02F);  // one scale, given
+//   // one for each row, given
+//   auto given = normed | gpushare::quantise<std::int8_t>(gpushare::given_scales(of_row));
+//   // one for each row, computed and written to of_row
+//   auto computed = normed | gpushare::quantise<std::int8_t>(of_row);
 //
-// A scale of the whole tensor isn't known before the last row is reduced. So, as in training, row_maxima(largest)
-// writes the largest magnitude of each row, from which the scale of the next step is computed.
+// A scale of the whole tensor isn't known before the last row is reduced. So, as in training,
+// row_maxima(largest) writes the largest magnitude of each row, from which the scale of the next
+// step is computed.
 //
-// A computed scale is max(largest magnitude of the row / largest q, smallest normal float), so that a row of zeros has
-// one, too. q is x times the scale's reciprocal, rounded to nearest even and clamped to +-largest q. A NaN in a row
-// makes its scale NaN.
+// A computed scale is max(largest magnitude of the row / largest q, smallest normal float), so that
+// a row of zeros has one, too. q is x times the scale's reciprocal, rounded to nearest even and
+// clamped to +-largest q. A NaN in a row makes its scale NaN.
 //
 // quantise_groups has a scale for each group of neighbouring columns: rows * ceil(width / 128) of
 // them.
@@ -45,13 +53,15 @@
 //   float scratch[4096];
 //   gpushare::apply_rows(ctx, scaled, {.rows = n, .width = 4096}, gpushare::from_rows(sums), scratch);
 //
-// For a collective of your own, pass a source that reduces the ranks' elements, and a table of the ranks' arrays:
+// For a collective of your own, pass a source that reduces the ranks' elements, and a table of the
+// ranks' arrays:
 //
 //   struct my_source { template <class V> GPUSHARE_HD V load(const gpushare::place& at) const { return V{} + float(at.row); } };
 //   const gpushare::shared_outputs outputs{arrays, ranks, scaled.sharing};
 //   gpushare::apply_rows(ctx, scaled, range, my_source{}, scratch, outputs);
 //
-// It passes over each row once, and once more for each look of a row stage; in between the row lies in `scratch`.
+// It passes over each row once, and once more for each look of a row stage; in between the row lies
+// in `scratch`.
 //
 // A chain of element-wise stages needs no scratch and is a kernel, for the operations between two
 // engines' calls: one pass over memory, on any launcher. Host and device run the same code.
@@ -320,7 +330,8 @@ struct mapping {
     }
 };
 }  // namespace detail
-/// f(x) of each element, one by one: for functions that can't be written on gpushare::floats. On a device, a functor.
+/// f(x) of each element, one by one: for functions that can't be written on gpushare::floats. On a
+/// device, a functor.
 template <class F>
 requires std::is_invocable_r_v<float, const F&, float>
 [[nodiscard]] constexpr detail::mapping<F> map(F f) noexcept { return {f}; }
@@ -367,15 +378,15 @@ struct storing {
     }
 };
 }  // namespace detail
-/// Writes x to `out`, rounded to its element type; x itself goes on unchanged. May be anywhere in an epilogue, any
-/// number of times.
+/// Writes x to `out`, rounded to its element type; x itself goes on unchanged. May be anywhere in
+/// an epilogue, any number of times.
 template <class R>
 [[nodiscard]] constexpr auto into(R&& out) noexcept {
     return detail::storing<decltype(detail::as_matrix(out))>{detail::as_matrix(out)};
 }
 
-/// Adds an array, such as the residual stream of a transformer, and stores the sum in it. Later stages see the sum as
-/// stored.
+/// Adds an array, such as the residual stream of a transformer, and stores the sum in it. Later
+/// stages see the sum as stored.
 template <class R>
 [[nodiscard]] constexpr auto add_to(R&& residual) noexcept {
     const auto m = detail::as_matrix(residual);
@@ -420,8 +431,8 @@ struct rms_normalising {
 static_assert(row_stage<rms_normalising<float>>);
 }  // namespace detail
 
-/// x / sqrt(mean of the row's x^2 + epsilon) * weight[column] (Zhang and Sennrich, arXiv 1910.07467). The mean's bits depend on
-/// where it is summed up: see row_sum.
+/// x / sqrt(mean of the row's x^2 + epsilon) * weight[column] (Zhang and Sennrich, arXiv
+/// 1910.07467). The mean's bits depend on where it is summed up: see row_sum.
 template <class R>
 [[nodiscard]] constexpr auto rms_norm(const R& weight, float epsilon) noexcept {
     const auto* const p = detail::as_pointer(weight);
@@ -694,8 +705,8 @@ struct nvfp4_fitting {
 static_assert(group_stage<nvfp4_fitting<false>> && sharing_stage<nvfp4_fitting<false>>);
 }  // namespace detail
 
-/// Writes the largest magnitude of each row to `out`, one float a row, of every rank that keeps the row; with
-/// shard(out), of this rank's own rows.
+/// Writes the largest magnitude of each row to `out`, one float a row, of every rank that keeps the
+/// row; with shard(out), of this rank's own rows.
 template <class R>
 [[nodiscard]] constexpr auto row_maxima(R&& out) noexcept {
     const auto m = detail::as_matrix(out);
@@ -725,8 +736,8 @@ template <quantised_number Q, bool Shard>
 [[nodiscard]] constexpr detail::row_scaling<Q, Shard> quantise(detail::given_row_scales<Shard> scales) noexcept {
     return {scales.of};
 }
-/// Quantises by a scale computed for each row and written to `scales`, one float a row, of every rank that keeps the
-/// row; with shard(scales), of this rank's own rows.
+/// Quantises by a scale computed for each row and written to `scales`, one float a row, of every
+/// rank that keeps the row; with shard(scales), of this rank's own rows.
 template <quantised_number Q, class R>
 requires(!std::is_arithmetic_v<std::remove_cvref_t<R>>) [[nodiscard]] constexpr auto quantise(R&& scales) noexcept {
     const auto m = detail::as_matrix(scales);
@@ -773,8 +784,9 @@ template <class R>
     return detail::nvfp4_fitting<decltype(detail::as_matrix(scales))::is_shard>{{m.data}, used, 1.0F / (6.0F * used)};
 }
 
-/// The arrays that sharing stages write to: `of(rank, k)` is that of the kth such stage. A table with a row for each
-/// rank, as epilogue::collect fills it; a collective has its own type with the same members.
+/// The arrays that sharing stages write to: `of(rank, k)` is that of the kth such stage. A table
+/// with a row for each rank, as epilogue::collect fills it; a collective has its own type with the
+/// same members.
 struct shared_outputs {
     void* const* arrays;      ///< the table
     std::uint32_t of_ranks;   ///< rows of the table
@@ -788,7 +800,8 @@ struct shared_outputs {
     }
 };
 
-/// Elements that lie in memory row by row. `pitch` is the number of elements from one row to the next.
+/// Elements that lie in memory row by row. `pitch` is the number of elements from one row to the
+/// next.
 template <movable_number T>
 struct row_source {
     const T* data;      ///< row 0
@@ -806,7 +819,8 @@ template <movable_number T>
     return {data, pitch};
 }
 
-/// Applies an epilogue to whole rows; called by all threads of a block, which go through the rows together.
+/// Applies an epilogue to whole rows; called by all threads of a block, which go through the rows
+/// together.
 ///
 /// `scratch` belongs to the block: `range.width` floats if there is a row or a group stage,
 /// otherwise null. Stores past the caches are ordered before the calling thread's next release.
@@ -819,9 +833,10 @@ GPUSHARE_HD bool apply_rows(Context& ctx, const epilogue<Stages...>& mine, const
     return true;
 }
 
-/// Applies an epilogue without row stages to `count` elements from element `first` of the whole result on: they may begin
-/// and end within a row. `range.first` and `range.rows` don't matter. False, with nothing written:
-/// a stage stores pairs of 4 bits, and the width, `first` or `count` is odd.
+/// Applies an epilogue without row stages to `count` elements from element `first` of the whole
+/// result on: they may begin and end within a row. `range.first` and `range.rows` don't matter.
+/// False, with nothing written: a stage stores pairs of 4 bits, and the width, `first` or `count`
+/// is odd.
 template <kernel_context Context, class... Stages, class Source, class Outputs = own_outputs>
 GPUSHARE_HD bool apply_elements(Context& ctx, const epilogue<Stages...>& mine, const row_range& range,
                                 std::size_t first, std::size_t count, const Source& source,
@@ -845,9 +860,10 @@ GPUSHARE_HD bool apply_elements(Context& ctx, const epilogue<Stages...>& mine, c
     return true;
 }
 
-/// `count` elements in rows of `width`, and what is done to each. A value that points to its arrays, and the kernel that does it: its
-/// blocks have equal parts. The bits are the same for any number of blocks and threads. Nothing is
-/// written if a stage stores pairs of 4 bits, and the width or the count is odd.
+/// `count` elements in rows of `width`, and what is done to each. A value that points to its
+/// arrays, and the kernel that does it: its blocks have equal parts. The bits are the same for any
+/// number of blocks and threads. Nothing is written if a stage stores pairs of 4 bits, and the
+/// width or the count is odd.
 template <movable_number T, class... Stages>
 struct element_chain {
     const T* in = nullptr;       ///< the elements
@@ -868,7 +884,8 @@ struct element_chain {
     GPUSHARE_EXEC_CHECK_DISABLE
     template <kernel_context Context>
     GPUSHARE_HD void operator()(Context& ctx) const noexcept {
-        constexpr std::size_t line = 64;  // elements: parts begin where a cache line does, if the array does
+        // elements: parts begin where a cache line does, if the array does
+        constexpr std::size_t line = 64;
         const std::size_t lines = (count + line - 1) / line, blocks = ctx.num_blocks();
         const std::size_t each = (lines + blocks - 1) / blocks * line;
         const std::size_t first = ctx.block_rank() * each;

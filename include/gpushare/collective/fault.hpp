@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Faults of collectives: which rank, in which collective, at which epoch (the number of the collective in its sequence).
-// Also finds out which rank hangs, from a snapshot of all ranks' progress.
+// Faults of collectives: which rank, in which collective, at which epoch (the number of the
+// collective in its sequence). Also finds out which rank hangs, from a snapshot of all ranks'
+// progress.
 //
 //   if (auto f = gpushare::try_all_reduce(me, in, out)) log(gpushare::describe(f).c_str());
 //   // "all_reduce, epoch 17: rank 3 (deadline exceeded)"
@@ -52,18 +53,19 @@ enum class collective_kind : std::uint8_t {
 struct collective_fault {
     errc code = errc::none;                        ///< none if the collective succeeded
     collective_kind what = collective_kind::none;  ///< the collective
-    std::uint32_t rank = 0;                        ///< the rank that was late, made another call, or aborted
-    std::uint32_t epoch = 0;                       ///< the number of the collective on its channel
-    /// Another rank was still inside when this one gave up waiting, 0.2 s beyond its deadline. It may touch this rank's
-    /// buffers until it is known to have ended.
+    /// the rank that was late, made another call, or aborted
+    std::uint32_t rank = 0;
+    std::uint32_t epoch = 0;  ///< the number of the collective on its channel
+    /// Another rank was still inside when this one gave up waiting, 0.2 s beyond its deadline. It
+    /// may touch this rank's buffers until it is known to have ended.
     bool buffers_in_use = false;
 
     /// Whether it failed.
     [[nodiscard]] GPUSHARE_HD constexpr explicit operator bool() const noexcept { return code != errc::none; }
     friend constexpr bool operator==(const collective_fault&, const collective_fault&) = default;
 
-    /// The fault as one word, which ranks pass on in one store. Never 0 for a fault. All ranks from 65535 on are packed
-    /// as 65535.
+    /// The fault as one word, which ranks pass on in one store. Never 0 for a fault. All ranks from
+    /// 65535 on are packed as 65535.
     [[nodiscard]] GPUSHARE_HD constexpr std::uint64_t packed() const noexcept {
         return std::uint64_t{buffers_in_use} << 63 | std::uint64_t{static_cast<std::uint8_t>(code)} << 56 |
                std::uint64_t{static_cast<std::uint8_t>(what)} << 48 |
@@ -120,8 +122,10 @@ struct rank_progress {
 /// The rank that other ranks wait for, if any of them waits: the rank furthest behind, by epoch and
 /// then by stage. A rank that is outside with the newest epoch is done with that collective.
 [[nodiscard]] inline std::optional<collective_fault> laggard(std::span<const rank_progress> ranks) noexcept {
-    const rank_progress* front = nullptr;                                   // the furthest of those inside
-    const auto epoch_reached = [](std::uint32_t at, std::uint32_t epoch) {  // also where the count has wrapped around
+    // the furthest of those inside
+    const rank_progress* front = nullptr;
+    // also where the count has wrapped around
+    const auto epoch_reached = [](std::uint32_t at, std::uint32_t epoch) {
         return static_cast<std::int32_t>(at - epoch) >= 0;
     };
     for (const rank_progress& r : ranks)

@@ -27,7 +27,8 @@
 //
 // all_finite looks for infinities and NaN in an array.
 //
-//   if (!gpushare::all_finite(std::span<const float>(gradient))) skip_this_step();       // on all ranks alike: they have the same bits
+//   // on all ranks alike: they have the same bits
+//   if (!gpushare::all_finite(std::span<const float>(gradient))) skip_this_step();
 #pragma once
 
 #include <algorithm>
@@ -77,8 +78,10 @@ public:
     /// Joins two halves.
     GPUSHARE_HD floats(const half& low, const half& high) noexcept : low_(low), high_(high) {}
 
-    [[nodiscard]] GPUSHARE_HD const half& low() const noexcept { return low_; }    ///< the first half
-    [[nodiscard]] GPUSHARE_HD const half& high() const noexcept { return high_; }  ///< the second half
+    /// the first half
+    [[nodiscard]] GPUSHARE_HD const half& low() const noexcept { return low_; }
+    /// the second half
+    [[nodiscard]] GPUSHARE_HD const half& high() const noexcept { return high_; }
 
     /// `f` of the lanes of several, as many at once as the machine takes: called with floats, or
     /// with vectors of them that have their operators and go into gpushare::select() where one
@@ -354,8 +357,9 @@ template <std::uint32_t N, std::uint32_t W>
 
 namespace detail {
 
-/// x = n ln 2 + r with |r| <= ln(2) / 2; then 2^n times the Taylor polynomial of degree 7, whose own relative error is below
-/// 6e-9. Within 2 units in the last place; to infinity from 88.73, to 0 below -104, NaN for NaN.
+/// x = n ln 2 + r with |r| <= ln(2) / 2; then 2^n times the Taylor polynomial of degree 7, whose
+/// own relative error is below 6e-9. Within 2 units in the last place; to infinity from 88.73, to 0
+/// below -104, NaN for NaN.
 struct exp_lanes {
     template <class R>
     GPUSHARE_FLAT GPUSHARE_HD R operator()(R x) const noexcept {
@@ -511,7 +515,8 @@ template <std::uint32_t N, movable_number T>
 
 namespace detail {
 
-// The last few elements of a row go one by one. On a device no array is indexed by a variable: it would be in memory.
+// The last few elements of a row go one by one. On a device no array is indexed by a variable: it
+// would be in memory.
 template <class V, class T>
 GPUSHARE_RARE GPUSHARE_HD V load_some(const T* from, std::uint32_t n) noexcept {
 #ifdef __CUDA_ARCH__

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// All-reduce fused with an epilogue, in one pass over memory: each rank combines some of the rows, runs the stages on
-// them while they are in the caches, and writes the finished rows to all ranks, or keeps them.
+// All-reduce fused with an epilogue, in one pass over memory: each rank combines some of the rows,
+// runs the stages on them while they are in the caches, and writes the finished rows to all ranks,
+// or keeps them.
 //
 //   namespace gs = gpushare;
 //   const auto p = gs::reduced(x, width) | gs::add(residual) | gs::rms_norm(weight, 1e-6F) | gs::cast<gs::bfloat16>();
 //   gs::run(me, p, out);
-//   gs::run_sharded(me, p, own_rows);            // rank r keeps the rows of gs::shard_of(rows, r, ranks)
+//   gs::run_sharded(me, p, own_rows);  // rank r keeps the rows of gs::shard_of(rows, r, ranks)
 //
 // add() only reads the residual; add_to() stores the sum in it as well.
 #pragma once

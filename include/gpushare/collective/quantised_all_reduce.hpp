@@ -6,7 +6,7 @@
 //
 //   const std::span<float> x(array);       // `me` is this rank: see communicator.hpp
 //   gpushare::quantised_all_reduce(me, x, x);                      // a sum, in place
-//   gpushare::quantised_all_reduce<32>(me, x, x, gpushare::average{}, deadline);   // a scale for 32
+//   gpushare::quantised_all_reduce<32>(me, x, x, gpushare::average{}, deadline);  // a scale for 32
 //
 // A scale is a byte b for 2^(b - 127), as in the MX formats: the smallest power of two that brings
 // the block's largest finite magnitude to at most 448. So a block of 128 takes 129 bytes and one of
@@ -15,7 +15,8 @@
 // All ranks get the same bits. The bits depend on the elements, the operator and the size of a
 // block only: not on the number of thread blocks, on slots or on the machine.
 //
-//  infinities and NaNs   of any rank, and infinite sums, become NaN at their element. Other elements
+//  infinities and NaNs   of any rank, and infinite sums, become NaN at their element. Other
+//  elements
 //                        of the block aren't affected
 //  zeros                 stay zeros
 //  small elements        beside large ones of their block lose bits, down to all of them near 2^-18

@@ -6,8 +6,10 @@
 //   struct loudest {
 //       template <class A> GPUSHARE_HD A operator()(A a, A b) const { return std::abs(a) < std::abs(b) ? b : a; }
 //   };
-//   gpushare::all_reduce(me, in, out, loudest{});              // a user's: called with float, double or integers
-//   const auto mine = gpushare::shard_of(rows, me.rank(), me.size());     // rows [mine.begin, mine.end)
+//   // a user's: called with float, double or integers
+//   gpushare::all_reduce(me, in, out, loudest{});
+//   // rows [mine.begin, mine.end)
+//   const auto mine = gpushare::shard_of(rows, me.rank(), me.size());
 #pragma once
 
 #include <concepts>
@@ -39,8 +41,9 @@ template <class A, std::integral N>
     }
     int log = 0;
     while (n >> log != 1) ++log;
+    // rounds negative numbers up
     if constexpr (std::is_signed_v<N>)
-        a = (a + ((a >> (8 * static_cast<int>(sizeof(N)) - 1)) & (n - 1))) >> log;  // rounds negative numbers up
+        a = (a + ((a >> (8 * static_cast<int>(sizeof(N)) - 1)) & (n - 1))) >> log;
     else
         a = a >> log;
 }
@@ -124,7 +127,8 @@ struct maximum {
     }
 };
 
-/// The sum divided by the number of ranks. Integers round towards zero, and their sum must fit into 64 bits.
+/// The sum divided by the number of ranks. Integers round towards zero, and their sum must fit into
+/// 64 bits.
 struct average {
     static constexpr bool widest = true;    ///< integers are computed in twice their size
     static constexpr std::uint32_t id = 5;  ///< tells calls with different operators apart

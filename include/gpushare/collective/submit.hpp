@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives on the devices' streams: one cooperative launch per device, all of them or none, with the same body that
-// rank threads call.
+// Collectives on the devices' streams: one cooperative launch per device, all of them or none, with
+// the same body that rank threads call.
 //
-//   gpushare::device_communicator group(node, pinned, devices, {.blocks = 8});        // pinned: e.g. gpushare::cuda::pinned_memory
+//   // pinned: e.g. gpushare::cuda::pinned_memory
+//   gpushare::device_communicator group(node, pinned, devices, {.blocks = 8});
 //   for (unsigned r = 0; r < group.size(); ++r) members.push_back(group.rank(r));
 //   auto code = gpushare::submit_all_reduce<float>(node.gangs(), devices, std::span(streams), members, ins, outs, n);
 //   streams[0].record().wait(gpushare::never);   auto fault = gpushare::fault_of(members[0]);
@@ -17,8 +18,9 @@
 // order, detail/gang_residents.hpp, knows these groups. It doesn't know collectives in captured
 // graphs that other parts of the program launch.)
 //
-//  submit, submit_all_reduce, submit_run, submit_run_sharded            each rank on a stream of its own
-//  submit_shared, submit_shared_all_reduce, submit_shared_run, ...      ranks that share a device, in one launch
+//  submit, submit_all_reduce, submit_run, submit_run_sharded            each rank on a stream of
+//  its own submit_shared, submit_shared_all_reduce, submit_shared_run, ...      ranks that share a
+//  device, in one launch
 //
 // The other collectives have the same two forms, submit_NAME and submit_shared_NAME:
 //
@@ -27,34 +29,41 @@
 //   code = gpushare::submit_shared_all_to_all<float>(node.gangs(), devices[0], streams[0], members, ins, outs, n);
 //
 //  collective        a rank brings                     a rank gets                    in place
-//  reduce_scatter    size() * count elements           part r of all, combined        outs[r] is part r of ins[r]
-//  all_gather        count elements                    all ranks' elements            ins[r] is part r of outs[r]
-//  all_to_all        a part of `count` for each rank   the part that each has for it  outs[r] is ins[r], on all ranks
-//  broadcast         count elements, the root's        the root's                     always
-//  reduce            count elements                    the root: all, combined        outs[root] is ins[root]
+//  reduce_scatter    size() * count elements           part r of all, combined        outs[r] is
+//  part r of ins[r] all_gather        count elements                    all ranks' elements
+//  ins[r] is part r of outs[r] all_to_all        a part of `count` for each rank   the part that
+//  each has for it  outs[r] is ins[r], on all ranks broadcast         count elements, the root's
+//  the root's                     always reduce            count elements                    the
+//  root: all, combined        outs[root] is ins[root]
 //
-// Elements are combined in the order of ranks, so the results have the bits of rank threads (collectives.hpp). Devices
-// must reach each other's memory, which all but an all-reduce needs: else errc::not_supported.
+// Elements are combined in the order of ranks, so the results have the bits of rank threads
+// (collectives.hpp). Devices must reach each other's memory, which all but an all-reduce needs:
+// else errc::not_supported.
 //
-// **Unequal parts**: submit_all_gatherv, submit_reduce_scatterv and submit_all_to_allv. Each rank reads the lengths from
-// its own memory when it runs, and they stay as they are until it has run. So kernels may compute them (where tokens go,
-// say), and a captured graph takes those of the moment. A part may be empty. Lengths that don't fit into an array end
-// the collective before anything is written. Ranks that disagree end it as well, and their outputs are then
-// undefined. All ranks get errc::mismatch, which names one that is wrong.
+// **Unequal parts**: submit_all_gatherv, submit_reduce_scatterv and submit_all_to_allv. Each rank
+// reads the lengths from its own memory when it runs, and they stay as they are until it has run.
+// So kernels may compute them (where tokens go, say), and a captured graph takes those of the
+// moment. A part may be empty. Lengths that don't fit into an array end the collective before
+// anything is written. Ranks that disagree end it as well, and their outputs are then undefined.
+// All ranks get errc::mismatch, which names one that is wrong.
 //
-//   const std::uint64_t* counts[] = {counts_on_0, counts_on_1};      // as many numbers as ranks, on each rank's device
+//   // as many numbers as ranks, on each rank's device
+//   const std::uint64_t* counts[] = {counts_on_0, counts_on_1};
 //   code = gpushare::submit_all_gatherv<float>(node.gangs(), devices, std::span(streams), members, parts, wholes, counts);
 //
-// The `run` forms take pipelines (epilogue.hpp), one for each rank, which differ only in the memory that they point to:
+// The `run` forms take pipelines (epilogue.hpp), one for each rank, which differ only in the memory
+// that they point to:
 //
-//   std::vector<decltype(finish(0))> steps;     // finish(r): gs::reduced(x[r], width) | gs::rms_norm(weight[r], 1e-6F)
+//   // finish(r): gs::reduced(x[r], width) | gs::rms_norm(weight[r], 1e-6F)
+//   std::vector<decltype(finish(0))> steps;
 //   auto fused = gpushare::submit_run(node.gangs(), devices, std::span(streams), members,
 //                                     std::span(std::as_const(steps)), outs);
 //
-// The workspaces of a device_communicator, the memory through which the ranks talk to each other, lie on the ranks'
-// devices. The host never touches them. It sees the ranks' progress, and asks for aborts, in memory that the host and all
-// devices reach. Several ranks may be on one device. All memory is allocated by the constructor, so captured launches stay
-// valid. Where the devices don't reach each other's memory (gpushare::cuda::connect):
+// The workspaces of a device_communicator, the memory through which the ranks talk to each other,
+// lie on the ranks' devices. The host never touches them. It sees the ranks' progress, and asks for
+// aborts, in memory that the host and all devices reach. Several ranks may be on one device. All
+// memory is allocated by the constructor, so captured launches stay valid. Where the devices don't
+// reach each other's memory (gpushare::cuda::connect):
 //
 //   gpushare::device_communicator apart(node, pinned, devices, {.blocks = 8}, gpushare::workspaces::on_host);
 #pragma once
@@ -99,18 +108,19 @@ enum class workspaces : std::uint8_t {
     on_host,     ///< in memory of the host
 };
 
-/// A group of ranks on devices. Made and destroyed by one thread while no collective runs; const members are safe from
-/// any thread. `Visible` is memory that the host and all devices read and write at the same addresses, with single-copy
-/// atomic accesses of 8 bytes.
+/// A group of ranks on devices. Made and destroyed by one thread while no collective runs; const
+/// members are safe from any thread. `Visible` is memory that the host and all devices read and
+/// write at the same addresses, with single-copy atomic accesses of 8 bytes.
 template <class Node, class Visible>
 class device_communicator {
     static_assert(node<Node> && copier<typename Node::stream>);
     static_assert(memory_resource<Visible>);
 
 public:
-    /// Rank r is on devices[r]. Allocates from the devices and from `visible`, both of which must outlive it, and waits
-    /// until the memory is initialised. Throws memory_error; operation_error: errc::no_device,
-    /// errc::invalid_specification for no ranks, channels or blocks, or a device's error in initialising its memory.
+    /// Rank r is on devices[r]. Allocates from the devices and from `visible`, both of which must
+    /// outlive it, and waits until the memory is initialised. Throws memory_error; operation_error:
+    /// errc::no_device, errc::invalid_specification for no ranks, channels or blocks, or a device's
+    /// error in initialising its memory.
     ///
     /// Without options it has as many blocks as tuning_table::for_devices() asks for at the most.
     device_communicator(Node& on, Visible& visible, std::span<const device_id> devices,
@@ -127,7 +137,8 @@ public:
         const std::size_t area = detail::workspace_view::bytes_of_rank(size(), options_.blocks, slot);
         s.views.resize(std::size_t{size()} * channels());
 
-        // One rank's workspace as it begins, for the devices to copy; behind it the table of where all workspaces are.
+        // One rank's workspace as it begins, for the devices to copy; behind it the table of where
+        // all workspaces are.
         std::vector<std::byte> image(area + table_bytes() + detail::interference_bytes);
         void* start = image.data();
         std::size_t space = image.size();
@@ -143,8 +154,10 @@ public:
 
     /// How many ranks there are.
     [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(state_->devices.size()); }
-    [[nodiscard]] std::uint32_t channels() const noexcept { return options_.channels; }            ///< of each rank
-    [[nodiscard]] std::span<const device_id> devices() const noexcept { return state_->devices; }  ///< of each rank
+    /// of each rank
+    [[nodiscard]] std::uint32_t channels() const noexcept { return options_.channels; }
+    /// of each rank
+    [[nodiscard]] std::span<const device_id> devices() const noexcept { return state_->devices; }
 
     /// Throws operation_error (errc::invalid_specification) for a rank or channel that isn't there.
     [[nodiscard]] member rank(std::uint32_t r, std::uint32_t channel = 0) const {
@@ -162,9 +175,9 @@ public:
     /// Sets the table. Only while no collective is submitted or runs.
     void set_tuning(tuning_table table) noexcept { state_->tuning = std::move(table); }
 
-    /// A group of some of the ranks, in the order given, with memory of its own: to go on with after this one was
-    /// aborted, or to use beside it. Throws as the constructor, and errc::invalid_specification for a rank that isn't
-    /// there.
+    /// A group of some of the ranks, in the order given, with memory of its own: to go on with
+    /// after this one was aborted, or to use beside it. Throws as the constructor, and
+    /// errc::invalid_specification for a rank that isn't there.
     [[nodiscard]] device_communicator subgroup(std::span<const std::uint32_t> ranks) const {
         std::vector<device_id> of;
         for (const std::uint32_t r : ranks) of.push_back((void(rank(r)), state_->devices[r]));
@@ -313,17 +326,23 @@ private:
     std::unique_ptr<state> state_;
 };
 
-/// Why the group's collectives fail, if they do: none until one has failed. Final once all ranks have returned.
+/// Why the group's collectives fail, if they do: none until one has failed. Final once all ranks
+/// have returned.
 [[nodiscard]] inline collective_fault fault_of(const member& me) noexcept { return me.fault(); }
 
-/// Launches body[r] for rank r on streams[r], which is a stream of devices[r]: all of them, or none and an errc.
+/// Launches body[r] for rank r on streams[r], which is a stream of devices[r]: all of them, or none
+/// and an errc.
 ///   too_many_blocks         a device can't hold so many blocks at once
-///   invalid_specification   the sizes of the spans differ, or more blocks than the communicator has
-///   not_supported           the ranks' devices don't reach each other's memory, which this collective needs
-///   duplicate_device        several ranks are on one device, whose launches may not run at once: see submit_shared
-///   capturing               only some of the streams are being captured; if all are, the graph gets the collective
-/// Throws what the streams throw; if that happens between two launches, the group is aborted, so that no rank hangs. Up
-/// to 32 ranks, only the streams and the gang order allocate.
+///   invalid_specification   the sizes of the spans differ, or more blocks than the communicator
+///                           has
+///   not_supported           the ranks' devices don't reach each other's memory, which this
+///                           collective needs
+///   duplicate_device        several ranks are on one device, whose launches may not run at once:
+///                           see submit_shared
+///   capturing               only some of the streams are being captured; if all are, the graph
+///                           gets the collective
+/// Throws what the streams throw; if that happens between two launches, the group is aborted, so
+/// that no rank hangs. Up to 32 ranks, only the streams and the gang order allocate.
 template <gang_order Gangs, launcher Stream, class Body>
 [[nodiscard]] errc submit(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
                           std::span<const member> members, std::span<const Body> bodies,
@@ -418,8 +437,8 @@ template <gang_order Gangs, launcher Stream, class T, class Op, class... Stages>
 template <class T>
 concept movable_on_devices = std::is_trivially_copyable_v<T> && 16 % sizeof(T) == 0;
 
-/// Rank r gets in outs[r] the combination of part r of all inputs, `count` elements. Errors as submit(), and
-/// errc::invalid_specification for spans that aren't as long as `members`.
+/// Rank r gets in outs[r] the combination of part r of all inputs, `count` elements. Errors as
+/// submit(), and errc::invalid_specification for spans that aren't as long as `members`.
 template <reducible T, gang_order Gangs, launcher Stream, class Op = sum>
 [[nodiscard]] errc submit_reduce_scatter(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
                                          std::span<const member> members, std::span<const T* const> ins,
@@ -439,7 +458,8 @@ template <reducible T, gang_order Gangs, launcher Stream, class Op = sum>
                                    detail::reduce_scatter_call<T, Op>{{ins, outs, count}, op}, options);
 }
 
-/// Every rank gets the `count` elements of each rank, in the order of ranks. Errors as submit_reduce_scatter.
+/// Every rank gets the `count` elements of each rank, in the order of ranks. Errors as
+/// submit_reduce_scatter.
 template <movable_on_devices T, gang_order Gangs, launcher Stream>
 [[nodiscard]] errc submit_all_gather(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
                                      std::span<const member> members, std::span<const T* const> ins,
@@ -458,8 +478,9 @@ template <movable_on_devices T, gang_order Gangs, launcher Stream>
                                    options);
 }
 
-/// Part q of ins[r] becomes part r of outs[q]; each part has `count` elements. In place on all ranks or on none. Errors
-/// as submit_reduce_scatter, and errc::invalid_specification where only some are in place.
+/// Part q of ins[r] becomes part r of outs[q]; each part has `count` elements. In place on all
+/// ranks or on none. Errors as submit_reduce_scatter, and errc::invalid_specification where only
+/// some are in place.
 template <movable_on_devices T, gang_order Gangs, launcher Stream>
 [[nodiscard]] errc submit_all_to_all(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
                                      std::span<const member> members, std::span<const T* const> ins,
@@ -468,7 +489,8 @@ template <movable_on_devices T, gang_order Gangs, launcher Stream>
                                 options);
 }
 
-/// submit_all_to_all of ranks that share `device`, in one launch. Errors as submit_shared() besides.
+/// submit_all_to_all of ranks that share `device`, in one launch. Errors as submit_shared()
+/// besides.
 template <movable_on_devices T, gang_order Gangs, launcher Stream>
 [[nodiscard]] errc submit_shared_all_to_all(Gangs& gangs, device_id device, Stream& stream,
                                             std::span<const member> members, std::span<const T* const> ins,
@@ -497,8 +519,8 @@ template <movable_on_devices T, gang_order Gangs, launcher Stream>
                                    options);
 }
 
-/// outs[root] gets the combination of all inputs, `count` elements; the other ranks' outputs aren't used. Errors as
-/// submit_broadcast.
+/// outs[root] gets the combination of all inputs, `count` elements; the other ranks' outputs aren't
+/// used. Errors as submit_broadcast.
 template <reducible T, gang_order Gangs, launcher Stream, class Op = sum>
 [[nodiscard]] errc submit_reduce(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
                                  std::span<const member> members, std::span<const T* const> ins,
@@ -531,7 +553,8 @@ template <movable_on_devices T, gang_order Gangs, launcher Stream>
                                 options);
 }
 
-/// submit_all_gatherv of ranks that share `device`, in one launch. Errors as submit_shared() besides.
+/// submit_all_gatherv of ranks that share `device`, in one launch. Errors as submit_shared()
+/// besides.
 template <movable_on_devices T, gang_order Gangs, launcher Stream>
 [[nodiscard]] errc submit_shared_all_gatherv(Gangs& gangs, device_id device, Stream& stream,
                                              std::span<const member> members, std::span<const std::span<const T>> ins,
@@ -554,7 +577,8 @@ template <reducible T, gang_order Gangs, launcher Stream, class Op = sum>
                                 detail::reduce_scatterv_call<T, Op>{{ins, outs, counts}, op}, options);
 }
 
-/// submit_reduce_scatterv of ranks that share `device`, in one launch. Errors as submit_shared() besides.
+/// submit_reduce_scatterv of ranks that share `device`, in one launch. Errors as submit_shared()
+/// besides.
 template <reducible T, gang_order Gangs, launcher Stream, class Op = sum>
 [[nodiscard]] errc submit_shared_reduce_scatterv(Gangs& gangs, device_id device, Stream& stream,
                                                  std::span<const member> members,
@@ -580,7 +604,8 @@ template <movable_on_devices T, gang_order Gangs, launcher Stream>
                                 detail::all_to_allv_call<T>{{ins, outs, sends}, receives}, options);
 }
 
-/// submit_all_to_allv of ranks that share `device`, in one launch. Errors as submit_shared() besides.
+/// submit_all_to_allv of ranks that share `device`, in one launch. Errors as submit_shared()
+/// besides.
 template <movable_on_devices T, gang_order Gangs, launcher Stream>
 [[nodiscard]] errc submit_shared_all_to_allv(Gangs& gangs, device_id device, Stream& stream,
                                              std::span<const member> members, std::span<const std::span<const T>> ins,

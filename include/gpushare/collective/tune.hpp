@@ -30,9 +30,10 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Measures sums of floats and returns a table for groups of this size. Takes some seconds. Every rank calls it, and
-/// gets the same table. Throws std::bad_alloc, operation_error (errc::invalid_specification) if the smallest size is
-/// less than a float, and faults of its collectives.
+/// Measures sums of floats and returns a table for groups of this size. Takes some seconds. Every
+/// rank calls it, and gets the same table. Throws std::bad_alloc, operation_error
+/// (errc::invalid_specification) if the smallest size is less than a float, and faults of its
+/// collectives.
 [[nodiscard]] inline tuning_table tune(const member& me, const tune_options& options = {}) {
     detail::check_sizes(options);
     detail::tuner measuring(me, options);
@@ -41,9 +42,9 @@ inline namespace GPUSHARE_ABI {
     });
 }
 
-/// The same for submitted collectives. took(plan, bytes) submits one by this plan and returns its time in any unit, for
-/// example between two points of the stream, or infinity if the plan can't be used. Only the sizes in `options` are
-/// used. With `most_blocks`, plans have numbers of blocks.
+/// The same for submitted collectives. took(plan, bytes) submits one by this plan and returns its
+/// time in any unit, for example between two points of the stream, or infinity if the plan can't be
+/// used. Only the sizes in `options` are used. With `most_blocks`, plans have numbers of blocks.
 template <std::invocable<const all_reduce_plan&, bytes> Took>
 [[nodiscard]] tuning_table tune_submitted(std::uint32_t ranks, const Took& took, const tune_options& options = {}) {
     detail::check_sizes(options);

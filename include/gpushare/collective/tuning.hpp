@@ -4,13 +4,15 @@
 //
 //   #include <gpushare/collective/communicator.hpp>
 //   auto table = gpushare::tuning_table::load("4 4096 one_shot cached\n"                    // up to 4 ranks, up to 4096 bytes
-//                                             "4 any two_shot streaming places=2\n");       // up to 4 ranks, above that
+//                                             // up to 4 ranks, above that
+//                                             "4 any two_shot streaming places=2\n");
 //   gpushare::communicator group(4, {.tuning = table});
 //
 // A row is the most ranks, the most bytes, the algorithm, and how results are stored; options may
 // follow (all_reduce_plan).
 //
-// The table never changes the result's bits: every algorithm combines the ranks of an element in rank order.
+// The table never changes the result's bits: every algorithm combines the ranks of an element in
+// rank order.
 #pragma once
 
 #include <algorithm>
@@ -32,8 +34,10 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
 /// The algorithms of an all-reduce, with their waits and traffic for S bytes a rank and R ranks:
-///   one_shot       each rank leaves its data in its slot and combines all of it itself: one wait, (R+2)RS bytes
-///   two_shot       each rank combines a part straight from all inputs and writes it to all outputs: two waits, 2RS bytes
+///   one_shot       each rank leaves its data in its slot and combines all of it itself: one wait,
+///                  (R+2)RS bytes
+///   two_shot       each rank combines a part straight from all inputs and writes it to all
+///                  outputs: two waits, 2RS bytes
 ///   ring           parts go from rank to rank in chunks: each rank talks to its neighbours only
 enum class algorithm : std::uint8_t {
     one_shot,  ///< for the smallest sizes
@@ -50,13 +54,13 @@ enum class algorithm : std::uint8_t {
 /// The plan of a plain all-reduce. The fields after `how` are for the two-shot.
 struct all_reduce_plan {
     algorithm how = algorithm::two_shot;  ///< see algorithm
-    /// Stores results past the caches, except in place, where the lines are in the caches already, and at addresses
-    /// that don't allow it.
+    /// Stores results past the caches, except in place, where the lines are in the caches already,
+    /// and at addresses that don't allow it.
     bool streaming = false;
     /// With `streaming`: how many places of its part a thread writes alternately, 1 or 2.
     std::uint8_t places = 1;
-    /// Where results are stored through the caches, in place with `streaming` too: how many cache lines ahead of its
-    /// work a thread prefetches; 0 leaves that to the processor.
+    /// Where results are stored through the caches, in place with `streaming` too: how many cache
+    /// lines ahead of its work a thread prefetches; 0 leaves that to the processor.
     std::uint8_t ahead = 0;
     /// The blocks of each rank's kernel, if it is submitted and the caller leaves the number open;
     /// 0 is one. As many as exist and fit.
@@ -91,19 +95,22 @@ public:
     using row = row_of<all_reduce_plan>;   ///< of plain all-reduces
     using fused_row = row_of<fused_plan>;  ///< of fused ones
 
-    static constexpr std::uint32_t any_ranks = std::numeric_limits<std::uint32_t>::max();  ///< a row without a limit
-    static constexpr std::uint64_t any_bytes = std::numeric_limits<std::uint64_t>::max();  ///< a row without a limit
+    /// a row without a limit
+    static constexpr std::uint32_t any_ranks = std::numeric_limits<std::uint32_t>::max();
+    /// a row without a limit
+    static constexpr std::uint64_t any_bytes = std::numeric_limits<std::uint64_t>::max();
 
     /// Every call by the two-shot, with results stored through the caches.
     tuning_table() = default;
-    /// Rows in any order. Fused calls go by one shot, and store past the caches, where plain ones of the same size do.
+    /// Rows in any order. Fused calls go by one shot, and store past the caches, where plain ones
+    /// of the same size do.
     explicit tuning_table(std::vector<row> rows) : rows_(sorted(std::move(rows))), fused_(like(rows_)) {}
     /// With rows of their own for fused calls.
     tuning_table(std::vector<row> rows, std::vector<fused_row> fused)
         : rows_(sorted(std::move(rows))), fused_(sorted(std::move(fused))) {}
 
-    /// The table measured on a machine with a processor of the same vendor as this one. It is a start; tune() finds a
-    /// better one.
+    /// The table measured on a machine with a processor of the same vendor as this one. It is a
+    /// start; tune() finds a better one.
     [[nodiscard]] static tuning_table measured() {
 #if defined(__x86_64__)
         if (__builtin_cpu_is("amd")) return measured_on_epyc();
@@ -121,8 +128,8 @@ public:
                              {any_ranks, std::uint64_t{1} << 20, {two_shot, false, 1, 16}},
                              {any_ranks, any_bytes, {two_shot, true, 1, 16}}});
     }
-    /// Measured with 2 and 4 ranks on 2 cores of an EPYC (AVX-512, 32 MiB of third-level cache), where each rank reads
-    /// its results.
+    /// Measured with 2 and 4 ranks on 2 cores of an EPYC (AVX-512, 32 MiB of third-level cache),
+    /// where each rank reads its results.
     [[nodiscard]] static tuning_table measured_on_epyc() {
         using enum algorithm;
         return tuning_table({{2, 512, {one_shot}},
@@ -157,8 +164,10 @@ public:
     /// The same, with defaults for the plan's other fields.
     [[nodiscard]] static tuning_table always(algorithm how) { return always(all_reduce_plan{how}); }
 
-    [[nodiscard]] std::span<const row> rows() const noexcept { return rows_; }               ///< the smallest first
-    [[nodiscard]] std::span<const fused_row> fused_rows() const noexcept { return fused_; }  ///< the smallest first
+    /// the smallest first
+    [[nodiscard]] std::span<const row> rows() const noexcept { return rows_; }
+    /// the smallest first
+    [[nodiscard]] std::span<const fused_row> fused_rows() const noexcept { return fused_; }
     friend bool operator==(const tuning_table&, const tuning_table&) = default;
 
     /// The plan of a plain all-reduce: the first row for at least this many ranks and bytes, or the

@@ -3,7 +3,8 @@
 // admitted submissions, their charges, a client's account, and events. Events report faults and
 // waits longer than promised.
 //
-//   const gpushare::limiter_options options{.depth = 4, .anticipation = 100us};      // of a compute_limiter
+//   // of a compute_limiter
+//   const gpushare::limiter_options options{.depth = 4, .anticipation = 100us};
 //   while (auto e = limiter.take_event()) log(to_string(e->what), e->client, e->took, e->bound);
 #pragma once
 

@@ -3,11 +3,13 @@
 // admitting them one by one, a few in flight. At the gate (enqueue, acquire) the calling thread
 // waits and enqueues; the queue (submit) takes a callable and enqueues it when it is admitted.
 //
-//   using limiter_type = gpushare::compute_limiter<gpushare::host::stream, gpushare::host::steady_clock>;      // any backend's
+//   // any backend's
+//   using limiter_type = gpushare::compute_limiter<gpushare::host::stream, gpushare::host::steady_clock>;
 //   limiter_type limiter{{.depth = 3}, node.get_clock()};
 //   auto chat = limiter.add({.weight = 70_pct, .level = {1}});
-//   limiter.enqueue(chat, stream, [&](auto& s) { s.launch(shape, kernel); });               // the gate
-//   auto ticket = limiter.submit(chat, stream, [&](auto& s) { s.launch(shape, kernel); });  // the queue
+//   limiter.enqueue(chat, stream, [&](auto& s) { s.launch(shape, kernel); });  // the gate
+//   // the queue
+//   auto ticket = limiter.submit(chat, stream, [&](auto& s) { s.launch(shape, kernel); });
 //
 // The limiter has no thread: calling threads drive it, that is, they admit, enqueue and notice ends
 // for all clients. A server whose threads wait (at the gate, for a ticket) needs nothing else. A

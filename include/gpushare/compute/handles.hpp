@@ -7,7 +7,8 @@
 //   if (p) p->enqueue(stream, [&](auto& s) { s.launch(shape, kernel); });
 //   if (p) p->wait();                                    // or p->poll(), now and then
 //
-//   auto t = limiter.submit(chat, stream, [&](auto& s) { s.launch(shape, kernel); });      // result<ticket>
+//   // result<ticket>
+//   auto t = limiter.submit(chat, stream, [&](auto& s) { s.launch(shape, kernel); });
 //   t->wait();  if (t->status() != gpushare::errc::none) t->rethrow();
 //
 // A coroutine waits for a submission without keeping a thread. It resumes on the thread that drives

@@ -5,7 +5,7 @@
 //
 //   gpushare::launch_gate gate;
 //   const auto urgent = gate.add({.level = 1}), batch = gate.add({});
-//   gate.arrived(urgent, now);                                 // a request is there: batch holds back
+//   gate.arrived(urgent, now);  // a request is there: batch holds back
 //   if (gate.ask(batch, 20us, now).goes) gate.launched(batch, 20us, now);
 //   gate.finished(batch, 20us, 22us, now);                     // predicted, and measured
 //   gate.left(urgent, now);                                    // batch goes on after the linger

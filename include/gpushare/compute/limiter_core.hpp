@@ -584,9 +584,9 @@ private:
     }
 
     void correct(const admission& g, ns delta) noexcept {
-        if (g.policy == policies_)
-            detail::correct(policy_, g.client, delta, g.lent);
-        else if (g.lent == 0 || delta > ns{0})  // charged by an earlier policy; lent time isn't paid back
+        if (g.policy == policies_) detail::correct(policy_, g.client, delta, g.lent);
+        // charged by an earlier policy; lent time isn't paid back
+        else if (g.lent == 0 || delta > ns{0})
             detail::correct(policy_, g.client, delta, 0);
     }
 

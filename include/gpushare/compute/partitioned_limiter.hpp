@@ -8,7 +8,7 @@
 //   gpushare::partitioned_limiter shared{gpushare::host::device_sms{node, d}, clients, node.get_clock()};
 //   shared.plan().sms;                                     // 3 and 1, of 4
 //   auto done = shared.submit(0, [&](auto& s) { s.launch(shape, kernel); });
-//   shared.verify();                                       // throws if a stream runs on everybody's SMs
+//   shared.verify();  // throws if a stream runs on everybody's SMs
 //
 // Every partition has a limiter of its own, since work in flight on other SMs is no reason to wait.
 // So clients of different partitions are never held back for each other, whatever their levels, and
@@ -17,10 +17,10 @@
 // The plan, which says which client gets how many SMs, is a value computed from the numbers that
 // the device reports:
 //
-//   const gpushare::sm_split can{.sms = 132, .unit = 8, .units = 16};              // split() of an H100
+//   const gpushare::sm_split can{.sms = 132, .unit = 8, .units = 16};  // split() of an H100
 //   const auto p = gpushare::plan_sms(can, std::array{60_pct, 35_pct, 5_pct});
 //   p.sms;             // 80, 48
-//   p.clients[2];      // in partition 1, an eighth of its time: 5 % of the device are less than a unit
+//   p.clients[2];  // in partition 1, an eighth of its time: 5 % of the device are less than a unit
 #pragma once
 
 #include <algorithm>

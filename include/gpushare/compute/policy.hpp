@@ -4,10 +4,10 @@
 // an argument. So a test drives a policy through millions of steps of virtual time, and the same
 // object runs in production. compute/policies/ has the library's policies.
 //
-//   gpushare::fifo policy;                                                 // or another one of policies/
+//   gpushare::fifo policy;  // or another one of policies/
 //   policy.add(chat, {});
-//   policy.wake(chat, {.cost = 20us, .arrival = now}, now);                // its first submission waits
-//   if (auto next = policy.pick(now)) policy.serve(*next, 20us, now);      // chat's: it is admitted
+//   policy.wake(chat, {.cost = 20us, .arrival = now}, now);  // its first submission waits
+//   if (auto next = policy.pick(now)) policy.serve(*next, 20us, now);  // chat's: it is admitted
 #pragma once
 
 #include <array>
@@ -190,15 +190,16 @@ inline constexpr bool is_timeless = requires {
 /// that never go back. Only `add` and `change` may allocate and throw std::bad_alloc. If they throw
 /// or refuse, nothing has changed.
 ///   add(c, settings)      a client begins, without work
-///   change(c, settings)   other settings, in force at once. Both may refuse: errc::share_exceeded where what is promised
-///                         would sum to more than the whole
+///   change(c, settings)   other settings, in force at once. Both may refuse: errc::share_exceeded
+///                         where what is promised would sum to more than the whole
 ///   remove(c)             a client ends, whether it has work or not
-///   wake(c, head, now)    c has waiting work, of which `head` is the first. Called when it had none, and again whenever
-///                         another submission is the first
+///   wake(c, head, now)    c has waiting work, of which `head` is the first. Called when it had
+///                         none, and again whenever another submission is the first
 ///   sleep(c)              c has no waiting work any more
-///   pick(now)             the client to serve next, or when to ask again. Asked twice, answers the same
-///   serve(c, cost, now)   c, which was picked, had its first submission admitted; cost predicts its device time. wake or
-///                         sleep follows
+///   pick(now)             the client to serve next, or when to ask again. Asked twice, answers the
+///                         same
+///   serve(c, cost, now)   c, which was picked, had its first submission admitted; cost predicts
+///                         its device time. wake or sleep follows
 ///   correct(c, delta)     something served is over: its true cost less the predicted one
 /// A policy that lends device time may return a std::uint64_t from serve, which it gets back as the
 /// third argument of correct; 0 stands for no value. Its member `lent_bits()` says how many low

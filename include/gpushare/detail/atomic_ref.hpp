@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Atomic access to an integer in memory that kernels share. One type with one layout: std::atomic_ref in host passes,
-// the compiler's atomic built-ins in device passes. Ranks and blocks talk through it.
+// Atomic access to an integer in memory that kernels share. One type with one layout:
+// std::atomic_ref in host passes, the compiler's atomic built-ins in device passes. Ranks and
+// blocks talk through it.
 //
-//   gpushare::detail::atomic_ref{*flag}.store_release(epoch);                       // earlier writes are visible ...
-//   while (gpushare::detail::atomic_ref{*flag}.load_acquire() != epoch) ctx.backoff(tries++);   // ... once this reads `epoch`
+//   gpushare::detail::atomic_ref{*flag}.store_release(epoch);  // earlier writes are visible ...
+//   // ... once this reads `epoch`
+//   while (gpushare::detail::atomic_ref{*flag}.load_acquire() != epoch) ctx.backoff(tries++);
 //
-// The memory order is part of the name: device compilers take it as a literal only, and each call shows which was
-// chosen. libcu++ has the same in <cuda/atomic>, which more than doubles the time to compile a small .cu file.
+// The memory order is part of the name: device compilers take it as a literal only, and each call
+// shows which was chosen. libcu++ has the same in <cuda/atomic>, which more than doubles the time
+// to compile a small .cu file.
 #pragma once
 
 #include <atomic>
@@ -25,8 +28,8 @@ enum class atomic_scope : std::uint8_t {
     device,  ///< blocks of one device; cheaper
 };
 
-/// Refers to an integer of 4 or 8 bytes at its natural alignment, which must outlive it. While an atomic_ref to the
-/// integer exists, access it through atomic_refs only.
+/// Refers to an integer of 4 or 8 bytes at its natural alignment, which must outlive it. While an
+/// atomic_ref to the integer exists, access it through atomic_refs only.
 template <std::integral T, atomic_scope Scope = atomic_scope::system>
 requires(sizeof(T) == 4 || sizeof(T) == 8) class atomic_ref {
 public:

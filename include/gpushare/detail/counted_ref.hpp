@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// A counted reference to an object in a pool. Handles that may outlive their maker use it, since it costs no
-// allocation.
+// A counted reference to an object in a pool. Handles that may outlive their maker use it, since it
+// costs no allocation.
 //
 //   struct state { std::atomic<std::uint32_t> references{0};  ... };
-//   void drop(state&) noexcept;                           // counts down; gives the object back to its pool at 0
-//   auto mine = detail::counted_ref<state>::share(s);     // copies share it; the last one to go gives it back
+//   void drop(state&) noexcept;  // counts down; gives the object back to its pool at 0
+//   // copies share it; the last one to go gives it back
+//   auto mine = detail::counted_ref<state>::share(s);
 #pragma once
 
 #include <atomic>

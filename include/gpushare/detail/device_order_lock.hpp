@@ -21,8 +21,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// One lock per device, always taken in ascending order. Safe from any thread; a thread that holds a guard must
-/// not enter again.
+/// One lock per device, always taken in ascending order. Safe from any thread; a thread that holds
+/// a guard must not enter again.
 class device_order_lock {
 public:
     /// The most devices of a node; a guard stores one bit each instead of allocating.
@@ -57,7 +57,8 @@ public:
     explicit device_order_lock(std::uint32_t devices) : devices_(checked(devices)) {}
 
     /// Waits until no other guard holds any of `devices` (order and duplicates don't matter).
-    /// Throws operation_error: errc::no_device for one that the node doesn't have, and then holds nothing.
+    /// Throws operation_error: errc::no_device for one that the node doesn't have, and then holds
+    /// nothing.
     guard enter(std::span<const device_id> devices) {
         std::bitset<max_devices> wanted;
         for (const device_id d : devices) {

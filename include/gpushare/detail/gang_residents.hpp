@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gang order of a node that also knows which gangs are on its devices. Blocks of a gang wait for each other, so all
-// must be resident at once, and devices don't start gangs in the order of enqueuing. So a gang that doesn't fit beside
-// those before it waits for them on the devices.
+// The gang order of a node that also knows which gangs are on its devices. Blocks of a gang wait
+// for each other, so all must be resident at once, and devices don't start gangs in the order of
+// enqueuing. So a gang that doesn't fit beside those before it waits for them on the devices.
 //
 //   gpushare::detail::gang_residents<stream::point> gangs{node.num_devices()};
 //   auto entered = gangs.enter(devices);
 //   // for each device d and its stream s:
-//   const auto part = gangs.part_of(2, s.max_cooperative_blocks(kernel, 256));      // what 2 blocks take of d
+//   // what 2 blocks take of d
+//   const auto part = gangs.part_of(2, s.max_cooperative_blocks(kernel, 256));
 //   entered.make_room(d, part, channel, s);
 //   s.launch_cooperative(shape, kernel);    entered.add(d, part, channel, s.record());
 #pragma once
@@ -131,7 +132,8 @@ public:
 
 private:
     device_order_lock order_;
-    std::vector<std::vector<resident>> residents_;  // of each device, in the order in which they came; under its lock
+    // of each device, in the order in which they came; under its lock
+    std::vector<std::vector<resident>> residents_;
     std::atomic<std::uint64_t> gangs_{0};
 };
 static_assert(gang_order<gang_residents<immediate_point>>);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A move-only function that never allocates: the callable is stored inside, in a fixed number of bytes, and a bigger
-// one doesn't compile.
+// A move-only function that never allocates: the callable is stored inside, in a fixed number of
+// bytes, and a bigger one doesn't compile.
 //
 //   gpushare::detail::inplace_function<void(int), 64> f = [&](int i) { sum += i; };
 #pragma once

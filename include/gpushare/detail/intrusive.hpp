@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Queues and pools that don't allocate in use: elements carry their own `next` pointer, and a pool keeps every element
-// that it has made.
+// Queues and pools that don't allocate in use: elements carry their own `next` pointer, and a pool
+// keeps every element that it has made.
 //
 //   struct node { node* next = nullptr; };
 //   detail::pool<node> nodes;    detail::fifo<node> queue;    queue.push(nodes.acquire());
@@ -128,7 +128,8 @@ private:
         made* before = nullptr;
     };
 
-    made* newest_ = nullptr;  // not a std::list: its header would cost each includer a hundred classes of traits
+    // not a std::list: its header would cost each includer a hundred classes of traits
+    made* newest_ = nullptr;
     std::size_t size_ = 0;
     fifo<T> free_;
 };

@@ -53,7 +53,8 @@ public:
     }
 
 private:
-    static constexpr std::uint64_t golden = 0x9e3779b97f4a7c15U;  // so that an empty history counts as well
+    // so that an empty history counts as well
+    static constexpr std::uint64_t golden = 0x9e3779b97f4a7c15U;
 
     std::array<std::uint64_t, 3> last_{};
 };
@@ -110,7 +111,8 @@ public:
         ++clock_;
         for (const entry e : batch) {
             slot& s = table_[e];
-            if (s.corrected == clock_ || (!s.known && !exact)) continue;  // once a batch, and no bound for a time
+            // once a batch, and no bound for a time
+            if (s.corrected == clock_ || (!s.known && !exact)) continue;
             s.corrected = clock_;
             if (!exact && keeps(s, factor)) continue;
             correct(s, alone ? factor : std::clamp(factor, 0.25, 4.0), exact, alone && exact);

@@ -45,7 +45,8 @@ struct text_unit {
     std::uint64_t factor = 1;
 };
 
-/// A whole number and right behind it one of the units; with a unit of no name, the number alone will do.
+/// A whole number and right behind it one of the units; with a unit of no name, the number alone
+/// will do.
 [[nodiscard]] constexpr parsed parse_scaled(std::string_view text, std::span<const text_unit> units) noexcept {
     std::size_t digits = 0;
     while (digits < text.size() && text[digits] >= '0' && text[digits] <= '9') ++digits;
@@ -132,7 +133,8 @@ struct text_unit {
     if (text.starts_with('+')) text.remove_prefix(1);
     constexpr auto most = std::numeric_limits<std::uint64_t>::max();
     std::uint64_t n = 0;
-    std::int64_t twos = 0, tens = 0, zeros = 0;  // zeros that stand behind `n`, and count only if another digit follows
+    // zeros that stand behind `n`, and count only if another digit follows
+    std::int64_t twos = 0, tens = 0, zeros = 0;
     bool digits = false, point = false, fits = true;
     std::size_t at = 0;
     for (; at < text.size() && (text[at] == '.' || (text[at] >= '0' && text[at] <= '9')); ++at) {

@@ -146,7 +146,8 @@ private:
 
 #if GPUSHARE_BODIES
 GPUSHARE_INLINE void plain_memory::move_to_room(std::size_t n, std::size_t each) {
-    if (n > std::numeric_limits<std::size_t>::max() / 2 / each) throw std::bad_alloc();  // no object is that large
+    // no object is that large
+    if (n > std::numeric_limits<std::size_t>::max() / 2 / each) throw std::bad_alloc();
     void* const larger = ::operator new(n* each);
     if (size > 0) std::memcpy(larger, data, size * each);
     ::operator delete(data);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A hash table with addresses for keys: open addressing, linear probing, at most half full. It allocates only to grow,
-// and compiles in a small part of std::unordered_map's time.
+// A hash table with addresses for keys: open addressing, linear probing, at most half full. It
+// allocates only to grow, and compiles in a small part of std::unordered_map's time.
 //
 //   detail::pointer_table<entry> out;    out.insert(p, {4096, 256});
 //   if (const entry* e = out.find(p)) ... ;    out.erase(p);
@@ -23,7 +23,8 @@ class pointer_table {
 public:
     [[nodiscard]] std::size_t size() const noexcept { return size_; }
 
-    /// Replaces the value of a key that is there. Throws std::bad_alloc, and then nothing has changed.
+    /// Replaces the value of a key that is there. Throws std::bad_alloc, and then nothing has
+    /// changed.
     void insert(void* key, const T& value) {
         static_assert(std::is_trivially_copyable_v<T>);  // values move within the table
         if (slots_.size() < 2 * (size_ + kept_ + 1)) grow();
@@ -87,7 +88,8 @@ private:
         T value{};
     };
 
-    // Fibonacci hashing: addresses of devices differ in their middle bits only, which the product spreads upwards.
+    // Fibonacci hashing: addresses of devices differ in their middle bits only, which the product
+    // spreads upwards.
     [[nodiscard]] std::size_t home(const void* key) const noexcept {
         const std::uint64_t product = reinterpret_cast<std::uintptr_t>(key) * 0x9e3779b97f4a7c15U;
         return static_cast<std::size_t>(product >> 32U) & (slots_.size() - 1);

@@ -81,8 +81,10 @@ public:
 
     [[nodiscard]] std::uint32_t size() const noexcept {
         return static_cast<std::uint32_t>(first_.size());
-    }                                                                                       ///< buckets
-    [[nodiscard]] std::span<const std::uint32_t> order() const noexcept { return order_; }  ///< of all gradients
+        /// buckets
+    }
+    /// of all gradients
+    [[nodiscard]] std::span<const std::uint32_t> order() const noexcept { return order_; }
     /// The gradients of bucket `b` in the order of registration, since forward reads are fastest.
     [[nodiscard]] std::span<const std::uint32_t> gradients(std::uint32_t b) const noexcept {
         const std::size_t behind = b + 1 < first_.size() ? first_[b + 1] : order_.size();

@@ -126,10 +126,14 @@ public:
 
     [[nodiscard]] std::uint32_t size() const noexcept {
         return static_cast<std::uint32_t>(gradients_.size());
-    }                                                                                          ///< gradients
-    [[nodiscard]] std::string_view name(std::uint32_t g) const { return gradients_[g].name; }  ///< as registered
-    [[nodiscard]] const bucket_choice& choice() const noexcept { return choice_; }             ///< the latest
-    [[nodiscard]] std::uint32_t channels() const noexcept { return channels_; }  ///< for calls of reduce()
+        /// gradients
+    }
+    /// as registered
+    [[nodiscard]] std::string_view name(std::uint32_t g) const { return gradients_[g].name; }
+    /// the latest
+    [[nodiscard]] const bucket_choice& choice() const noexcept { return choice_; }
+    /// for calls of reduce()
+    [[nodiscard]] std::uint32_t channels() const noexcept { return channels_; }
     /// Which gradients are in which bucket.
     [[nodiscard]] const bucket_plan& plan() {
         const std::scoped_lock lock(mutex_);
@@ -160,7 +164,8 @@ public:
             changed_.notify_all();
             return errc::in_flight;
         }
-        if (now_seen_.empty()) waited_for_ = steps_;  // a thread that calls reduce() itself needs no wait()
+        // a thread that calls reduce() itself needs no wait()
+        if (now_seen_.empty()) waited_for_ = steps_;
         is_ready_[g] = true;
         now_seen_.push_back(g);
         ++signs_;
@@ -461,19 +466,22 @@ private:
     std::vector<detail::bucket_staging<T>> staging_;
 
     mutable std::mutex mutex_;
-    std::condition_variable changed_;  // a bucket is ready, a channel is done, or a fault or stop() came
+    // a bucket is ready, a channel is done, or a fault or stop() came
+    std::condition_variable changed_;
     std::vector<bool> is_ready_;
     std::vector<std::uint32_t> missing_;  // of each bucket: gradients that aren't ready
     std::vector<std::uint32_t> seen_, now_seen_;
     std::uint32_t channels_done_ = 0;
     std::vector<std::uint64_t> steps_of_channel_;
     std::uint64_t steps_ = 0, waited_for_ = 0;
-    std::uint64_t signs_ = 0;        // of progress: calls of ready() and wait(), and of the transport
+    // of progress: calls of ready() and wait(), and of the transport
+    std::uint64_t signs_ = 0;
     std::uint32_t inside_ = 0;       // threads in reduce()
     std::uint32_t with_others_ = 0;  // of inside_, threads in the transport, which has a deadline
-    std::uint32_t working_ = 0;      // of inside_, threads that have begun the step and may touch gradients
-    std::uint32_t rank_ = 0;         // of the transport
-    bool awaited_ = false;           // a thread is in wait() for this step
+    // of inside_, threads that have begun the step and may touch gradients
+    std::uint32_t working_ = 0;
+    std::uint32_t rank_ = 0;  // of the transport
+    bool awaited_ = false;    // a thread is in wait() for this step
     bool finite_ = true, was_finite_ = true;
     collective_fault fault_;
 };

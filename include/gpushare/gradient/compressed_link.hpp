@@ -102,9 +102,12 @@ public:
     [[nodiscard]] collective_fault broadcast(std::span<T> data, std::uint32_t root, instant deadline) {
         return net_.broadcast(data, root, deadline);
     }
-    [[nodiscard]] collective_fault barrier(instant deadline) { return net_.barrier(deadline); }  ///< see transport
-    void abort(std::uint32_t rank, errc why) { net_.abort(rank, why); }                          ///< see transport
-    [[nodiscard]] collective_fault fault() const noexcept { return fault_so_far(net_); }  ///< none until one is known
+    /// see transport
+    [[nodiscard]] collective_fault barrier(instant deadline) { return net_.barrier(deadline); }
+    /// see transport
+    void abort(std::uint32_t rank, errc why) { net_.abort(rank, why); }
+    /// none until one is known
+    [[nodiscard]] collective_fault fault() const noexcept { return fault_so_far(net_); }
     /// See leaving_transport.
     void leave(std::uint32_t rank, errc why) requires leaving_transport<Net> { net_.leave(rank, why); }
 

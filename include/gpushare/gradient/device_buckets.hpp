@@ -158,9 +158,12 @@ public:
 
     [[nodiscard]] std::uint32_t size() const noexcept {
         return static_cast<std::uint32_t>(gradients_.size());
-    }                                                                                          ///< gradients
-    [[nodiscard]] std::uint32_t ranks() const noexcept { return ranks_; }                      ///< of this process
-    [[nodiscard]] std::string_view name(std::uint32_t g) const { return gradients_[g].name; }  ///< as registered
+        /// gradients
+    }
+    /// of this process
+    [[nodiscard]] std::uint32_t ranks() const noexcept { return ranks_; }
+    /// as registered
+    [[nodiscard]] std::string_view name(std::uint32_t g) const { return gradients_[g].name; }
     /// The elements of all gradients of a rank.
     [[nodiscard]] std::size_t elements() const {
         const std::scoped_lock lock(mutex_);

@@ -225,11 +225,12 @@ struct device_batch {
     channel_moments* moments = nullptr;
     float* inverse_deviation = nullptr;   ///< as in batch_statistics
     channel_moments* of_ranks = nullptr;  ///< scratch: channels * (ranks + 1)
-    const float* dy = nullptr;            ///< as large as `x`; from here on, for the backward pass only
-    float* dx = nullptr;                  ///< as large; may be `dy`
-    float* dweight = nullptr;             ///< of this rank's batch alone
-    float* dbias = nullptr;               ///< of this rank's batch alone
-    float* sums = nullptr;                ///< scratch: 2 * channels
+    /// as large as `x`; from here on, for the backward pass only
+    const float* dy = nullptr;
+    float* dx = nullptr;       ///< as large; may be `dy`
+    float* dweight = nullptr;  ///< of this rank's batch alone
+    float* dbias = nullptr;    ///< of this rank's batch alone
+    float* sums = nullptr;     ///< scratch: 2 * channels
 };
 
 namespace detail {
@@ -412,7 +413,8 @@ template <launcher Stream, class AllReduce>
 
 /// Which classes take part in a step.
 struct partial_softmax_options {
-    double rate = 1;         ///< the part of each rank's classes in a step; labels' classes always take part
+    /// the part of each rank's classes in a step; labels' classes always take part
+    double rate = 1;
     std::uint64_t seed = 0;  ///< the sample's seed; samples also differ by rank and step
 };
 
@@ -639,7 +641,8 @@ public:
         }
     }
 
-    [[nodiscard]] element_range own(std::uint32_t rank) const { return own_[rank]; }  ///< the classes of a rank
+    /// the classes of a rank
+    [[nodiscard]] element_range own(std::uint32_t rank) const { return own_[rank]; }
     /// The rank's classes that take part in the step, counted from own(rank).begin, ascending.
     [[nodiscard]] std::span<const std::uint32_t> rows(std::uint32_t rank) const { return rows_[rank]; }
     /// The memory that a step takes on each rank's device.

@@ -404,9 +404,10 @@ private:
     std::uint32_t gradients_, words_;
     std::vector<rank_state> ranks_;
     std::vector<std::atomic<std::uint64_t>> marks_;  // of each rank, of two steps in turn
-    std::vector<std::atomic<std::uint64_t>> taken_;  // gradients with an entry, of two steps in turn
-    std::vector<entry> entries_;                     // in the common order
-    std::atomic<std::uint32_t> ends_[2]{};           // how many entries each of the two steps has
+    // gradients with an entry, of two steps in turn
+    std::vector<std::atomic<std::uint64_t>> taken_;
+    std::vector<entry> entries_;            // in the common order
+    std::atomic<std::uint32_t> ends_[2]{};  // how many entries each of the two steps has
 };
 
 }  // namespace GPUSHARE_ABI

@@ -107,9 +107,12 @@ public:
         static constexpr bool rank_ordered = false;   ///< ordered by levels: see the header
         static constexpr bool in_host_memory = true;  ///< see transport
 
-        [[nodiscard]] std::uint32_t rank() const noexcept { return first() + me_.rank(); }  ///< among all
-        [[nodiscard]] std::uint32_t size() const noexcept { return s_->ranks.size(); }      ///< of all processes
-        [[nodiscard]] bytes carried() const noexcept { return carried_; }                   ///< see transport
+        /// among all
+        [[nodiscard]] std::uint32_t rank() const noexcept { return first() + me_.rank(); }
+        /// of all processes
+        [[nodiscard]] std::uint32_t size() const noexcept { return s_->ranks.size(); }
+        /// see transport
+        [[nodiscard]] bytes carried() const noexcept { return carried_; }
         /// None until a rank has failed, or aborted, as far as it is known here.
         [[nodiscard]] collective_fault fault() const noexcept {
             // acquire: the thread that closed the group had stored it before.
@@ -415,8 +418,8 @@ public:
             }
         };
 
-        /// Runs a call. An exception, such as std::bad_alloc, ends the calls of all ranks, and passes
-        /// on.
+        /// Runs a call. An exception, such as std::bad_alloc, ends the calls of all ranks, and
+        /// passes on.
         template <class F>
         [[nodiscard]] collective_fault telling(const F& call) {
             try {
@@ -569,9 +572,12 @@ public:
             give_memory_back();
     }
 
-    [[nodiscard]] std::uint32_t size() const noexcept { return ranks_.size(); }                 ///< of all processes
-    [[nodiscard]] std::uint32_t first() const noexcept { return ranks_.first(outer_.rank()); }  ///< first rank here
-    [[nodiscard]] const collective_fault& fault() const noexcept { return fault_; }             ///< the first one
+    /// of all processes
+    [[nodiscard]] std::uint32_t size() const noexcept { return ranks_.size(); }
+    /// first rank here
+    [[nodiscard]] std::uint32_t first() const noexcept { return ranks_.first(outer_.rank()); }
+    /// the first one
+    [[nodiscard]] const collective_fault& fault() const noexcept { return fault_; }
     /// The bytes that all devices here have copied so far, to the host and back.
     [[nodiscard]] bytes copied() const noexcept { return copied_; }
 
@@ -583,8 +589,8 @@ public:
     /// rank. After a fault outputs have any content, and later calls return the fault again. Work
     /// enqueued before the fault still uses the arrays: wait for the streams before you free them.
     /// An exception, such as a stream's error or std::bad_alloc, becomes a fault of this process's
-    /// first rank. Two faults end this call alone, before anything is enqueued: errc::capturing if a
-    /// stream is captured, and errc::invalid_specification for another number of arrays.
+    /// first rank. Two faults end this call alone, before anything is enqueued: errc::capturing if
+    /// a stream is captured, and errc::invalid_specification for another number of arrays.
     template <movable_on_devices T, class Op>
     requires reducible<T> &&(!detail::has_finish<Op> || !std::integral<T>) [[nodiscard]] collective_fault
         all_reduce(std::span<const T* const> ins, std::span<T* const> outs, std::size_t count, const Op& op,
@@ -652,8 +658,10 @@ public:
         /// Ends the current calls of all processes, also another thread's call here, with a fault
         /// of a rank here. Doesn't wait. Any thread may call it.
         void interrupt(errc why, std::uint32_t rank) const noexcept { of_->abort(first() + rank, why); }
-        [[nodiscard]] collective_fault fault() const noexcept { return of_->fault_; }  ///< the first one
-        [[nodiscard]] std::uint32_t first() const noexcept { return of_->first(); }    ///< first rank here
+        /// the first one
+        [[nodiscard]] collective_fault fault() const noexcept { return of_->fault_; }
+        /// first rank here
+        [[nodiscard]] std::uint32_t first() const noexcept { return of_->first(); }
 
     private:
         two_level_devices* of_;

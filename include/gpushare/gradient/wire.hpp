@@ -163,9 +163,12 @@ public:
     void skip() noexcept {
         if (std::exchange(may_skip_, false)) residual_.swap(owed_before_);
     }
-    [[nodiscard]] std::span<const std::uint32_t> indices() const noexcept { return indices_; }  ///< sorted
-    [[nodiscard]] std::span<const float> values() const noexcept { return values_; }            ///< at indices()
-    [[nodiscard]] std::span<const float> residual() const noexcept { return residual_; }        ///< what is owed
+    /// sorted
+    [[nodiscard]] std::span<const std::uint32_t> indices() const noexcept { return indices_; }
+    /// at indices()
+    [[nodiscard]] std::span<const float> values() const noexcept { return values_; }
+    /// what is owed
+    [[nodiscard]] std::span<const float> residual() const noexcept { return residual_; }
     /// The bytes that this rank brings to the two collectives of one step.
     [[nodiscard]] bytes wire_bytes() const noexcept {
         return bytes{indices_.size() * (sizeof(std::uint32_t) + sizeof(float))};

@@ -6,7 +6,7 @@
 // then the pieces that a planner asks for. An operator table keeps the times for good:
 //
 //   gpushare::graph::piece_measurer times(chat, model, onnxruntime, table, {.engine = "onnxruntime"});
-//   times.run_nodes(inputs);                                               // one by one: their times, and all values
+//   times.run_nodes(inputs);  // one by one: their times, and all values
 //   gpushare::graph::split_planner planner(times.graph(), times.nodes(), {.limit = 5ms});
 //   gpushare::graph::refine(planner, [&](auto nodes) { return times.measure(nodes); });
 //
@@ -17,7 +17,7 @@
 //   gpushare::graph::engine_set<gpushare::host::stream> engines;
 //   engines.add("onnxruntime", onnxruntime);    engines.add("openvino", openvino);
 //   gpushare::graph::piece_chooser choice(chat, model, engines, table);
-//   choice.run_nodes(inputs);                                      // by the first engine, which says what is right
+//   choice.run_nodes(inputs);  // by the first engine, which says what is right
 //   gpushare::graph::split_planner cuts(choice.graph(), choice.nodes(), {.limit = 5ms});
 //   refine(cuts, [&](auto nodes) { return choice.measure(nodes); });
 //   const auto plan = choice.chosen(cuts.plan());                 // with the engine of each piece

@@ -3,8 +3,10 @@
 // the bias, the residual and the activation that follow it.
 //
 //   const gpushare::graph::cublaslt_library library("libcublasLt.so.13");
-//   gpushare::graph::cublaslt_engine engine(tenant, library, read);         // read: graph::read_operations of onnx.hpp
-//   const std::uint32_t piece = engine.add(model.extract(nodes));           // a piece_engine on the tenant's streams
+//   // read: graph::read_operations of onnx.hpp
+//   gpushare::graph::cublaslt_engine engine(tenant, library, read);
+//   // a piece_engine on the tenant's streams
+//   const std::uint32_t piece = engine.add(model.extract(nodes));
 //
 // The engine computes MatMul and Gemm of floats. The product's only reader becomes part of its
 // kernel: an Add of one element per column, an Add of a tensor of the product's shape, and then a

@@ -5,8 +5,10 @@
 //
 //   const gpushare::graph::model_graph& g = model.graph();
 //   for (const auto& n : g.nodes) std::puts(n.name.c_str());
-//   const auto crossing = gpushare::graph::crossing(g, 10);          // values that pass from nodes 0..9 to the later ones
-//   const auto edges = gpushare::graph::edges_of(g, {10, 20});       // what nodes 10..19 read from outside, and leave
+//   // values that pass from nodes 0..9 to the later ones
+//   const auto crossing = gpushare::graph::crossing(g, 10);
+//   // what nodes 10..19 read from outside, and leave
+//   const auto edges = gpushare::graph::edges_of(g, {10, 20});
 //
 // A graph is a value: any thread may read it while no thread changes it. A model_error says why a
 // model can't be used: the reason, and the node.
@@ -25,8 +27,10 @@
 // Engines get tensors in memory. A tensor_room gives memory to tensors whose size only a run tells.
 //
 //   gpushare::graph::tensor picture{gpushare::graph::element::f32, {1, 3, 640, 640}, pixels, pixels_size};
-//   gpushare::graph::tensor_blocks blocks(chat.memory(), g.values.size());      // charged to the tenant
-//   gpushare::graph::tensor map{.room = &blocks, .number = 7};                  // wherever there is room, of any size
+//   // charged to the tenant
+//   gpushare::graph::tensor_blocks blocks(chat.memory(), g.values.size());
+//   // wherever there is room, of any size
+//   gpushare::graph::tensor map{.room = &blocks, .number = 7};
 #pragma once
 
 #include <algorithm>

@@ -3,8 +3,9 @@
 // libonnx-dev) and the CMake target gpushare::graph.
 //
 //   const auto model = gpushare::graph::onnx_model::load("detector.onnx", {.sizes = {{"batch", 1}}});
-//   const gpushare::graph::model_graph& g = model.graph();              // a plain value: where to cut is decided on it
-//   const std::string piece = model.extract({0, 20});                   // nodes 0 to 19, as a model of their own
+//   // a plain value: where to cut is decided on it
+//   const gpushare::graph::model_graph& g = model.graph();
+//   const std::string piece = model.extract({0, 20});  // nodes 0 to 19, as a model of their own
 //
 // edges_of(g, range) lists a piece's inputs and outputs in the order in which the piece has them.
 #pragma once

@@ -4,7 +4,8 @@
 //
 //   const gpushare::graph::onnxruntime_library library("libonnxruntime.so.1");
 //   gpushare::graph::onnxruntime_engine engine(library);
-//   const std::uint32_t piece = engine.add(model.extract({0, 20}));              // a piece_engine on host streams
+//   // a piece_engine on host streams
+//   const std::uint32_t piece = engine.add(model.extract({0, 20}));
 //
 // Cut the model that ONNX Runtime has optimised, not the original one: then no cut undoes a fusion
 // or a layout, and pieces give the whole model's bits.
@@ -12,7 +13,8 @@
 //   const auto fused = gpushare::graph::optimised(library, model.whole());
 //   const auto cut = onnx_model::parse(
 //       fused, {.other_domains = onnxruntime_domains(), .like = &model.graph(), .own_names = true});
-//   gpushare::graph::onnxruntime_engine pieces(library, {.optimisation = 0});    // all is done already
+//   // all is done already
+//   gpushare::graph::onnxruntime_engine pieces(library, {.optimisation = 0});
 //
 // This header needs no header of ONNX Runtime: in the C interface each function keeps its place.
 // Inputs and outputs stay in the tensors' own memory; only outputs of unknown shape are copied.
@@ -171,8 +173,9 @@ namespace detail {
 /// How sessions are made.
 struct onnxruntime_options {
     int threads = 1;  ///< of a session; those beyond the SM's own thread are ONNX Runtime's
-    /// The changes that a session may make: 0 none, 1 redundant nodes, 2 also fusions, 99 also the layout
-    /// of tensors. Each cut changes the layout back, but convolutions are faster in that layout.
+    /// The changes that a session may make: 0 none, 1 redundant nodes, 2 also fusions, 99 also the
+    /// layout of tensors. Each cut changes the layout back, but convolutions are faster in that
+    /// layout.
     int optimisation = 99;
 };
 

@@ -4,7 +4,8 @@
 //
 //   const gpushare::graph::openvino_library library("libopenvino_c.so");
 //   gpushare::graph::openvino_engine engine(library);
-//   const std::uint32_t piece = engine.add(model.extract({0, 20}));              // a piece_engine on host streams
+//   // a piece_engine on host streams
+//   const std::uint32_t piece = engine.add(model.extract({0, 20}));
 //
 // OpenVINO reads ONNX's own operators, and few of ONNX Runtime's: cut the original model, or the
 // result of optimised() with `optimisation` 1. This header finds OpenVINO's C functions by

@@ -3,10 +3,11 @@
 // pieces, and bounds, shares and deadlines apply to pieces instead of the whole.
 //
 //   gpushare::graph::onnxruntime_engine engine(library);
-//   for (const auto& p : plan.pieces) engine.add(model.extract(plan.nodes(p.places)));     // piece 0, 1, ...
+//   // piece 0, 1, ...
+//   for (const auto& p : plan.pieces) engine.add(model.extract(plan.nodes(p.places)));
 //   gpushare::graph::cut_model pages(batch, model.graph(), plan, engine);
 //   std::array in{picture};    std::array out{gpushare::graph::tensor{}};
-//   pages.run(in, out, {.deadline = now + 100ms});                                         // the whole model's results
+//   pages.run(in, out, {.deadline = now + 100ms});  // the whole model's results
 //
 // On a device, captured_model makes one graph of all pieces, with a gate between any two.
 //
@@ -17,7 +18,7 @@
 //
 //   const auto values = gpushare::graph::crossing_values(g, plan);
 //   const auto layout = gpushare::graph::place_buffers(gpushare::graph::needs_of(g, values), 256);
-//   std::byte* block = allocate(layout.total);               // values[i]: at block + layout.offsets[i]
+//   std::byte* block = allocate(layout.total);  // values[i]: at block + layout.offsets[i]
 //
 // Inputs and outputs of the model are the caller's and need no place. Layouts are values: any
 // thread may read a layout while no thread changes it.
@@ -412,8 +413,9 @@ public:
     /// own exception nested; and as tenant::submit. By then all pieces have ended.
     void run(std::span<const tensor> inputs, std::span<tensor> outputs, const request_options& o = {}) {
         values_.begin(inputs, outputs);
+        // its block may grow
         for (std::size_t i = 0; i < outputs.size(); ++i)
-            if (!values_.of_caller(i)) outputs[i].data = nullptr, outputs[i].capacity = 0;  // its block may grow
+            if (!values_.of_caller(i)) outputs[i].data = nullptr, outputs[i].capacity = 0;
         submit_all(o);
         finish(outputs);
     }

@@ -4,7 +4,8 @@
 // addresses. Elements travel as they are.
 //
 //   gpushare::stream_resource ordered{tenant.memory(), stream};
-//   gpushare::cub_packing packing{always{&ordered}};  // always(stream): the memory for CUB's scratch there
+//   // always(stream): the memory for CUB's scratch there
+//   gpushare::cub_packing packing{always{&ordered}};
 //   gpushare::device_buckets<float, float, decltype(packing)> mine(1, gpushare::bytes{1 << 20}, packing);
 //
 // select_top_k chooses the largest elements of a gradient on its device by CUB's stable radix sort:

@@ -3,10 +3,10 @@
 // would be charged for cuBLAS's own workspace.
 //
 //   gpushare::stream_resource ordered{tenant.memory(), stream};
-//   const auto size = gpushare::cublas_workspace_size(9);     // for devices of compute capability 9
+//   const auto size = gpushare::cublas_workspace_size(9);  // for devices of compute capability 9
 //   gpushare::cublas_workspace mine{handle, stream.native_handle(), ordered, size};
 //   cublasSgemm(handle, CUBLAS_OP_N, CUBLAS_OP_N, m, n, k, &one, a, m, b, k, &zero, c, m);
-//   mine.restore();                     // after a cublasSetStream by others, which drops the workspace
+//   mine.restore();  // after a cublasSetStream by others, which drops the workspace
 //
 // This header is empty if cuBLAS isn't found.
 #pragma once

@@ -3,11 +3,13 @@
 // containers and CUB. Each free is in the order of the stream that it names.
 //
 //   auto mr = gpushare::as_cuda_mr<::cuda::mr::device_accessible>(tenant.memory(), node);
-//   ::cuda::mr::async_resource_ref<::cuda::mr::device_accessible> ref{mr};         // CCCL 3.1+: resource_ref
+//   // CCCL 3.1+: resource_ref
+//   ::cuda::mr::async_resource_ref<::cuda::mr::device_accessible> ref{mr};
 //
 // libcu++ renamed its calls in CCCL 3.1. One class has both spellings, without a header of CCCL:
-//  3.0    allocate(bytes, alignment)         allocate_async(bytes, alignment, stream)     resource, async_resource
-//  3.1+   allocate_sync(bytes, alignment)    allocate(stream, bytes, alignment)           synchronous_resource, resource
+//  3.0    allocate(bytes, alignment)         allocate_async(bytes, alignment, stream)     resource,
+//  async_resource 3.1+   allocate_sync(bytes, alignment)    allocate(stream, bytes, alignment)
+//  synchronous_resource, resource
 #pragma once
 
 #include <concepts>

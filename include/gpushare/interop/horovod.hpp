@@ -3,7 +3,7 @@
 // A thread combines an array as soon as all ranks have handed it over, and small arrays together.
 //
 //   using namespace gpushare::horovod;
-//   init(net);                                                 // a rank's end, for the whole process
+//   init(net);  // a rank's end, for the whole process
 //   const auto sum = allreduce_async(std::span(gradient), "fc.weight");      // the average
 //   synchronize(sum);                                          // throws, and names the rank
 //   grouped_allreduce(gradients, "block", Sum);                // spans
@@ -476,7 +476,7 @@ public:
         lock.unlock();
         return h.of_->fault ? h.of_->fault : net_->follow(*h.of_, stream);
     }
-    /// What this rank threw itself, if `h` is done and failed for that reason; else null.
+    /// This rank's own exception, if `h` failed for that reason; else null.
     [[nodiscard]] std::exception_ptr thrown(const handle& h) const {
         const std::scoped_lock lock(mutex_);
         return h.of_ != nullptr && h.of_->done ? h.of_->thrown : nullptr;
@@ -765,7 +765,8 @@ inline void init(detail::carrier& on_device, const process_set_options& options 
 inline void shutdown() { detail::of_process().reset(); }
 /// Whether the process has a set.
 [[nodiscard]] inline bool is_initialized() { return detail::of_process() != nullptr; }
-[[nodiscard]] inline std::uint32_t rank() { return global_process_set().rank(); }  ///< of this process
+/// of this process
+[[nodiscard]] inline std::uint32_t rank() { return global_process_set().rank(); }
 [[nodiscard]] inline std::uint32_t size() { return global_process_set().size(); }  ///< ranks
 
 /// Hands over an array, to be combined in place. The array must stay until the handle is done, and

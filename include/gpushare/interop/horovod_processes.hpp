@@ -328,7 +328,8 @@ private:
                 return own_fault(why, what);
             if (now >= deadline) return own_fault(errc::deadline_exceeded, what);
             if constexpr (pipelined_transport<Net>) net_.advance();
-            if (const auto f = gpushare::detail::fault_so_far(net_)) return own_fault(f.code, what);  // which stands
+            // which stands
+            if (const auto f = gpushare::detail::fault_so_far(net_)) return own_fault(f.code, what);
             (void)s.last->wait(std::min(deadline, now + poll));
         }
         return s.last->status() == errc::none ? collective_fault{} : own_fault(s.last->status(), what);

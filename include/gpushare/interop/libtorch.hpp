@@ -86,10 +86,10 @@ private:
 /// open: they stay charged, and go back in order. Tensors that outlive the tenant are leaks of it.
 ///
 /// enter() is safe from any thread; making and destroying a scope isn't, as long as a thread works
-/// on its streams. `Node` is cuda::node; `Gate` is a cuda::launch_gate, or there is none. Making one
-/// throws operation_error: closed; no_device if the tenant hasn't that many; invalid_specification
-/// if a stream has a scope already; not_supported if the tenant is in a slice of SMs, since cuDNN
-/// fails there; std::bad_alloc; and what the gate throws.
+/// on its streams. `Node` is cuda::node; `Gate` is a cuda::launch_gate, or there is none. Making
+/// one throws operation_error: closed; no_device if the tenant hasn't that many;
+/// invalid_specification if a stream has a scope already; not_supported if the tenant is in a slice
+/// of SMs, since cuDNN fails there; std::bad_alloc; and what the gate throws.
 template <class Node, class Tenant, class Gate = detail::no_launch_gate>
 class torch_scope : public detail::basic_torch_scope<detail::libtorch_cuda, Node, Tenant, Gate> {
     using base = detail::basic_torch_scope<detail::libtorch_cuda, Node, Tenant, Gate>;

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // A tenant's memory as an OrtAllocator, for sessions and tensors of ONNX Runtime.
 //
-//   gpushare::stream_resource ordered{tenant.memory(), stream};      // the execution provider's stream
+//   gpushare::stream_resource ordered{tenant.memory(), stream};  // the execution provider's stream
 //   gpushare::onnxruntime_allocator<OrtAllocator, decltype(ordered)> mine{ordered, memory_info, ORT_API_VERSION};
-//   api->RegisterAllocator(env, &mine);         // sessions take it with "session.use_env_allocators" = "1"
+//   // sessions take it with "session.use_env_allocators" = "1"
+//   api->RegisterAllocator(env, &mine);
 //
-// The struct is a template argument, so that this needs no header of ONNX Runtime and fits every version: the struct
-// only grows at its end.
+// The struct is a template argument, so that this needs no header of ONNX Runtime and fits every
+// version: the struct only grows at its end.
 #pragma once
 
 #include <cstddef>
@@ -19,22 +20,25 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Refers to `Memory` and the memory info, which must outlive it; ONNX Runtime demands that it outlives what was
-/// allocated. Thread-safe if the memory is. Null for 0 bytes. Throws where there is no memory, as ONNX Runtime's own
-/// allocators do: its functions catch that and return a status with the text, whereas of a null pointer they make a
-/// tensor (1.31 does). A program in C that calls Alloc itself can't catch it: AllocatorAlloc does it for such. A free of
-/// what isn't out changes nothing.
+/// Refers to `Memory` and the memory info, which must outlive it; ONNX Runtime demands that it
+/// outlives what was allocated. Thread-safe if the memory is. Null for 0 bytes. Throws where there
+/// is no memory, as ONNX Runtime's own allocators do: its functions catch that and return a status
+/// with the text, whereas of a null pointer they make a tensor (1.31 does). A program in C that
+/// calls Alloc itself can't catch it: AllocatorAlloc does it for such. A free of what isn't out
+/// changes nothing.
 ///
-/// ONNX Runtime frees without naming a stream, while kernels may still use the block. For a device, `Memory` must
-/// therefore free in the order of the provider's stream (its option user_compute_stream): a stream_resource, a pool's
-/// cache for the stream.
+/// ONNX Runtime frees without naming a stream, while kernels may still use the block. For a device,
+/// `Memory` must therefore free in the order of the provider's stream (its option
+/// user_compute_stream): a stream_resource, a pool's cache for the stream.
 template <class Struct, memory_resource Memory>
 class onnxruntime_allocator : public Struct {
 public:
-    /// `info` says where the memory is, as CreateMemoryInfo made it; `api_version` is ORT_API_VERSION.
+    /// `info` says where the memory is, as CreateMemoryInfo made it; `api_version` is
+    /// ORT_API_VERSION.
     template <class Info>
     onnxruntime_allocator(Memory& of, const Info* info, std::uint32_t api_version) noexcept
-        : Struct{}, blocks_(of), info_(info) {  // functions that came after 1.18 are optional, and stay null
+        // functions that came after 1.18 are optional, and stay null
+        : Struct{}, blocks_(of), info_(info) {
         this->version = api_version;
         this->Alloc = [](Struct* self, std::size_t size) -> void* { return from(self).get(size); };
         this->Free = [](Struct* self, void* p) noexcept { (void)from(self).blocks_.deallocate(p); };
@@ -48,7 +52,8 @@ public:
     onnxruntime_allocator& operator=(const onnxruntime_allocator&) = delete;
 
 private:
-    static constexpr std::size_t alignment = 256;  // what cudaMalloc gives, and more than any provider asks for
+    // what cudaMalloc gives, and more than any provider asks for
+    static constexpr std::size_t alignment = 256;
 
     static onnxruntime_allocator& from(Struct* self) noexcept { return static_cast<onnxruntime_allocator&>(*self); }
     void* get(std::size_t size) { return size == 0 ? nullptr : blocks_.allocate(size, alignment); }

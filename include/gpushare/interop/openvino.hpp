@@ -2,7 +2,7 @@
 // A tenant's memory as an allocator of OpenVINO, for tensors in the tenant's memory: inputs,
 // outputs, KV caches.
 //
-//   gpushare::openvino_allocator mine{chat.memory()};                       // converts to ov::Allocator
+//   gpushare::openvino_allocator mine{chat.memory()};  // converts to ov::Allocator
 //   ov::Tensor cache{ov::element::f32, shape, mine};
 //
 // OpenVINO takes any object with three members of this shape, so this header needs no header of

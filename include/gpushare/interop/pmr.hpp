@@ -3,7 +3,7 @@
 // reaches: pinned memory and the host backend's. In memory that only a device reaches, a container
 // crashes at its first write.
 //
-//   gpushare::pmr_adaptor mine{resource};                  // resource: a quota_resource, a pool_resource ...
+//   gpushare::pmr_adaptor mine{resource};  // resource: a quota_resource, a pool_resource ...
 //   std::pmr::vector<float> v(&mine);
 //
 // The other direction needs no adaptor: a std::pmr::memory_resource models

@@ -3,9 +3,10 @@
 // PyTorch finds two C functions by their names in a shared object:
 //
 //   using chat_memory = gpushare::tenant<gpushare::cuda::node>::memory_type;
-//   gpushare::pytorch_allocator<chat_memory, gpushare::cuda::node>& chat();  // your program keeps it, one for each tenant
+//   // your program keeps it, one for each tenant
+//   gpushare::pytorch_allocator<chat_memory, gpushare::cuda::node>& chat();
 //   extern "C" void* chat_malloc(ssize_t size, int device, cudaStream_t stream) {
-//       return chat().try_allocate(size, device, stream);             // behind a torch.cuda.MemPool
+//       return chat().try_allocate(size, device, stream);  // behind a torch.cuda.MemPool
 //   }
 //   extern "C" void chat_free(void* p, ssize_t size, int device, cudaStream_t stream) {
 //       chat().deallocate(p, size, device, stream);

@@ -4,7 +4,8 @@
 // others once that work is done.
 //
 //   gpushare::stream_resource ordered{chat.memory(), stream};
-//   void* p = ordered.allocate(1_MiB);     stream.launch(shape, kernel);     ordered.deallocate(p, 1_MiB);    // at once
+//   // at once
+//   void* p = ordered.allocate(1_MiB);     stream.launch(shape, kernel);     ordered.deallocate(p, 1_MiB);
 //
 // Vendors' libraries that need scratch memory from their caller (cuBLAS, cuBLASLt, cuDNN, cuFFT,
 // CUB) get a block from scratch_memory, which frees the block in its resource's order:
@@ -17,14 +18,16 @@
 // alignments, outside the blocks:
 //
 //   gpushare::sizeless_memory blocks{chat.memory()};
-//   void* q = blocks.try_allocate(1000, 256);     blocks.deallocate(q);      // errc::unknown_block the second time
+//   // errc::unknown_block the second time
+//   void* q = blocks.try_allocate(1000, 256);     blocks.deallocate(q);
 //
 // A program calls a device-wide algorithm of CUB twice: to ask how many bytes the algorithm needs,
 // and to run it. with_temporary_storage makes both calls, and frees the bytes in the order of the
 // stream.
 //
 //   gpushare::with_temporary_storage(chat.memory(), stream, [&](void* temporary, std::size_t& size) {
-//       return cub::DeviceReduce::Sum(temporary, size, in, out, n, native);      // native: stream.native_handle()
+//       // native: stream.native_handle()
+//       return cub::DeviceReduce::Sum(temporary, size, in, out, n, native);
 //   });
 #pragma once
 

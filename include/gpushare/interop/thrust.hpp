@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A tenant's memory for Thrust: for thrust::device_vector, and for algorithms' temporary storage.
 //
-//   gpushare::stream_resource ordered{tenant.memory(), stream};              // frees in the stream's order
+//   gpushare::stream_resource ordered{tenant.memory(), stream};  // frees in the stream's order
 //   gpushare::thrust_allocator<float, decltype(ordered)> mine{ordered};
 //   thrust::device_vector<float, decltype(mine)> v(1000, mine);
 //   // by nvcc: thrust::sort(thrust::cuda::par_nosync(mine).on(stream.native_handle()), v.begin(), v.end());

@@ -3,9 +3,10 @@
 // ranks' during the backward pass, over any transport of gradient/. It does the work of torch's
 // DistributedDataParallel, in five lines of a training loop:
 //
-//   gpushare::torch_gradients shared(model->named_parameters());             // hooks on the parameters' gradients
-//   (void)shared.broadcast(net);                                             // all ranks begin with rank 0's parameters
-//   std::jthread communicates([&] { (void)shared.communicate(net); });       // until a fault, or stop()
+//   // hooks on the parameters' gradients
+//   gpushare::torch_gradients shared(model->named_parameters());
+//   (void)shared.broadcast(net);  // all ranks begin with rank 0's parameters
+//   std::jthread communicates([&] { (void)shared.communicate(net); });  // until a fault, or stop()
 //   for (const auto& [x, y] : batches) {
 //       optimiser.zero_grad();
 //       loss(model->forward(x), y).backward();

@@ -4,7 +4,8 @@
 // that are missing. A resource that has them all is used by reference.
 //
 //   auto memory = gpushare::as_upstream(*std::pmr::new_delete_resource());
-//   gpushare::failure why;    void* p = memory.try_allocate(4096, 256, &why);      // null where allocate() would throw
+//   // null where allocate() would throw
+//   gpushare::failure why;    void* p = memory.try_allocate(4096, 256, &why);
 #pragma once
 
 #include <cstddef>
@@ -42,9 +43,9 @@ struct upstream_refusal {
     bool final = false;           ///< lack of memory isn't the reason: asking again can't help
 };
 
-/// Refers to a plain resource, which must outlive it; copies refer to the same one. Thread-safe if the resource is.
-/// Only the resource's allocate() and deallocate() are called. Sizes are charged as multiples of the alignment; the
-/// resource never closes and has no owner.
+/// Refers to a plain resource, which must outlive it; copies refer to the same one. Thread-safe if
+/// the resource is. Only the resource's allocate() and deallocate() are called. Sizes are charged
+/// as multiples of the alignment; the resource never closes and has no owner.
 template <memory_resource R>
 class upstream_ref {
 public:
@@ -94,10 +95,14 @@ public:
     [[nodiscard]] static constexpr failure refuses(std::size_t /*size*/, std::size_t /*alignment*/) noexcept {
         return {};
     }
-    [[nodiscard]] static constexpr bytes largest_free() noexcept { return bytes::max(); }  ///< it doesn't say
-    [[nodiscard]] static constexpr std::string_view owner() noexcept { return {}; }        ///< nobody
-    [[nodiscard]] static close_token closing() noexcept { return {}; }                     ///< never
-    [[nodiscard]] static bool in_hook(std::thread::id) noexcept { return false; }          ///< it has none
+    /// it doesn't say
+    [[nodiscard]] static constexpr bytes largest_free() noexcept { return bytes::max(); }
+    /// nobody
+    [[nodiscard]] static constexpr std::string_view owner() noexcept { return {}; }
+    /// never
+    [[nodiscard]] static close_token closing() noexcept { return {}; }
+    /// it has none
+    [[nodiscard]] static bool in_hook(std::thread::id) noexcept { return false; }
 
     /// The resource that it refers to.
     [[nodiscard]] R& resource() const noexcept { return *resource_; }
@@ -140,9 +145,12 @@ public:
     [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
         return std::as_const(*resource_).refuses(size, alignment);
     }
-    [[nodiscard]] bytes largest_free() const noexcept { return std::as_const(*resource_).largest_free(); }  ///< bytes
-    [[nodiscard]] std::string_view owner() const noexcept { return std::as_const(*resource_).owner(); }     ///< its
-    [[nodiscard]] close_token closing() const noexcept { return std::as_const(*resource_).closing(); }      ///< its
+    /// bytes
+    [[nodiscard]] bytes largest_free() const noexcept { return std::as_const(*resource_).largest_free(); }
+    /// its
+    [[nodiscard]] std::string_view owner() const noexcept { return std::as_const(*resource_).owner(); }
+    /// its
+    [[nodiscard]] close_token closing() const noexcept { return std::as_const(*resource_).closing(); }
     /// As quota::in_hook, if the resource tells; otherwise false.
     [[nodiscard]] bool in_hook(std::thread::id thread) const noexcept {
         if constexpr (requires(const R& r) { static_cast<bool>(r.in_hook(thread)); })

@@ -3,10 +3,10 @@
 // other. The handle of a freed block stays invalid even when the address is used again, and only a
 // block's owner can access the block.
 //
-//   gpushare::handle_table blocks;                                           // one per device, for all tenants
+//   gpushare::handle_table blocks;  // one per device, for all tenants
 //   gpushare::handle_resource mine{blocks, gpushare::tenant_tag{1}, upstream};
 //   gpushare::block_handle h = mine.allocate(1_MiB, 256);
-//   void* p = mine.pointer(h);    mine.deallocate(h);                        // a second time: errc::unknown_block
+//   void* p = mine.pointer(h);    mine.deallocate(h);  // a second time: errc::unknown_block
 #pragma once
 
 #include <algorithm>
@@ -35,7 +35,8 @@ inline namespace GPUSHARE_ABI {
 /// handle refers to no block. A handle is valid only in the table that made it.
 struct block_handle {
     std::uint32_t slot = std::numeric_limits<std::uint32_t>::max();  ///< its place in the table
-    std::uint32_t generation = 0;                                    ///< counts the blocks of the slot
+    /// counts the blocks of the slot
+    std::uint32_t generation = 0;
 
     friend constexpr auto operator<=>(block_handle, block_handle) = default;
     friend constexpr bool operator==(block_handle, block_handle) = default;
@@ -99,7 +100,8 @@ public:
             e.next_vacant = std::exchange(vacant_, h.slot);
         }
     }
-    /// Begins to move the block and returns it. Until move_to(), no other thread can free or move it (in_flight).
+    /// Begins to move the block and returns it. Until move_to(), no other thread can free or move
+    /// it (in_flight).
     result<block> begin_move(tenant_tag owner, block_handle h) noexcept {
         const std::lock_guard lock(mutex_);
         if (!good(owner, h)) return errc::unknown_block;
@@ -117,8 +119,8 @@ public:
         entries_[h.slot].what = now;
         entries_[h.slot].moving = false;
     }
-    /// A second block that goes with the handle, of an earlier move: its pointer is null if there is
-    /// none. Only between begin_free() or begin_move() and the end.
+    /// A second block that goes with the handle, of an earlier move: its pointer is null if there
+    /// is none. Only between begin_free() or begin_move() and the end.
     [[nodiscard]] block left_over(block_handle h) const noexcept {
         const std::lock_guard lock(mutex_);
         return entries_[h.slot].left_over;
@@ -157,8 +159,8 @@ private:
     std::size_t size_ = 0;
 };
 
-/// One tenant's allocator of handles. Refers to the table and the upstream, which must outlive it. Thread-safe if the
-/// upstream is.
+/// One tenant's allocator of handles. Refers to the table and the upstream, which must outlive it.
+/// Thread-safe if the upstream is.
 template <memory_resource Upstream>
 class handle_resource {
 public:
@@ -189,7 +191,8 @@ public:
         return try_allocate(static_cast<std::size_t>(size.count()), alignment, label);
     }
 
-    /// As allocate(), but waits for memory until the deadline or stop request of `until`, where the upstream can wait.
+    /// As allocate(), but waits for memory until the deadline or stop request of `until`, where the
+    /// upstream can wait.
     template <class Patience>
     [[nodiscard]] block_handle allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
                                               std::string_view label = {}) {
@@ -235,12 +238,13 @@ public:
         table_->end_free(h, !detail::stays_out(why));
         return why;
     }
-    /// Resizes the block to `size` bytes, with the same alignment: allocates a new one, calls `copy(to, from, bytes)`
-    /// for the bytes that both have, and frees the old one. The handle stays the same, the address doesn't. Throws what
-    /// allocate() and `copy` throw, and then nothing has happened. unknown_block as in deallocate(). A thread that
-    /// frees or resizes the block meanwhile gets in_flight. If the upstream doesn't take the old block back now, the
-    /// handle keeps that block too: the next resize() or deallocate() of the handle frees it first, or fails as the
-    /// upstream does.
+    /// Resizes the block to `size` bytes, with the same alignment: allocates a new one, calls
+    /// `copy(to, from, bytes)` for the bytes that both have, and frees the old one. The handle
+    /// stays the same, the address doesn't. Throws what allocate() and `copy` throw, and then
+    /// nothing has happened. unknown_block as in deallocate(). A thread that frees or resizes the
+    /// block meanwhile gets in_flight. If the upstream doesn't take the old block back now, the
+    /// handle keeps that block too: the next resize() or deallocate() of the handle frees it first,
+    /// or fails as the upstream does.
     template <std::invocable<void*, const void*, std::size_t> Copy>
     errc resize(block_handle h, std::size_t size, Copy copy) {
         return exchange(h, size, copy, [&](std::size_t alignment) { return upstream_.allocate(size, alignment); });
@@ -289,7 +293,8 @@ private:
         struct moved {
             handle_resource& of;
             block_handle h;
-            block now, spare{};  // which goes back: the new block, unless exchanged, then the old one
+            // which goes back: the new block, unless exchanged, then the old one
+            block now, spare{};
             ~moved() {
                 of.table_->refer_to(h, now);
                 if (spare.pointer != nullptr && detail::stays_out(give(of.upstream_, spare)))

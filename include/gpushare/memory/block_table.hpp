@@ -30,11 +30,12 @@ inline namespace GPUSHARE_ABI {
 /// The blocks that are out. Thread-safe: one mutex, held for a hash-table operation.
 class block_table {
 public:
-    /// With `capture`, each block's entry has the stack trace of its allocation, which costs some microseconds.
+    /// With `capture`, each block's entry has the stack trace of its allocation, which costs some
+    /// microseconds.
     explicit block_table(trace_function capture = nullptr) noexcept : capture_(capture) {}
 
-    /// Enters a block, whose pointer is neither null nor in the table. Throws std::bad_alloc if the host has no memory
-    /// for the entry.
+    /// Enters a block, whose pointer is neither null nor in the table. Throws std::bad_alloc if the
+    /// host has no memory for the entry.
     void insert(const block& b);
 
     /// Forgets the block. errc::none: the caller may free the block. unknown_block (never inserted,

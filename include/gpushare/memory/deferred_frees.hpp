@@ -26,8 +26,9 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Frees that wait for streams. Refers to `Resource`, which must outlive it. Thread-safe; the resource is called, and
-/// points are destroyed, under no lock. The destructor doesn't free pending blocks: drain() first.
+/// Frees that wait for streams. Refers to `Resource`, which must outlive it. Thread-safe; the
+/// resource is called, and points are destroyed, under no lock. The destructor doesn't free pending
+/// blocks: drain() first.
 template <timeline_point Point, memory_resource Resource>
 class deferred_frees {
 public:
@@ -60,9 +61,9 @@ public:
         return give_back(p, size, alignment, note);
     }
 
-    /// Frees the blocks whose points are reached, and returns how many. Never blocks on a stream. Asks every pending
-    /// point once, however many are reached. A block that the resource doesn't take back now stays pending: the next
-    /// call tries again.
+    /// Frees the blocks whose points are reached, and returns how many. Never blocks on a stream.
+    /// Asks every pending point once, however many are reached. A block that the resource doesn't
+    /// take back now stays pending: the next call tries again.
     std::size_t collect() noexcept {
         detail::fifo<entry> reached = take_reached(), gone, refused;
         if (reached.empty()) return 0;
@@ -75,7 +76,8 @@ public:
             e->point = Point{};
             gone.push(*e);
             ++count;
-            returned_.fetch_add(1, std::memory_order_release);  // who sees the count sees the block back
+            // who sees the count sees the block back
+            returned_.fetch_add(1, std::memory_order_release);
         }
         const std::lock_guard lock(mutex_);
         while (entry* const e = gone.pop()) made_.release(*e);
@@ -98,7 +100,8 @@ public:
     bool settle(std::uint64_t& seen) noexcept {
         collect();
         while (returned() == seen) {
-            if (taken_.load(std::memory_order_relaxed) == seen) return false;  // the lock in collect() has ordered it
+            // the lock in collect() has ordered it
+            if (taken_.load(std::memory_order_relaxed) == seen) return false;
             std::this_thread::yield();
         }
         seen = returned();
@@ -117,12 +120,14 @@ public:
             }
             const std::lock_guard lock(mutex_);
             if (!pending_.empty()) return false;
-            if (taken_.load(std::memory_order_relaxed) == returned()) return true;  // else one is on its way back
+            // else one is on its way back
+            if (taken_.load(std::memory_order_relaxed) == returned()) return true;
         }
     }
 
-    /// Waits until one of the pending frees is reached, or until `deadline`; collects nothing. False, at once, if none is
-    /// pending. Throws std::bad_alloc, and what waiting for the points throws.
+    /// Waits until one of the pending frees is reached, or until `deadline`; collects nothing.
+    /// False, at once, if none is pending. Throws std::bad_alloc, and what waiting for the points
+    /// throws.
     bool wait_any(instant deadline) const {
         std::vector<Point> open;
         {

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A pool over any upstream: takes memory in segments and hands it out in blocks of any size, in constant time and
-// without touching it. Over a quota_resource the quota counts what the pool holds.
+// A pool over any upstream: takes memory in segments and hands it out in blocks of any size, in
+// constant time and without touching it. Over a quota_resource the quota counts what the pool
+// holds.
 //
-//   gpushare::pool_resource<resource, gpushare::host::point> pool{mine};    // or pool_resource pool{mine}, without streams
+//   // or pool_resource pool{mine}, without streams
+//   gpushare::pool_resource<resource, gpushare::host::point> pool{mine};
 //   void* p = pool.allocate(1_MiB, 256);                      // any thread
 //   auto cache = pool.make_cache();                           // one worker: faster
 //   pool.deallocate(p, 1_MiB, 256);    pool.trim(0_B);
@@ -10,24 +12,26 @@
 // Large blocks have segments of their own, which small blocks don't use. So a small block that
 // stays never keeps a large segment.
 //
-// Before the pool refuses a request, it empties all workers' caches, collects the frees that streams have reached,
-// gives empty segments back to the upstream, and asks the upstream for exactly what is needed. It grows by one segment
-// at a time. It grows only when free blocks, frees that streams have reached, and what caches keep beyond
-// pool_options::kept don't suffice.
+// Before the pool refuses a request, it empties all workers' caches, collects the frees that
+// streams have reached, gives empty segments back to the upstream, and asks the upstream for
+// exactly what is needed. It grows by one segment at a time. It grows only when free blocks, frees
+// that streams have reached, and what caches keep beyond pool_options::kept don't suffice.
 //
-// A worker's cache allocates and frees without the pool's lock as long as blocks that were freed there fit the requests.
-// Made for a stream, it frees in stream order:
+// A worker's cache allocates and frees without the pool's lock as long as blocks that were freed
+// there fit the requests. Made for a stream, it frees in stream order:
 //
 //   auto ordered = pool.make_cache(stream);
 //   void* q = ordered.allocate(4_KiB, 256);
 //   launch(stream, q);
-//   ordered.deallocate(q, 4_KiB, 256);          // at once; the next allocation here may be the same block
-//   void* again = ordered.allocate(4_KiB, 256);  // q again: in stream order, without an event of CUDA's
+//   ordered.deallocate(q, 4_KiB, 256);  // at once; the next allocation here may be the same block
+//   // q again: in stream order, without an event of CUDA's
+//   void* again = ordered.allocate(4_KiB, 256);
 //
 // Threads can wait for memory, first come first served, until a deadline or a stop request:
 //
 //   const gpushare::patience until{node.get_clock(), node.get_clock().now() + 50ms, stop};
-//   void* large = pool.allocate_until(512_MiB, 256, until);       // throws memory_error: deadline_exceeded, stopped, ...
+//   // throws memory_error: deadline_exceeded, stopped, ...
+//   void* large = pool.allocate_until(512_MiB, 256, until);
 //   gpushare::failure why;    void* small = cache.try_allocate_until(4_KiB, 256, until, &why);
 //
 // While a thread waits, caches keep nothing, every free wakes the first of the queue, and a later
@@ -238,9 +242,12 @@ public:
     [[nodiscard]] failure refuses(bytes size, std::size_t alignment) const noexcept {
         return refuses(static_cast<std::size_t>(size.count()), alignment);
     }
-    [[nodiscard]] bytes largest_free() const noexcept { return pool_->largest_free(); }  ///< See pool_resource.
-    [[nodiscard]] std::string_view owner() const noexcept { return pool_->owner(); }     ///< See pool_resource.
-    [[nodiscard]] close_token closing() const noexcept { return pool_->closing(); }      ///< The pool's.
+    /// See pool_resource.
+    [[nodiscard]] bytes largest_free() const noexcept { return pool_->largest_free(); }
+    /// See pool_resource.
+    [[nodiscard]] std::string_view owner() const noexcept { return pool_->owner(); }
+    /// The pool's.
+    [[nodiscard]] close_token closing() const noexcept { return pool_->closing(); }
     /// As the pool's; see quota::in_hook.
     [[nodiscard]] bool in_hook(std::thread::id thread) const noexcept { return pool_->in_hook(thread); }
 
@@ -248,8 +255,8 @@ public:
     /// of them now.
     void flush() noexcept { pool_->store_.flush(*worker_); }
 
-    /// While a pause exists, no point is recorded on the stream, because it is being captured. Blocks freed here stay
-    /// here meanwhile.
+    /// While a pause exists, no point is recorded on the stream, because it is being captured.
+    /// Blocks freed here stay here meanwhile.
     class [[nodiscard]] pause {
     public:
         /// Waits until no thread is recording a point.
@@ -341,8 +348,10 @@ struct pool_options {
     /// sixteenth of the bytes that the upstream has left, unless `part` says otherwise. So the
     /// first block doesn't take all of a small quota.
     bytes segment{};
-    bytes kept = 32_MiB;     ///< a cache keeping less than this isn't emptied while the pool can grow
-    std::uint32_t part = 0;  ///< a segment is at most one part in so many of what the upstream has left; 0: as above
+    /// a cache keeping less than this isn't emptied while the pool can grow
+    bytes kept = 32_MiB;
+    /// a segment is at most one part in so many of what the upstream has left; 0: as above
+    std::uint32_t part = 0;
     /// A block of at least this size is never in a segment of small blocks. 0: a quarter of
     /// `segment`. If `segment` is 0, too: a quarter of the segment that an unused upstream gives,
     /// if the upstream tells its capacity, and at least 16 KiB.
@@ -371,14 +380,17 @@ public:
     }
     pool_resource(const pool_resource&) = delete;
     pool_resource& operator=(const pool_resource&) = delete;
-    /// Waits until streams have reached all frees, then gives everything back, blocks that are still out included. Call
-    /// drain() first to bound the wait. Its caches must be gone.
+    /// Waits until streams have reached all frees, then gives everything back, blocks that are
+    /// still out included. Call drain() first to bound the wait. Its caches must be gone.
     ~pool_resource() {
         closes_.reset();
-        if (detached_.load(std::memory_order_relaxed)) return;  // by the close that this has just waited for
+        // by the close that this has just waited for
+        if (detached_.load(std::memory_order_relaxed)) return;
         try {
             store_.drain(never);
-        } catch (...) {  // the end of the work is unknown: the upstream frees in order behind it, or nothing runs
+        } catch (...) {
+            // the end of the work is unknown: the upstream frees in order behind it, or nothing
+            // runs
         }
         for (auto s = store_.remove_any(); s.begin != nullptr; s = store_.remove_any())
             upstream_.deallocate(s.begin, s.size, s.alignment);
@@ -448,8 +460,10 @@ public:
         const bool own = is_large(whole);
         detail::pool_request request{whole, whole, alignment, size, own, whole + whole / 8, own};
         auto* b = store_.take(request);
-        if (b == nullptr && std::exchange(request.own, false)) b = store_.take(request);  // of shared segments
-        if (b == nullptr && own) {                                                        // one that can't be cut there
+        // of shared segments
+        if (b == nullptr && std::exchange(request.own, false)) b = store_.take(request);
+        // one that can't be cut there
+        if (b == nullptr && own) {
             request.own = own;
             request.most = detail::pool_tag::size_limit;
             b = store_.take(request);
@@ -523,9 +537,9 @@ public:
 
     /// A cache for one worker. Throws std::bad_alloc.
     [[nodiscard]] cache make_cache() { return cache(*this); }
-    /// A cache for one stream: a block freed there can be allocated there again at once, and elsewhere once the stream
-    /// has reached the free. `stream` must outlive the cache, and record() must be safe from any thread. Throws
-    /// std::bad_alloc.
+    /// A cache for one stream: a block freed there can be allocated there again at once, and
+    /// elsewhere once the stream has reached the free. `stream` must outlive the cache, and
+    /// record() must be safe from any thread. Throws std::bad_alloc.
     template <timeline Stream>
     requires std::is_same_v<typename Stream::point, Point>
     [[nodiscard]] cache make_cache(Stream& stream) {
@@ -557,8 +571,8 @@ public:
 
     /// From now on every call is refused with errc::closed. Waits for blocks that were freed on
     /// streams, and gives free memory back to the upstream. False if a stream hasn't reached a free
-    /// by the deadline, if the upstream doesn't take free memory back now, or if a thread is still in
-    /// the upstream, perhaps in a hook: call it again. Blocks that are still out are left to the
+    /// by the deadline, if the upstream doesn't take free memory back now, or if a thread is still
+    /// in the upstream, perhaps in a hook: call it again. Blocks that are still out are left to the
     /// upstream; the pool doesn't touch them any more. Called when the upstream closes. Private
     /// pools over it close first.
     bool close(instant deadline) {
@@ -585,8 +599,8 @@ public:
     [[nodiscard]] bytes empty() const noexcept { return bytes{store_.empty_bytes()}; }
     /// Bytes freed on streams that haven't reached the free.
     [[nodiscard]] bytes pending() const noexcept { return bytes{store_.pending()}; }
-    /// The largest free block at a multiple of 256 bytes, here or, where it can tell, in the upstream. Emptying caches
-    /// and segments may make a larger one.
+    /// The largest free block at a multiple of 256 bytes, here or, where it can tell, in the
+    /// upstream. Emptying caches and segments may make a larger one.
     [[nodiscard]] bytes largest_free() const noexcept {
         const bytes above = upstream_.largest_free();
         return std::max(usage().largest_free,
@@ -596,7 +610,8 @@ public:
     [[nodiscard]] std::size_t waiting() const noexcept { return store_.waiting(); }
     /// The upstream.
     [[nodiscard]] Upstream& upstream() const noexcept { return upstream_.resource(); }
-    [[nodiscard]] bool in_hook(std::thread::id t) const noexcept { return upstream_.in_hook(t); }  ///< the upstream's
+    /// the upstream's
+    [[nodiscard]] bool in_hook(std::thread::id t) const noexcept { return upstream_.in_hook(t); }
     /// The upstream's owner: the tenant that is charged for the memory.
     [[nodiscard]] std::string_view owner() const noexcept { return upstream_.owner(); }
     /// Why such a request can never be granted, whatever is freed; errc::none if it could be.
@@ -610,7 +625,8 @@ public:
         return refuses(static_cast<std::size_t>(size.count()), alignment);
     }
 
-    /// Bytes of the pool that a request takes; bytes::max() if it can't be granted. A cache may take an eighth more.
+    /// Bytes of the pool that a request takes; bytes::max() if it can't be granted. A cache may
+    /// take an eighth more.
     [[nodiscard]] static constexpr bytes charged(std::size_t size, std::size_t alignment) noexcept {
         return detail::pool_tag::check(size, alignment) == errc::none ? bytes{detail::whole_granules(size)}
                                                                       : bytes::max();

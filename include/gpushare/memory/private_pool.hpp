@@ -5,7 +5,8 @@
 //
 //   gpushare::private_pool graph_memory{pool, 64_MiB};
 //   {
-//       decltype(cache)::pause quiet{cache};     // if the captured stream has a cache: pool.make_cache(stream)
+//       // if the captured stream has a cache: pool.make_cache(stream)
+//       decltype(cache)::pause quiet{cache};
 //       begin_capture(stream);
 //       void* p = graph_memory.allocate(4_KiB, 256);      ...
 //       graph_memory.deallocate(p, 4_KiB, 256);                             // reused inside
@@ -50,7 +51,8 @@ concept holding_resource = upstream<P> && requires(P& p, std::size_t size, std::
 template <holding_resource Pool>
 class private_pool {
 public:
-    /// Sets `reserve` aside, rounded up to 256 bytes, before the capture. Throws what the pool throws.
+    /// Sets `reserve` aside, rounded up to 256 bytes, before the capture. Throws what the pool
+    /// throws.
     private_pool(Pool& pool, bytes reserve) : pool_(&pool) {
         set_aside(reserve, [&](std::size_t size) { return pool.allocate(size, detail::pool_granule); });
     }
@@ -61,7 +63,8 @@ public:
     }
     private_pool(const private_pool&) = delete;
     private_pool& operator=(const private_pool&) = delete;
-    /// Gives everything back to the pool, blocks that are still out included. The graph must be gone.
+    /// Gives everything back to the pool, blocks that are still out included. The graph must be
+    /// gone.
     ~private_pool() {
         closes_.reset();
         close();
@@ -163,8 +166,9 @@ public:
         return deallocate(p, static_cast<std::size_t>(size.count()), alignment);
     }
 
-    /// From now on everything is refused with errc::closed. All memory goes back to the pool, blocks that are out
-    /// included, so no graph that uses them may be launched any more. Called when the pool closes.
+    /// From now on everything is refused with errc::closed. All memory goes back to the pool,
+    /// blocks that are out included, so no graph that uses them may be launched any more. Called
+    /// when the pool closes.
     void close() noexcept {
         const std::lock_guard lock(mutex_);
         closed_ = true;
@@ -189,8 +193,10 @@ public:
     [[nodiscard]] failure refuses(bytes size, std::size_t alignment) const noexcept {
         return refuses(static_cast<std::size_t>(size.count()), alignment);
     }
-    [[nodiscard]] std::string_view owner() const noexcept { return pool_->owner(); }  ///< See pool_resource.
-    [[nodiscard]] close_token closing() const noexcept { return pool_->closing(); }   ///< The pool's.
+    /// See pool_resource.
+    [[nodiscard]] std::string_view owner() const noexcept { return pool_->owner(); }
+    /// The pool's.
+    [[nodiscard]] close_token closing() const noexcept { return pool_->closing(); }
 
     /// Bytes that are set aside, used or not.
     [[nodiscard]] bytes reserved() const noexcept {

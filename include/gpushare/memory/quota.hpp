@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// A quota: how many bytes may be in use at once, exact to the byte under any concurrency. Quotas form a tree. A child's
-// guaranteed bytes are set aside in its parent when the child is made; its burst is lent by the parent while the parent
-// has it free. A quota only counts; quota_resource ties it to an allocator.
+// A quota: how many bytes may be in use at once, exact to the byte under any concurrency. Quotas
+// form a tree. A child's guaranteed bytes are set aside in its parent when the child is made; its
+// burst is lent by the parent while the parent has it free. A quota only counts; quota_resource
+// ties it to an allocator.
 //
 //   gpushare::quota device{80_GiB};
-//   gpushare::quota chat{device, 20_GiB, 4_GiB};        // 20 GiB whatever others do, 4 more while they are free
+//   // 20 GiB whatever others do, 4 more while they are free
+//   gpushare::quota chat{device, 20_GiB, 4_GiB};
 //   if (chat.try_charge(512_MiB) == gpushare::errc::none) { ...; chat.release(512_MiB); }
 //
 // Why it is exact: one atomic word holds the bytes that are still free, not the bytes in use. So a
@@ -64,9 +66,9 @@ public:
     /// A root. Throws operation_error (invalid_specification) above max_limit().
     explicit quota(bytes limit) : quota(nullptr, limit, bytes{}) {}
 
-    /// A child with `guaranteed` bytes taken from `parent` now, and up to `burst` more that the parent lends while it
-    /// has them. Throws operation_error: no_room if the parent can't guarantee them, closed if it is closed,
-    /// invalid_specification above max_limit().
+    /// A child with `guaranteed` bytes taken from `parent` now, and up to `burst` more that the
+    /// parent lends while it has them. Throws operation_error: no_room if the parent can't
+    /// guarantee them, closed if it is closed, invalid_specification above max_limit().
     quota(quota& parent, bytes guaranteed, bytes burst = {}) : quota(&parent, guaranteed, burst) {}
 
     quota(const quota&) = delete;
@@ -76,9 +78,9 @@ public:
     /// stay charged to the parent.
     ~quota();
 
-    /// Charges `n` bytes or none. over_quota: beyond this quota's own limit; out_of_memory: the parent hasn't got the
-    /// burst now; size_overflow: more than any quota can hold; closed. Takes no lock unless it must
-    /// borrow, or refuses while something is lent.
+    /// Charges `n` bytes or none. over_quota: beyond this quota's own limit; out_of_memory: the
+    /// parent hasn't got the burst now; size_overflow: more than any quota can hold; closed. Takes
+    /// no lock unless it must borrow, or refuses while something is lent.
     [[nodiscard]] errc try_charge(bytes n) noexcept;
 
     /// Returns `n` bytes. False, and nothing changes, if fewer bytes are charged: no charge of that
@@ -111,7 +113,8 @@ public:
     /// charges fit.
     [[nodiscard]] bool over() const noexcept;
 
-    /// A reading; see quota_usage. Takes the mutex of the tree, as the readings below do: not for a hot path.
+    /// A reading; see quota_usage. Takes the mutex of the tree, as the readings below do: not for a
+    /// hot path.
     [[nodiscard]] quota_usage usage() const noexcept;
 
     /// The largest charge that would succeed now: the free memory as the owner sees it. Bytes for
@@ -144,7 +147,8 @@ public:
     bool close(instant deadline) noexcept;
     /// Whether stop() or close() has been called.
     [[nodiscard]] bool closed() const noexcept { return stopped(); }
-    /// For resources that keep memory charged here: tells them when the quota closes. See closing.hpp.
+    /// For resources that keep memory charged here: tells them when the quota closes. See
+    /// closing.hpp.
     [[nodiscard]] close_token closing() const noexcept { return closing_.token(); }
 
     /// Whether charges here also count in `other`, because `other` is this quota or one above it.
@@ -155,9 +159,10 @@ public:
     /// The owner's name.
     [[nodiscard]] std::string_view name() const noexcept;
 
-    /// After a refusal of `n` bytes: asks hooks (quota_wait.hpp), from `asked` on, until one has freed some. True: try
-    /// the charge again. False: all have been asked. `below`: the quota had the bytes, but the memory below it hadn't.
-    /// Runs user code, under no lock. Each request begins with a new cursor.
+    /// After a refusal of `n` bytes: asks hooks (quota_wait.hpp), from `asked` on, until one has
+    /// freed some. True: try the charge again. False: all have been asked. `below`: the quota had
+    /// the bytes, but the memory below it hadn't. Runs user code, under no lock. Each request
+    /// begins with a new cursor.
     [[nodiscard]] bool ask_next(detail::hook_cursor& asked, bytes n, bool below = false) noexcept;
 
     /// Whether that thread is in a call of one of the tree's hooks. Such a thread doesn't have the
@@ -252,8 +257,8 @@ GPUSHARE_INLINE bool quota::release(bytes n) noexcept {
             break;
         }
     }
-    // Relaxed suffices: a loan taken before this release was stored before a thaw that it saw; one taken after it
-    // has used up the released bytes, and none of it is idle.
+    // Relaxed suffices: a loan taken before this release was stored before a thaw that it saw; one
+    // taken after it has used up the released bytes, and none of it is idle.
     if (borrowed_.load(std::memory_order_relaxed) != 0) tell_parents();
     return true;
 }
@@ -376,7 +381,8 @@ GPUSHARE_INLINE std::string_view quota::name() const noexcept {
 }
 
 GPUSHARE_INLINE bool quota::ask_next(detail::hook_cursor& asked, bytes n, bool below) noexcept {
-    const auto ask = root_->ask_next_.load(std::memory_order_acquire);  // with what the hook's maker has written
+    // with what the hook's maker has written
+    const auto ask = root_->ask_next_.load(std::memory_order_acquire);
     return ask != nullptr && ask(*this, asked, n.count(), below);
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A charge or a resize of a quota in two steps: it is prepared, then committed or abandoned. So the quotas of several
-// devices are charged together or not at all; partition/reservation.hpp does it for any number.
+// A charge or a resize of a quota in two steps: it is prepared, then committed or abandoned. So the
+// quotas of several devices are charged together or not at all; partition/reservation.hpp does it
+// for any number.
 //
 //   #include <gpushare/partition/reservation.hpp>      // for several at once
 //   std::array both{gpushare::quota_charge{first, 1_GiB}, gpushare::quota_charge{second, 1_GiB}};
@@ -12,7 +13,8 @@
 //
 // Moving a charge from one quota to another, even if the device is full:
 //
-//   if (gpushare::try_transfer(chat, batch, 2_MiB).why == gpushare::errc::none) ...;    // now charged to `batch`
+//   // now charged to `batch`
+//   if (gpushare::try_transfer(chat, batch, 2_MiB).why == gpushare::errc::none) ...;
 #pragma once
 
 #include <algorithm>
@@ -221,7 +223,8 @@ public:
     /// Not prepared yet.
     quota_charge(quota& from, bytes size) noexcept : detail::quota_change(from), size_(size) {}
 
-    /// over_quota, out_of_memory, size_overflow; `left` is the largest charge that would have been granted.
+    /// over_quota, out_of_memory, size_overflow; `left` is the largest charge that would have been
+    /// granted.
     [[nodiscard]] failure prepare() noexcept { return hold(of(), size_.count()); }
     /// Only after prepare(): makes the change.
     void commit() noexcept { charge_held(of(), size_.count()); }
@@ -255,7 +258,8 @@ public:
     [[nodiscard]] bytes left() const noexcept { return held_left(of()); }
     /// Only while prepared: how many bytes are lent as burst, and used.
     [[nodiscard]] bytes lent() const noexcept { return held_lent(of()); }
-    /// Only while prepared: commit() will charge `n` bytes, at most left(). Without a call it charges nothing.
+    /// Only while prepared: commit() will charge `n` bytes, at most left(). Without a call it
+    /// charges nothing.
     void take(bytes n) noexcept { size_ = n; }
     /// Only after prepare(): makes the change.
     void commit() noexcept {
@@ -285,8 +289,8 @@ public:
     quota_resize(quota& of, bytes guaranteed, bytes burst) noexcept
         : detail::quota_change(of), guaranteed_(guaranteed), burst_(burst) {}
 
-    /// no_room (`left` is the largest guarantee that would have been granted, `limit` the parent's),
-    /// invalid_specification, or closed.
+    /// no_room (`left` is the largest guarantee that would have been granted, `limit` the
+    /// parent's), invalid_specification, or closed.
     [[nodiscard]] failure prepare() noexcept { return hold_resize(of(), guaranteed_, burst_); }
     /// Only after prepare(): makes the change.
     void commit() noexcept { resize_held(of(), guaranteed_, burst_); }

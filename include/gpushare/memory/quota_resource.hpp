@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// An allocator with a quota in front: the bytes that the upstream really takes for a block are charged before the block
-// is asked for and credited after it is back. The tenant sees the quota as its device: `capacity()` and `free()` are
-// the quota's.
+// An allocator with a quota in front: the bytes that the upstream really takes for a block are
+// charged before the block is asked for and credited after it is back. The tenant sees the quota as
+// its device: `capacity()` and `free()` are the quota's.
 //
-//   gpushare::quota_resource mine{chat, node.memory(gpushare::device_id{0})};  // chat: a gpushare::quota
-//   void* p = mine.allocate(1_MiB, 256);                                // throws memory_error, a std::bad_alloc
+//   // chat: a gpushare::quota
+//   gpushare::quota_resource mine{chat, node.memory(gpushare::device_id{0})};
+//   void* p = mine.allocate(1_MiB, 256);  // throws memory_error, a std::bad_alloc
 //   mine.deallocate(p, 1_MiB, 256);
 #pragma once
 
@@ -41,8 +42,9 @@ template <class Resource>
 }
 }  // namespace detail
 
-/// An allocator that charges a quota. Refers to a quota and an upstream, both of which must outlive it; copies share
-/// them. Thread-safe if the upstream is. Models `memory`, whatever the upstream models.
+/// An allocator that charges a quota. Refers to a quota and an upstream, both of which must outlive
+/// it; copies share them. Thread-safe if the upstream is. Models `memory`, whatever the upstream
+/// models.
 template <memory_resource Upstream>
 class quota_resource {
 public:
@@ -88,9 +90,9 @@ public:
         return try_allocate(static_cast<std::size_t>(size.count()), alignment, why);
     }
 
-    /// As allocate, but waits for bytes of the quota, first come first served, until the deadline or stop request of
-    /// `until`, a patience (include quota_wait.hpp). Then it throws memory_error with deadline_exceeded or stopped,
-    /// which names the largest borrower of burst.
+    /// As allocate, but waits for bytes of the quota, first come first served, until the deadline
+    /// or stop request of `until`, a patience (include quota_wait.hpp). Then it throws memory_error
+    /// with deadline_exceeded or stopped, which names the largest borrower of burst.
     template <class Patience>
     [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const Patience& until) {
         answer r;
@@ -197,7 +199,8 @@ public:
     /// tells, the upstream's own free blocks.
     [[nodiscard]] bytes largest_free(bytes idle = {}) const noexcept {
         const bytes most = std::min(free() + idle, upstream_.largest_free());
-        std::uint64_t fits = 0, beyond = most.count() + 1;  // found by halving: charges may be in steps of any size
+        // found by halving: charges may be in steps of any size
+        std::uint64_t fits = 0, beyond = most.count() + 1;
         while (beyond - fits > 1) {
             const auto n = fits + (beyond - fits) / 2;
             (charged(static_cast<std::size_t>(n), 256) <= most ? fits : beyond) = n;
@@ -318,8 +321,9 @@ private:
             taken.from = nullptr;
         else if (r.why.code == errc::device_lost)
             r.final = true;  // no release helps
+        // the figures are the upstream's own, since the quota has room
         else if (r.why.code != errc::closed)
-            r.why.code = errc::out_of_memory;  // the figures are the upstream's own, since the quota has room
+            r.why.code = errc::out_of_memory;
         return p;
     }
 

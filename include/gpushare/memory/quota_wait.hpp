@@ -3,7 +3,8 @@
 // so, first come first served, until a deadline or a stop request.
 //
 //   const gpushare::patience until{node.get_clock(), node.get_clock().now() + 50ms, stop};
-//   void* p = mine.allocate_until(512_MiB, 256, until);      // throws memory_error: deadline_exceeded, stopped, ...
+//   // throws memory_error: deadline_exceeded, stopped, ...
+//   void* p = mine.allocate_until(512_MiB, 256, until);
 //   if (gpushare::charge_until(chat, 1_MiB, until).code == gpushare::errc::none) ...
 //
 // A waiting thread first asks the hooks of the tree, and tells them the deadline. Then it joins the
@@ -12,11 +13,12 @@
 //
 // A program that has no thread to wait with takes a claim, which doesn't block:
 //
-//   gpushare::quota_claim claim{chat, 512_MiB};            // in the queue, unless the bytes are there now
-//   if (claim.state() == gpushare::claim_state::granted) claim.take();        // ... later: chat.release(512_MiB)
+//   gpushare::quota_claim claim{chat, 512_MiB};  // in the queue, unless the bytes are there now
+//   // ... later: chat.release(512_MiB)
+//   if (claim.state() == gpushare::claim_state::granted) claim.take();
 //
-// A quota_hook makes room before a request is refused: it spills to the host, drops a cache, or gives
-// burst back to a neighbour.
+// A quota_hook makes room before a request is refused: it spills to the host, drops a cache, or
+// gives burst back to a neighbour.
 //
 //   // 10: its order, lower ones are asked first
 //   gpushare::quota_hook spill{chat, 10, [&](const gpushare::reclaim_request& r) { return cache.evict(r.missing); }};
@@ -75,7 +77,8 @@ inline namespace GPUSHARE_ABI {
 /// itself.
 class quota_hook {
 public:
-    /// At most 48 bytes of captures; capture a pointer to more. Returns the bytes that it has freed already.
+    /// At most 48 bytes of captures; capture a pointer to more. Returns the bytes that it has freed
+    /// already.
     using free_function = detail::hook_registration::free_function;
     /// Waits until memory may have become free by itself, as when a stream reaches a point, or
     /// until the deadline. Returns false at once if nothing will become free. A waiting thread
@@ -117,7 +120,8 @@ template <class Frees>
         [&frees](instant deadline) { return frees.wait_any(deadline); });
 }
 
-/// The largest borrower from the quota that refuses `n` bytes to `asking`. Empty if `asking`'s own limit refuses them.
+/// The largest borrower from the quota that refuses `n` bytes to `asking`. Empty if `asking`'s own
+/// limit refuses them.
 [[nodiscard]] inline burst_holder holder_of_burst(const quota& asking, bytes n) noexcept {
     const detail::quota_node& q = asking;
     const std::lock_guard lock(q.root_->mutex_);
@@ -135,8 +139,8 @@ template <class Frees>
     return most;
 }
 
-/// A place in a quota's queue that blocks no thread. Neither copied nor moved; the quota must outlive it. Used by one
-/// thread at a time, beside any other use of the quota.
+/// A place in a quota's queue that blocks no thread. Neither copied nor moved; the quota must
+/// outlive it. Used by one thread at a time, beside any other use of the quota.
 class quota_claim {
 public:
     /// Charges the bytes if they are there now, else joins the queue.
@@ -169,7 +173,8 @@ public:
             root.polled_ = true;
             (void)detail::hook_registration::poll(root, lock, instant::min());
             root.polled_ = false;
-            if (auto* const p = root.threads_.front(); p != nullptr) p->wake(*p);  // another thread polls on
+            // another thread polls on
+            if (auto* const p = root.threads_.front(); p != nullptr) p->wake(*p);
         }
         return place_.state;
     }

@@ -2,7 +2,8 @@
 // Scrubbing: memory is overwritten before another tenant gets it, so that no tenant reads a
 // neighbour's data.
 //
-//   gpushare::chunk_pool_options options{.capacity = 512, .scrub = gpushare::scrub_policy::on_hand_over};      // see virtual_arena.hpp
+//   // see virtual_arena.hpp
+//   gpushare::chunk_pool_options options{.capacity = 512, .scrub = gpushare::scrub_policy::on_hand_over};
 //
 // A scrubber overwrites memory. A stream does so in its order. For memory that the host reaches
 // without a stream, host_scrubber overwrites in the calling thread:
@@ -26,8 +27,9 @@ inline namespace GPUSHARE_ABI {
 /// When memory is overwritten with zeros.
 enum class scrub_policy : std::uint8_t {
     on_hand_over,  ///< before a tenant other than its last owner gets it
-    on_free,       ///< as soon as it is free, so that an owner's own data doesn't stay behind either
-    off            ///< tenants trust each other
+    /// as soon as it is free, so that an owner's own data doesn't stay behind either
+    on_free,
+    off  ///< tenants trust each other
 };
 
 /// As in a specification.
@@ -42,10 +44,12 @@ enum class scrub_policy : std::uint8_t {
 
 /// Options of a chunk_pool.
 struct chunk_pool_options {
-    std::size_t capacity = 0;                         ///< the most chunks
-    std::size_t initial = 0;                          ///< of these, those that the constructor makes
+    std::size_t capacity = 0;  ///< the most chunks
+    /// of these, those that the constructor makes
+    std::size_t initial = 0;
     scrub_policy scrub = scrub_policy::on_hand_over;  ///< when a chunk is overwritten
-    std::size_t window = 16;                          ///< chunks that are scrubbed at a time, 1 or more
+    /// chunks that are scrubbed at a time, 1 or more
+    std::size_t window = 16;
 };
 
 /// A stream that overwrites memory.

@@ -2,7 +2,8 @@
 // A resource that overwrites freed blocks before they go back to its upstream, so that the next
 // tenant can use them as they are. The overwriting is in stream order, and no thread waits for it.
 //
-//   gpushare::scrubbing_resource mine{pool, stream};     // pool: shared by tenants; stream: fills with zeros
+//   // pool: shared by tenants; stream: fills with zeros
+//   gpushare::scrubbing_resource mine{pool, stream};
 //   void* p = mine.allocate(1_MiB, 256);
 //   mine.deallocate_after(kernels.record(), p, 1_MiB, 256);
 #pragma once
@@ -165,13 +166,15 @@ public:
     /// Gives back the blocks that are scrubbed by now, and returns their number. Never blocks on
     /// the stream.
     std::size_t collect() noexcept { return frees_.collect(); }
-    /// Waits until all freed blocks are scrubbed and back. False at the deadline, or if one couldn't be scrubbed.
+    /// Waits until all freed blocks are scrubbed and back. False at the deadline, or if one
+    /// couldn't be scrubbed.
     bool drain(instant deadline) { return frees_.drain(deadline); }
     /// How many blocks are back so far; see deferred_frees.
     [[nodiscard]] std::uint64_t returned() const noexcept { return frees_.returned(); }
     /// See deferring_upstream.
     bool settle(std::uint64_t& seen) noexcept { return frees_.settle(seen); }
-    /// Waits until a pending block is scrubbed, or until `deadline`; false, at once, if none is pending.
+    /// Waits until a pending block is scrubbed, or until `deadline`; false, at once, if none is
+    /// pending.
     bool wait_any(instant deadline) const { return frees_.wait_any(deadline); }
 
     /// From now on every call is refused with errc::closed. True once all freed blocks are scrubbed
@@ -198,9 +201,12 @@ public:
     [[nodiscard]] failure refuses(bytes size, std::size_t alignment) const noexcept {
         return refuses(static_cast<std::size_t>(size.count()), alignment);
     }
-    [[nodiscard]] bytes largest_free() const noexcept { return upstream_.largest_free(); }  ///< As the upstream's.
-    [[nodiscard]] std::string_view owner() const noexcept { return upstream_.owner(); }     ///< As the upstream's.
-    [[nodiscard]] close_token closing() const noexcept { return upstream_.closing(); }      ///< As the upstream's.
+    /// As the upstream's.
+    [[nodiscard]] bytes largest_free() const noexcept { return upstream_.largest_free(); }
+    /// As the upstream's.
+    [[nodiscard]] std::string_view owner() const noexcept { return upstream_.owner(); }
+    /// As the upstream's.
+    [[nodiscard]] close_token closing() const noexcept { return upstream_.closing(); }
     /// As the upstream's; see quota::in_hook.
     [[nodiscard]] bool in_hook(std::thread::id thread) const noexcept { return upstream_.in_hook(thread); }
     /// Bytes that were freed and aren't back in the upstream.
@@ -258,7 +264,8 @@ private:
                 return accepted(frees_.add({.end = used != nullptr ? *used : point{}}, p, size, alignment, note));
             }
             if (used != nullptr) stream_->wait(*used);
-            const typename detail::own_work_of<Stream>::type mine(*stream_);  // another kernel's failure fails no fill
+            // another kernel's failure fails no fill
+            const typename detail::own_work_of<Stream>::type mine(*stream_);
             if (size != 0) stream_->fill(p, std::byte{0}, size);
             return accepted(frees_.add({.end = stream_->record(), .scrubs = true, .scrubbing = mine.how_it_went()}, p,
                                        size, alignment, note));

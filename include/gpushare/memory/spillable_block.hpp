@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // A block that can be moved to host memory and back by copies on a stream, for spill hooks.
 //
-//   gpushare::spillable_block weights{stream, mine, pinned, 1_GiB};         // on the device, in mine
+//   gpushare::spillable_block weights{stream, mine, pinned, 1_GiB};  // on the device, in mine
 //   gpushare::quota_hook spill{chat, 10, [&](const gpushare::reclaim_request&) {
 //       return weights.spill(clock.now() + 1s) == gpushare::errc::none ? weights.size() : 0_B; }};
-//   if (weights.restore() == gpushare::errc::none) use(weights.data());              // in the order of that stream
+//   // in the order of that stream
+//   if (weights.restore() == gpushare::errc::none) use(weights.data());
 //   if (weights.wait(gpushare::never) == gpushare::errc::none) use(weights.data());  // on any
 //
-// The caller decides when to spill. A hook may be called by several threads, and while work is in flight, so the caller
-// guards the block with a lock, and calls spill() only when no work uses it.
+// The caller decides when to spill. A hook may be called by several threads, and while work is in
+// flight, so the caller guards the block with a lock, and calls spill() only when no work uses it.
 #pragma once
 
 #include <cstddef>
@@ -110,14 +111,14 @@ public:
         return errc::backend_failed;
     }
 
-    /// Copies the block back to the device. errc::none: work enqueued on the stream after this call finds it at data(),
-    /// unless the copy fails, see wait(). out_of_memory: the device has no room, and the block stays on the host.
-    /// closed: the device's resource is.
+    /// Copies the block back to the device. errc::none: work enqueued on the stream after this call
+    /// finds it at data(), unless the copy fails, see wait(). out_of_memory: the device has no
+    /// room, and the block stays on the host. closed: the device's resource is.
     [[nodiscard]] errc restore() noexcept {
         return restore_by([this](errc&) { return obtain(*device_); });
     }
-    /// The same, but waits for memory until the deadline or stop request of `until`, a patience; deadline_exceeded or
-    /// stopped then. For a device's resource that can be waited for.
+    /// The same, but waits for memory until the deadline or stop request of `until`, a patience;
+    /// deadline_exceeded or stopped then. For a device's resource that can be waited for.
     template <class Patience>
     [[nodiscard]] errc restore_until(const Patience& until) noexcept {
         return restore_by([&](errc& code) {

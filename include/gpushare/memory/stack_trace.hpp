@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stack traces of allocations: return addresses are taken when a block is allocated, and turned into names only in a
-// report. Needs glibc's <execinfo.h>, which no other header of the library includes.
+// Stack traces of allocations: return addresses are taken when a block is allocated, and turned
+// into names only in a report. Needs glibc's <execinfo.h>, which no other header of the library
+// includes.
 //
 //   gpushare::statistics_resource mine{upstream, {.trace = gpushare::capture_stack}};
 //   for (const auto& l : mine.leaks())
-//       for (const auto& line : gpushare::symbols_of(l.trace)) log(line);      // link with -rdynamic for names
+//       // link with -rdynamic for names
+//       for (const auto& line : gpushare::symbols_of(l.trace)) log(line);
 #pragma once
 
 #include <execinfo.h>
@@ -21,8 +23,8 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// A trace_function, as in statistics_options::trace. The first call of a process loads the unwinder, and allocates
-/// from the host's heap.
+/// A trace_function, as in statistics_options::trace. The first call of a process loads the
+/// unwinder, and allocates from the host's heap.
 [[gnu::noinline]] inline std::size_t capture_stack(std::span<void*> callers) noexcept {
     const int depth = ::backtrace(callers.data(), static_cast<int>(callers.size()));
     return depth > 0 ? static_cast<std::size_t>(depth) : 0;

@@ -4,9 +4,9 @@
 //
 //   gpushare::statistics_resource mine{upstream};
 //   {
-//       gpushare::memory_scope prefill{mine, "prefill"};            // an allocator, too; scopes nest
+//       gpushare::memory_scope prefill{mine, "prefill"};  // an allocator, too; scopes nest
 //       void* p = prefill.allocate(4_KiB, 256, "kv-cache");
-//       prefill.deallocate(p, 4_KiB, 256);                            // or mine.deallocate: any of them
+//       prefill.deallocate(p, 4_KiB, 256);  // or mine.deallocate: any of them
 //       log(prefill.statistics().peak);
 //   }
 //   for (const auto& l : mine.leaks()) log(l.scope, l.what.label, l.what.size);
@@ -39,12 +39,14 @@ inline namespace GPUSHARE_ABI {
 
 /// Options of a statistics_resource.
 struct statistics_options {
-    trace_function trace = nullptr;              ///< capture_stack, from stack_trace.hpp: traces of allocations
-    std::function<void(const leak&)> on_leak{};  ///< called by the destructor for each block that is still out
+    /// capture_stack, from stack_trace.hpp: traces of allocations
+    trace_function trace = nullptr;
+    /// called by the destructor for each block that is still out
+    std::function<void(const leak&)> on_leak{};
 };
 
-/// An allocator that counts. Refers to `Upstream`, which must outlive it. Thread-safe if the upstream is; neither
-/// copied nor moved.
+/// An allocator that counts. Refers to `Upstream`, which must outlive it. Thread-safe if the
+/// upstream is; neither copied nor moved.
 template <memory_resource Upstream>
 class statistics_resource {
 public:
@@ -63,7 +65,8 @@ public:
         }
     }
 
-    /// As the upstream's; std::bad_alloc too if the host has no memory for the entry. `label` must outlive the block.
+    /// As the upstream's; std::bad_alloc too if the host has no memory for the entry. `label` must
+    /// outlive the block.
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
                                  std::string_view label = {}) {
         return allocate_in(detail::scoped_statistics::whole, size, alignment, label);
@@ -111,7 +114,8 @@ public:
                                            failure* why = nullptr, std::string_view label = {}) noexcept {
         return try_allocate_until(static_cast<std::size_t>(size.count()), alignment, until, why, label);
     }
-    /// As deallocate, but for a block that work before `used` may still use, over memory that is freed in stream order.
+    /// As deallocate, but for a block that work before `used` may still use, over memory that is
+    /// freed in stream order.
     template <timeline_point Point>
     requires requires(Upstream& u, const Point& used, void* p) { u.deallocate_after(used, p, 1, 1); }
     errc deallocate_after(const Point& used, void* p, std::size_t size,
@@ -127,9 +131,9 @@ public:
                           std::size_t alignment = alignof(std::max_align_t)) noexcept {
         return deallocate_after(used, p, static_cast<std::size_t>(size.count()), alignment);
     }
-    /// Gives a block of any scope back to the upstream and returns the upstream's answer. If a later
-    /// free may succeed (concepts.hpp), the block is out as before. A wrong free changes nothing and
-    /// returns unknown_block or wrong_size. Null is ignored.
+    /// Gives a block of any scope back to the upstream and returns the upstream's answer. If a
+    /// later free may succeed (concepts.hpp), the block is out as before. A wrong free changes
+    /// nothing and returns unknown_block or wrong_size. Null is ignored.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         if (p == nullptr) return errc::none;
         return struck(p, size, alignment, [&] { return upstream_.deallocate(p, size, alignment); });
@@ -139,8 +143,8 @@ public:
         return deallocate(p, static_cast<std::size_t>(size.count()), alignment);
     }
 
-    /// The figures. `largest_free` is the largest block that the upstream could give now; bytes::max() where it doesn't
-    /// say.
+    /// The figures. `largest_free` is the largest block that the upstream could give now;
+    /// bytes::max() where it doesn't say.
     [[nodiscard]] memory_statistics statistics() const noexcept {
         return statistics_of(detail::scoped_statistics::whole);
     }
@@ -175,9 +179,12 @@ public:
     [[nodiscard]] failure refuses(bytes size, std::size_t alignment) const noexcept {
         return refuses(static_cast<std::size_t>(size.count()), alignment);
     }
-    [[nodiscard]] bytes largest_free() const noexcept { return upstream_.largest_free(); }  ///< As the upstream's.
-    [[nodiscard]] std::string_view owner() const noexcept { return upstream_.owner(); }     ///< As the upstream's.
-    [[nodiscard]] close_token closing() const noexcept { return upstream_.closing(); }      ///< As the upstream's.
+    /// As the upstream's.
+    [[nodiscard]] bytes largest_free() const noexcept { return upstream_.largest_free(); }
+    /// As the upstream's.
+    [[nodiscard]] std::string_view owner() const noexcept { return upstream_.owner(); }
+    /// As the upstream's.
+    [[nodiscard]] close_token closing() const noexcept { return upstream_.closing(); }
     /// As the upstream's; see quota::in_hook.
     [[nodiscard]] bool in_hook(std::thread::id thread) const noexcept { return upstream_.in_hook(thread); }
 
@@ -344,9 +351,12 @@ public:
     [[nodiscard]] failure refuses(bytes size, std::size_t alignment) const noexcept {
         return refuses(static_cast<std::size_t>(size.count()), alignment);
     }
-    [[nodiscard]] bytes largest_free() const noexcept { return in_->largest_free(); }  ///< As of the whole.
-    [[nodiscard]] std::string_view owner() const noexcept { return in_->owner(); }     ///< As of the whole.
-    [[nodiscard]] close_token closing() const noexcept { return in_->closing(); }      ///< As of the whole.
+    /// As of the whole.
+    [[nodiscard]] bytes largest_free() const noexcept { return in_->largest_free(); }
+    /// As of the whole.
+    [[nodiscard]] std::string_view owner() const noexcept { return in_->owner(); }
+    /// As of the whole.
+    [[nodiscard]] close_token closing() const noexcept { return in_->closing(); }
     /// `largest_free` is that of the memory that all scopes share.
     [[nodiscard]] memory_statistics statistics() const noexcept { return in_->statistics_of(id_); }
 

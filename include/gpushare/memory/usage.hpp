@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Figures of quotas, pools and resources about memory: plain values, each of one moment.
 //
-//   const gpushare::quota_usage q{.current = 3_GiB, .peak = 5_GiB};                  // usage() of a quota
-//   const gpushare::pool_usage p{.reserved = 64_MiB, .used = 40_MiB};                // of a pool_resource
+//   const gpushare::quota_usage q{.current = 3_GiB, .peak = 5_GiB};  // usage() of a quota
+//   const gpushare::pool_usage p{.reserved = 64_MiB, .used = 40_MiB};  // of a pool_resource
 //   log(p.reserved, p.used, p.external_fragmentation());
-//   const gpushare::chunk_pool_usage c{.capacity = 512, .made = 100, .mapped = 80};  // of a chunk_pool
-//   const gpushare::memory_statistics s{.current = 4096_B, .peak = 1_MiB};           // statistics() of a resource
-//   const gpushare::block kept{at, 4096_B, 256, "kv-cache"};                         // an allocation: find() of a block_table
+//   // of a chunk_pool
+//   const gpushare::chunk_pool_usage c{.capacity = 512, .made = 100, .mapped = 80};
+//   // statistics() of a resource
+//   const gpushare::memory_statistics s{.current = 4096_B, .peak = 1_MiB};
+//   // an allocation: find() of a block_table
+//   const gpushare::block kept{at, 4096_B, 256, "kv-cache"};
 #pragma once
 
 #include <cstddef>
@@ -22,12 +25,13 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// A reading of a quota. Bytes are consistent with each other; counts are exact while no call is under way and
-/// may lag by some dozens otherwise.
+/// A reading of a quota. Bytes are consistent with each other; counts are exact while no call is
+/// under way and may lag by some dozens otherwise.
 struct quota_usage {
-    bytes guaranteed{};          ///< set aside
-    bytes burst{};               ///< lent by the parent, at most
-    bytes current{};             ///< charged now; above guaranteed + burst only after a resize below it
+    bytes guaranteed{};  ///< set aside
+    bytes burst{};       ///< lent by the parent, at most
+    /// charged now; above guaranteed + burst only after a resize below it
+    bytes current{};
     bytes peak{};                ///< the most that was ever charged
     bytes borrowed{};            ///< held from the parent beyond the guarantee
     std::uint64_t charges = 0;   ///< calls; children's loans count too
@@ -41,10 +45,12 @@ struct quota_usage {
 
 /// The request that a quota_hook gets.
 struct reclaim_request {
-    bytes missing{};                 ///< how many to free at most; for a borrower, at most what it has borrowed
+    /// how many to free at most; for a borrower, at most what it has borrowed
+    bytes missing{};
     instant until = instant::min();  ///< the request's deadline, of its own clock; min(): no wait
-    bool own = true;                 ///< a request of its own quota or one below; false: a neighbour's
-    bool below = false;              ///< the quota has the bytes, but the memory below it hasn't
+    /// a request of its own quota or one below; false: a neighbour's
+    bool own = true;
+    bool below = false;  ///< the quota has the bytes, but the memory below it hasn't
 };
 
 /// How a wait for bytes of a quota stands.
@@ -57,12 +63,13 @@ enum class claim_state : std::uint8_t {
 /// A reading of a pool. `requested` and the counts are exact while no call is under way; the other
 /// figures always are.
 struct pool_usage {
-    bytes reserved{};          ///< held from the upstream: what a quota below the pool counts
-    bytes used{};              ///< in blocks that are out
-    bytes requested{};         ///< of these, what the callers asked for; the rest is rounding
-    bytes cached{};            ///< freed, and kept in caches
-    bytes pending{};           ///< freed on streams that haven't reached the free
-    bytes largest_free{};      ///< the largest block that can be had without emptying a cache or asking the upstream
+    bytes reserved{};   ///< held from the upstream: what a quota below the pool counts
+    bytes used{};       ///< in blocks that are out
+    bytes requested{};  ///< of these, what the callers asked for; the rest is rounding
+    bytes cached{};     ///< freed, and kept in caches
+    bytes pending{};    ///< freed on streams that haven't reached the free
+    /// the largest block that can be had without emptying a cache or asking the upstream
+    bytes largest_free{};
     bytes peak_reserved{};     ///< the most that was ever held
     std::size_t segments = 0;  ///< ranges that are held
 
@@ -105,7 +112,8 @@ struct memory_statistics {
     std::uint64_t allocations = 0;  ///< granted so far
     std::uint64_t frees = 0;        ///< so far
     std::uint64_t failures = 0;     ///< allocations that were refused
-    bytes largest_free{};           ///< what the upstream could give now; see statistics_resource::statistics
+    /// the largest block that the upstream could give now; see statistics_resource::statistics
+    bytes largest_free{};
 };
 
 /// A reading of a pool, in chunks; consistent.
@@ -138,8 +146,9 @@ struct block {
 
 /// A block that hasn't been freed, and where it came from.
 struct leak {
-    block what{};                ///< the block
-    std::string scope{};         ///< "engine/prefill": empty for the whole, and where there are no scopes
+    block what{};  ///< the block
+    /// "engine/prefill": empty for the whole, and where there are no scopes
+    std::string scope{};
     std::vector<void*> trace{};  ///< return addresses, if requested
 };
 

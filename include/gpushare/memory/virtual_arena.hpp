@@ -3,15 +3,17 @@
 // chunks are mapped into it and taken out again. Growing moves no pointer, and chunks that are
 // given up go to another tenant without a copy.
 //
-//   gpushare::chunk_pool pool{memory, stream, {.capacity = 512}};      // one per device: 1 GiB of 2 MiB chunks
+//   // one per device: 1 GiB of 2 MiB chunks
+//   gpushare::chunk_pool pool{memory, stream, {.capacity = 512}};
 //   gpushare::virtual_arena cache{pool, chat_quota, gpushare::tenant_tag{1}, 64_GiB, "chat"};
-//   cache.commit(0_B, 256_MiB);                                        // 256 MiB at cache.data() can be used
+//   cache.commit(0_B, 256_MiB);  // 256 MiB at cache.data() can be used
 //   cache.decommit(128_MiB, 128_MiB, std::array{stream.record()}, deadline);
-//   pool.collect();                                                    // whenever convenient: never blocks
-//   const auto chunks = pool.usage();                                  // chunks that are mapped, free, leaving
+//   pool.collect();  // whenever convenient: never blocks
+//   const auto chunks = pool.usage();  // chunks that are mapped, free, leaving
 //
-// The arenas of a device share its chunks. There is no fragmentation, since any chunk fits any place. The pool hands a
-// chunk to another tenant only when no stream uses the chunk any more and its data has been scrubbed.
+// The arenas of a device share its chunks. There is no fragmentation, since any chunk fits any
+// place. The pool hands a chunk to another tenant only when no stream uses the chunk any more and
+// its data has been scrubbed.
 #pragma once
 
 #include <cstddef>
@@ -53,8 +55,8 @@ public:
     /// The point that `Stream` records.
     using point = typename Stream::point;
 
-    /// Throws memory_error (out_of_memory) if the device hasn't `options.initial` chunks, operation_error
-    /// (invalid_specification) for options that contradict each other.
+    /// Throws memory_error (out_of_memory) if the device hasn't `options.initial` chunks,
+    /// operation_error (invalid_specification) for options that contradict each other.
     chunk_pool(Memory& memory, Stream& stream, const chunk_pool_options& options) : chunks_(memory, stream, options) {}
     chunk_pool(const chunk_pool&) = delete;
     chunk_pool& operator=(const chunk_pool&) = delete;
@@ -72,8 +74,8 @@ public:
     /// Takes back chunks that arenas gave up and whose points are reached, and scrubbed chunks.
     /// True if there were any. Never blocks on a stream.
     bool collect() noexcept { return chunks_.collect(); }
-    /// Waits for all chunks that are leaving or being scrubbed. False if some are left at the deadline or can't be
-    /// unmapped (a lost device).
+    /// Waits for all chunks that are leaving or being scrubbed. False if some are left at the
+    /// deadline or can't be unmapped (a lost device).
     bool drain(instant deadline) { return chunks_.drain(deadline); }
     /// Begins to scrub up to `most` free chunks before a tenant requests them, as many as `window`
     /// has room for. Returns how many. Call it when the device is idle, and collect() later.
@@ -97,10 +99,10 @@ struct arena_range {
 /// multiples of the pool's chunk_size(). Committed chunks are charged to the quota one by one until
 /// they are unmapped; addresses that are only reserved cost nothing.
 ///
-/// All calls are safe from any thread. The `try_` calls return why they failed, errc::none for success, and never
-/// throw; the others throw that by gpushare::raise. Besides the errors listed at each: not_whole for offsets and sizes
-/// that aren't whole chunks, size_overflow beyond the range, out_of_memory if the host has no memory for the
-/// bookkeeping.
+/// All calls are safe from any thread. The `try_` calls return why they failed, errc::none for
+/// success, and never throw; the others throw that by gpushare::raise. Besides the errors listed at
+/// each: not_whole for offsets and sizes that aren't whole chunks, size_overflow beyond the range,
+/// out_of_memory if the host has no memory for the bookkeeping.
 template <virtual_memory Memory, scrubber Stream>
 class virtual_arena {
 public:
@@ -122,8 +124,8 @@ public:
         std::swap(space_, mine.space_);
         return *this;
     }
-    /// As close() without points: the only work that may still use the arena is that before the points given to
-    /// decommit_after() or close().
+    /// As close() without points: the only work that may still use the arena is that before the
+    /// points given to decommit_after() or close().
     ~virtual_arena() {
         if (space_ != nullptr) (void)pool_->chunks_.close(space_, {});
     }
@@ -216,12 +218,13 @@ public:
         check(try_decommit_after(offset, size, points), "decommit");
     }
 
-    /// Moves `size` bytes at `offset` to `to_offset` of another arena of the same pool: waits for the points, scrubs
-    /// the chunks if the tenant changes (by the pool's policy), and maps them there. Contents are kept between arenas
-    /// of one tenant, or under scrub_policy::off. Nothing has happened on deadline_exceeded before the points are
-    /// reached, on unknown_block, on refusals of the other arena's quota, and on invalid_specification (memory is
-    /// mapped there already, or another pool). If it fails later (the deadline comes during scrubbing; closed; a lost
-    /// device; somebody else takes the burst meanwhile), the chunks are free in the pool.
+    /// Moves `size` bytes at `offset` to `to_offset` of another arena of the same pool: waits for
+    /// the points, scrubs the chunks if the tenant changes (by the pool's policy), and maps them
+    /// there. Contents are kept between arenas of one tenant, or under scrub_policy::off. Nothing
+    /// has happened on deadline_exceeded before the points are reached, on unknown_block, on
+    /// refusals of the other arena's quota, and on invalid_specification (memory is mapped there
+    /// already, or another pool). If it fails later (the deadline comes during scrubbing; closed; a
+    /// lost device; somebody else takes the burst meanwhile), the chunks are free in the pool.
     failure try_hand_over(bytes offset, bytes size, virtual_arena& to, bytes to_offset, std::span<const point> points,
                           instant deadline = never) noexcept {
         if (to.pool_ != pool_) return {.code = errc::invalid_specification, .because = reason::other_pool};

@@ -243,7 +243,8 @@ private:
                 put("\\n");
             else if (c == '\\')
                 put("\\\\");
-            else if (detail::printable_character(text) == 0)  // as `\x1b`, with the backslash escaped
+            // as `\x1b`, with the backslash escaped
+            else if (detail::printable_character(text) == 0)
                 put_control(text.substr(0, n));
             else if (c == '"' && quotes)
                 put("\\\"");

@@ -2,17 +2,20 @@
 // Places the elements [0, n) on M ranks: contiguous, block-cyclic, or by weight. Every element is
 // on exactly one rank. Index arithmetic only, in 64 bits, for host and device code.
 //
-//   constexpr gpushare::contiguous_partition rows{1'000'000, 8, 64};       // boundaries at multiples of 64
+//   // boundaries at multiples of 64
+//   constexpr gpushare::contiguous_partition rows{1'000'000, 8, 64};
 //   const auto r = rows.rank_of(i);     const auto j = rows.local_index(i);     i == rows.global_index(r, j);
 //
 // A multi_buffer is one array spread over several devices by a data partition. Its copies go from
 // and to the host, and between neighbours.
 //
 //   gpushare::contiguous_partition parts{n, ranks};  // which elements each rank has
-//   std::vector<device_memory*> memories{&node.memory({0}), &node.memory({1})};     // a memory resource for each rank
+//   // a memory resource for each rank
+//   std::vector<device_memory*> memories{&node.memory({0}), &node.memory({1})};
 //   gpushare::multi_buffer<float, gpushare::contiguous_partition, device_memory> grid{parts, memories, /*halo=*/128};
-//   grid.scatter(host_rows, streams);               // from a float*; streams: a std::span, [r] on the device of rank r
-//   grid.exchange_halo(streams);                    // each rank gets 128 elements of either neighbour
+//   // from a float*; streams: a std::span, [r] on the device of rank r
+//   grid.scatter(host_rows, streams);
+//   grid.exchange_halo(streams);  // each rank gets 128 elements of either neighbour
 //   grid.gather(host_rows, streams);
 //
 // Calls enqueue copies without waiting for them; the copies of rank r go to streams[r]. The host
@@ -47,7 +50,8 @@ inline namespace GPUSHARE_ABI {
 ///   rank_of(i)             the rank that has element i
 ///   local_index(i)         its number there
 ///   global_index(rank, j)  the element with that number
-///   run(rank, j)           how many elements from there on are contiguous, on the rank and in the whole; 0 at the end
+///   run(rank, j)           how many elements from there on are contiguous, on the rank and in the
+///                          whole; 0 at the end
 template <class P>
 concept data_partition = std::copyable<P> && requires(const P& p, std::uint32_t rank, std::uint64_t i) {
     { p.size() } noexcept -> std::same_as<std::uint64_t>;
@@ -59,7 +63,8 @@ concept data_partition = std::copyable<P> && requires(const P& p, std::uint32_t 
     { p.run(rank, i) } noexcept -> std::same_as<std::uint64_t>;
 };
 
-/// A partition in which each rank has one contiguous run, [begin(rank), begin(rank + 1)), in rank order.
+/// A partition in which each rank has one contiguous run, [begin(rank), begin(rank + 1)), in rank
+/// order.
 template <class P>
 concept run_partition = data_partition<P> && requires(const P& p, std::uint32_t rank) {
     { p.begin(rank) } noexcept -> std::same_as<std::uint64_t>;  // rank <= ranks()

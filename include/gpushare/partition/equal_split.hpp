@@ -3,7 +3,8 @@
 // each. Pure arithmetic over a description of the devices; the caller applies the result to its
 // quotas.
 //
-//   auto p = gpushare::equal_split(48_GiB, 4, devices, 1_GiB);     // 12 GiB on each of the four with most room
+//   // 12 GiB on each of the four with most room
+//   auto p = gpushare::equal_split(48_GiB, 4, devices, 1_GiB);
 //   for (auto d : p.devices) reserve(d, p.per_device);
 //
 // The rules are those of Alibaba Cloud's multi-GPU sharing: N/M is a whole number of the requested
@@ -13,10 +14,11 @@
 // Bytes, SMs and device time are all counted in whole numbers. Each has its own error code for a
 // lack of room:
 //
-//   std::vector<gpushare::sm_room> sms;                                // the devices, each with its free SMs
-//   gpushare::equal_split(gpushare::sm_count{64}, 4, sms, gpushare::sm_count{8});      // 16 SMs on each of four, in groups of 8
-//   std::vector<gpushare::share_room> times;                           // the same with the free device time
-//   gpushare::equal_split(60_pct * 4, 4, times);                       // 60 % of each of four devices' time
+//   std::vector<gpushare::sm_room> sms;  // the devices, each with its free SMs
+//   // 16 SMs on each of four, in groups of 8
+//   gpushare::equal_split(gpushare::sm_count{64}, 4, sms, gpushare::sm_count{8});
+//   std::vector<gpushare::share_room> times;  // the same with the free device time
+//   gpushare::equal_split(60_pct * 4, 4, times);  // 60 % of each of four devices' time
 #pragma once
 
 #include <algorithm>
@@ -278,10 +280,12 @@ template <device_rooms Rooms>
 
 /// Splits `total` over exactly the given devices. Codes and their figures:
 ///   invalid_specification             no device, nothing to split, or no unit
-///   not_whole                         `left` is the next smaller total that would be, `limit` the step between such
+///   not_whole                         `left` is the next smaller total that would be, `limit` the
+///                                     step between such
 ///   duplicate_device, different_nodes `asked` is the offending device's id
-///   no_room, too_few_sms, share_exceeded   by the kind of amount, per device: asked, whole units free on
-///                                          the fullest device, and its total if the description says so
+///   no_room, too_few_sms, share_exceeded   by the kind of amount, per device: asked, whole units
+///                                          free on the fullest device, and its total if the
+///                                          description says so
 template <device_rooms Rooms>
 [[nodiscard]] result<partition_of<amount_in<Rooms>>> try_equal_split_over(
     total_in<Rooms> total, const Rooms& devices, amount_in<Rooms> unit = detail::smallest<amount_in<Rooms>>) {

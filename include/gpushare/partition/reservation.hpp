@@ -4,7 +4,8 @@
 //
 //   std::vector<gpushare::quota_charge> parts;                        // memory/quota_change.hpp
 //   for (const auto d : split.devices) parts.emplace_back(quota_of(d), split.per_device);
-//   auto r = gpushare::reservation<gpushare::quota_charge>::make(std::move(parts));      // r's destructor releases it
+//   // r's destructor releases it
+//   auto r = gpushare::reservation<gpushare::quota_charge>::make(std::move(parts));
 //
 // First all changes are prepared, in the order of their resources, so that two reservations never
 // wait for each other in a cycle. Then all are committed, which can't fail. If one can't be

@@ -3,14 +3,16 @@
 // Functions choose the best connected devices.
 //
 //   gpushare::topology t({{.memory = 80_GiB}, {.memory = 80_GiB}, {.memory = 80_GiB}});
-//   t.connect({0}, {2}, {gpushare::link_class::nvlink, 4, true});  // four links, which allow access to each other's memory
-//   auto two = gpushare::best_connected(t, 2, all);                // devices 0 and 2; all: a range of device_id
+//   // four links, which allow access to each other's memory
+//   t.connect({0}, {2}, {gpushare::link_class::nvlink, 4, true});
+//   auto two = gpushare::best_connected(t, 2, all);  // devices 0 and 2; all: a range of device_id
 //
 // connected_split makes an equal split over the best connected devices that have room for their
 // part:
 //
-//   std::vector<gpushare::device_room> rooms;                        // the devices, each with its free bytes
-//   auto p = gpushare::connected_split(48_GiB, 2, rooms, t, 1_GiB);  // parts are multiples of 1 GiB
+//   std::vector<gpushare::device_room> rooms;  // the devices, each with its free bytes
+//   // parts are multiples of 1 GiB
+//   auto p = gpushare::connected_split(48_GiB, 2, rooms, t, 1_GiB);
 //
 // The header describes the twelve node types of Alibaba Cloud's Container Compute Service (ACS):
 // the memory of a device, the numbers of devices on offer, whether nodes are linked by RDMA, and
@@ -19,7 +21,8 @@
 //   const auto* type = gpushare::find_node_type("P16EN");
 //   gpushare::topology sixteen = gpushare::describe(*type, 16);
 //   bool there = gpushare::has_type("cn-wulanchabu-c", *type);
-//   auto wanted = gpushare::read_acs_labels(pod_labels);          // the class, model series and zone that a pod asks for
+//   // the class, model series and zone that a pod asks for
+//   auto wanted = gpushare::read_acs_labels(pod_labels);
 //
 // Source: ACS documentation, "ACS Pod instance overview", section on accelerated compute types, and
 // its list of zones (2026). The names are the provider's. The names and the rows of L20N and L20NE

@@ -26,12 +26,13 @@
 //       return gpushare::carried::elsewhere;
 //   });
 //
-// A capacity_calendar promises capacity ahead of time by bookings, each a placement from one instant
-// to another. A placement that exists now is a booking that has begun. The calendar is a plain value
-// as well.
+// A capacity_calendar promises capacity ahead of time by bookings, each a placement from one
+// instant to another. A placement that exists now is a booking that has begun. The calendar is a
+// plain value as well.
 //
 //   gpushare::capacity_calendar days(cluster_of_empty_nodes);
-//   auto night = days.try_book(policy, request, gpushare::instant{} + 22h, gpushare::instant{} + 30h);  // a result<booking>
+//   // a result<booking>
+//   auto night = days.try_book(policy, request, gpushare::instant{} + 22h, gpushare::instant{} + 30h);
 //   days.cancel(night->id);
 //   days.change_nodes([](gpushare::cluster& nodes) { nodes.drain({3}); });
 #pragma once
@@ -57,7 +58,8 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// A request for admission: one placement request, or several that are placed together or not at all.
+/// A request for admission: one placement request, or several that are placed together or not at
+/// all.
 struct admission_request {
     std::vector<placement_request> members{};  ///< all of them or none
     priority level{};                          ///< a higher level goes first
@@ -77,7 +79,8 @@ struct admission_result {
     };
     std::uint64_t id = 0;      ///< of the request, in the queue
     result outcome = refused;  ///< the result
-    errc code = errc::none;    ///< of a refusal: no_room, too_few_devices and the like, queue_full, deadline_exceeded
+    /// of a refusal: no_room, too_few_devices and the like, queue_full, deadline_exceeded
+    errc code = errc::none;
     std::vector<placement> placements{};  ///< one for each member, applied
     std::size_t member = 0;               ///< the member that lacks a resource
     refusal why{};                        ///< the shortage of that member
@@ -85,14 +88,16 @@ struct admission_result {
 
 /// The outcome of carrying out a plan.
 enum class carried : std::uint8_t {
-    out,        ///< the plan was carried out
-    elsewhere,  ///< not there: the function has noted why in its cluster, and the queue chooses again
-    dropped,    ///< not at all: the request is refused, without a code of the queue's
+    out,  ///< the plan was carried out
+    /// not there: the function has noted why in its cluster, and the queue chooses again
+    elsewhere,
+    dropped,  ///< not at all: the request is refused, without a code of the queue's
 };
 
 /// The free capacity as each level sees it, if shares of different levels don't compete
 /// (placement_request::level):
-///   of(level)           the cluster as requests of that level see it; a reference that holds until took()
+///   of(level)           the cluster as requests of that level see it; a reference that holds until
+///                       took()
 ///   seen(p, level)      the part of a placement that takes capacity which that level sees
 ///   took(level, after)  a plan was carried out, and of(level) is `after` from now on
 template <class V>
@@ -126,8 +131,8 @@ struct admission_queue_options {
     std::uint32_t most_overtakes = 16;  ///< of each request, by later ones
 };
 
-/// Requests that wait to be placed. A value. Every id that was queued comes back exactly once: from advance() or
-/// withdraw().
+/// Requests that wait to be placed. A value. Every id that was queued comes back exactly once: from
+/// advance() or withdraw().
 class admission_queue {
 public:
     /// An empty queue.
@@ -505,8 +510,9 @@ struct booking {
 
 /// The shares of a device's time that sum to at most the whole.
 enum class shares_sum : std::uint8_t {
-    of_all,         ///< the shares of all requests
-    of_each_level,  ///< those of one level (placement_request::level), each of what the levels above leave
+    of_all,  ///< the shares of all requests
+    /// those of one level (placement_request::level), each of what the levels above leave
+    of_each_level,
 };
 
 /// Bookings on the nodes of a cluster. Not thread-safe; std::bad_alloc changes nothing.

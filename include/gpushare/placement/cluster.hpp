@@ -118,7 +118,8 @@ private:
 /// Nodes, and their free capacity. A value; not thread-safe.
 class cluster {
 public:
-    /// Adds an empty node. Throws operation_error (invalid_specification) for more than 64 devices or a model above 63.
+    /// Adds an empty node. Throws operation_error (invalid_specification) for more than 64 devices
+    /// or a model above 63.
     node_id add(const node_description& d) {
         if (d.devices > device_set::capacity || d.model.index >= device_model::count)
             raise({errc::invalid_specification, d.devices, 0, device_set::capacity, reason::count_limit}, {},
@@ -549,7 +550,8 @@ private:
         };
         const auto enough_share = [&](const free_device& d) { return d.permille >= r.each.permille(); };
         const auto enough_memory = [&](const free_device& d) { return d.memory >= r.device_memory; };
-        const auto most = [&](auto amount, auto beside) {  // of what, of those with enough of the other
+        // of what, of those with enough of the other
+        const auto most = [&](auto amount, auto beside) {
             std::uint64_t best = 0;
             for (const auto& d : devices)
                 if (d.open &&

@@ -4,7 +4,8 @@
 //
 // Moves make room for one request, or let more requests fit in general.
 //
-//   auto plan = gpushare::consolidate(indexed, placed, 100, 5.0);    // at most 100 moves, each of which lowers what nodes
+//   // at most 100 moves, each of which lowers what nodes
+//   auto plan = gpushare::consolidate(indexed, placed, 100, 5.0);
 //                                                                    // lose by more than 5: by value_descent, in permille
 //                                                                    // of a device's time
 //   for (const auto& m : plan.moves) ...                             // tell the tenants
@@ -320,7 +321,8 @@ struct placed_tenant {
 struct preemption_plan {
     std::vector<std::size_t> victims{};  ///< their indices in the list
     placement added{};                   ///< the placement that fits then
-    std::vector<placement> beside{};     ///< of a gang: the places of its other members, in their order
+    /// of a gang: the places of its other members, in their order
+    std::vector<placement> beside{};
 };
 
 namespace detail {

@@ -4,7 +4,8 @@
 // workload. Plain values: a placement can be inspected, stored or sent before `cluster::apply`
 // takes its capacity.
 //
-//   gpushare::placement_request r{.cpu_milli = 4000, .memory = 16_GiB, .devices = 1, .each = 47_pct};    // 47 % of its time
+//   // 47 % of its time
+//   gpushare::placement_request r{.cpu_milli = 4000, .memory = 16_GiB, .devices = 1, .each = 47_pct};
 //   if (auto p = gpushare::choose(policy, cluster, r)) cluster.apply(*p);
 //   else puts(gpushare::describe(cluster.why_not(r)).c_str());
 //   auto left_on_first = [](const gpushare::node_view& node) { return node.devices[0].permille; };
@@ -229,7 +230,9 @@ enum class shortage : std::uint8_t {
     devices,        ///< the placement doesn't name the devices that the request asks for
     drained,        ///< a node that isn't drained
     consent,        ///< nothing: the function that carries out plans refused the only plan
-    turn,           ///< nothing: an earlier request, `asked` in the queue, was overtaken too often, and wants the same
+    /// nothing: an earlier request, `asked` in the queue, was overtaken too often, and wants the
+    /// same
+    turn,
 };
 
 /// In English.
@@ -347,8 +350,9 @@ struct node_description {
     bytes memory{};               ///< of the host
     std::uint32_t devices = 0;    ///< at most device_set::capacity
     device_model model{};         ///< of all its devices
-    bytes device_memory{};        ///< of each device; of the largest, where they differ (cluster::resize)
-    node_zone_id zone{};          ///< its zone; 0: none in particular
+    /// of each device; of the largest, where they differ (cluster::resize)
+    bytes device_memory{};
+    node_zone_id zone{};  ///< its zone; 0: none in particular
 
     friend constexpr bool operator==(const node_description&, const node_description&) = default;
 };
@@ -357,7 +361,8 @@ struct node_description {
 struct free_device {
     std::uint32_t permille = 0;  ///< of device time
     bytes memory{};              ///< of the device
-    bool open = true;            ///< false: it is drained or gone, and takes no request, not even one for nothing
+    /// false: it is drained or gone, and takes no request, not even one for nothing
+    bool open = true;
 
     friend constexpr auto operator<=>(const free_device&, const free_device&) = default;
     friend constexpr bool operator==(const free_device&, const free_device&) = default;
@@ -407,7 +412,8 @@ public:
     [[nodiscard]] double mean_permille() const noexcept;
 
 private:
-    void count(std::vector<placement_request> all);  // the equal ones of `all`, which have no labels
+    // the equal ones of `all`, which have no labels
+    void count(std::vector<placement_request> all);
 
     std::vector<request_kind> kinds_;
 };

@@ -4,7 +4,8 @@
 //
 //   struct emptiest {
 //       gpushare::rating rate(const gpushare::node_view& n, const gpushare::placement_request& r) const {
-//           return {-double(n.permille()), gpushare::tightest_devices(n, r)};    // permille(): of free device time
+//           // permille(): of free device time
+//           return {-double(n.permille()), gpushare::tightest_devices(n, r)};
 //       }
 //   };
 //   auto p = gpushare::choose(emptiest{}, cluster, request);
@@ -14,12 +15,13 @@
 //
 //   auto q = gpushare::choose(gpushare::best_fit{}, cluster, request);
 //
-// A gang is several requests that are placed together or not at all. Its plan is a value, to be inspected before it is
-// applied:
+// A gang is several requests that are placed together or not at all. Its plan is a value, to be
+// inspected before it is applied:
 //
 //   auto plan = gpushare::plan_gang(emptiest{}, cluster, workers);
 //   if (plan) gpushare::apply_gang(cluster, *plan.placements);
-//   else log(plan.member, gpushare::describe(plan.why));      // the member that lacks something, and why
+//   // the member that lacks something, and why
+//   else log(plan.member, gpushare::describe(plan.why));
 //
 // An indexed_cluster is a cluster with a policy whose ratings it keeps, so that a decision doesn't
 // rate every node. It gives the same answers as `choose`, in a time that hardly grows with the
@@ -60,7 +62,8 @@ inline namespace GPUSHARE_ABI {
 
 /// A policy's rating of a node: its cost, and the devices that the policy would take.
 struct rating {
-    /// lower is better. Not a number counts as the highest of all numbers, and an infinite cost as the nearest number
+    /// lower is better. Not a number counts as the highest of all numbers, and an infinite cost as
+    /// the nearest number
     double cost = std::numeric_limits<double>::infinity();
     device_set devices{};  ///< as many as the request wants
 };
@@ -128,8 +131,8 @@ template <class P>
 
 }  // namespace detail
 
-/// The placement with the lowest cost (ties: the lowest node id); none if the request fits nowhere. Looks at every
-/// node.
+/// The placement with the lowest cost (ties: the lowest node id); none if the request fits nowhere.
+/// Looks at every node.
 template <class P>
 requires placement_policy<P>
 [[nodiscard]] std::optional<placement> choose(P&& policy, const cluster& c, const placement_request& r) {
@@ -263,10 +266,11 @@ static_assert(placement_policy<random_fit> && !placement_policy<const random_fit
 /// A placement for each member, in the order of the requests. Otherwise the first member, in the
 /// order of the tries, that found no place beside those before it.
 struct gang_plan {
-    std::optional<std::vector<placement>> placements{};  ///< one for each member; none if one has no place
-    std::size_t member = 0;                              ///< the member that has no place
-    refusal why{};                                       ///< the resource that it lacks
-    bool proven = false;  ///< if none: no plan is possible; else none was found in `most_steps`
+    /// one for each member; none if one has no place
+    std::optional<std::vector<placement>> placements{};
+    std::size_t member = 0;  ///< the member that has no place
+    refusal why{};           ///< the resource that it lacks
+    bool proven = false;     ///< if none: no plan is possible; else none was found in `most_steps`
 
     /// Whether all members have a place.
     [[nodiscard]] explicit operator bool() const noexcept { return placements.has_value(); }

@@ -121,8 +121,9 @@ private:
     }
 
     double total_weight_ = 0;
-    std::vector<request_kind> many_;                  // kinds for several devices
-    std::vector<std::uint64_t> cpus_;                 // of kinds for one device: distinct, ascending
+    std::vector<request_kind> many_;  // kinds for several devices
+    // of kinds for one device: distinct, ascending
+    std::vector<std::uint64_t> cpus_;
     std::vector<std::uint32_t> shares_;               // likewise
     std::array<std::uint16_t, whole + 1> rank_of_{};  // how many of shares_ fit into each amount
     std::vector<std::vector<double>> tables_;
@@ -168,8 +169,9 @@ static_assert(rates_by_state<fragmentation_descent>);
 
 namespace detail {
 
-/// The scarcity of places for each kind of request: the number of requests of the kind that a full cluster is expected
-/// to see, over the number that it could hold of that kind alone. At most 1; 0 for kinds that fit nowhere.
+/// The scarcity of places for each kind of request: the number of requests of the kind that a full
+/// cluster is expected to see, over the number that it could hold of that kind alone. At most 1; 0
+/// for kinds that fit nowhere.
 [[nodiscard]] inline std::vector<request_kind> scarcity(const cluster& c, const workload& expected) {
     const double requests =
         expected.mean_permille() > 0 ? static_cast<double>(c.capacity_permille()) / expected.mean_permille() : 0;
@@ -196,12 +198,14 @@ namespace detail {
 /// The tuned parameters of `value_descent`. Half or twice of each changes little on lists that it
 /// wasn't tuned on (docs/placement.md), so there is seldom a reason to set one.
 struct value_descent_options {
-    /// How much a permille of expected fragmentation counts against one of value. With 0, ties between equally valued
-    /// nodes may break up the nodes that large requests need. From 0 to 1'000.
+    /// How much a permille of expected fragmentation counts against one of value. With 0, ties
+    /// between equally valued nodes may break up the nodes that large requests need. From 0 to
+    /// 1'000.
     double fragmentation_weight = 1.0 / 16;
     /// Rounds of the search for prices: more rounds take longer and give more exact prices.
     std::size_t rounds = 150;
-    /// The fraction by which prices change in the first round; later rounds change them less. From 0 to 1.
+    /// The fraction by which prices change in the first round; later rounds change them less. From
+    /// 0 to 1.
     double first_step = 0.5;
 };
 

@@ -3,9 +3,10 @@
 // together. A value: the caller passes the time, and has the lock, the clock and the engine.
 //
 //   gpushare::batch_queue<request> waiting{{.max_size = 8, .max_delay = 2ms, .takes = 5ms}};
-//   if (waiting.try_push(std::move(r), now, deadline) == gpushare::errc::queue_full) refuse(r);     // r is as it was
+//   // r is as it was
+//   if (waiting.try_push(std::move(r), now, deadline) == gpushare::errc::queue_full) refuse(r);
 //   for (auto& late : waiting.take_expired(now)) refuse(late);
-//   if (waiting.due() <= now) run(waiting.take(now));                                              // else: again at due()
+//   if (waiting.due() <= now) run(waiting.take(now));  // else: again at due()
 #pragma once
 
 #include <algorithm>
@@ -28,9 +29,12 @@ struct batch_rule {
     std::size_t max_size = 8;            ///< items of a batch; a full one goes at once. At least 1
     ns max_delay{};                      ///< how long an item waits for others
     std::size_t max_waiting = 1U << 16;  ///< items that haven't expired; further items are refused
-    ns takes{};  ///< how long a batch runs, as far as known: one goes in time for the earliest deadline in the queue, and what can't meet its own any more has expired
+    /// how long a batch runs, as far as known: one goes in time for the earliest deadline in the
+    /// queue, and what can't meet its own any more has expired
+    ns takes{};
     ns slack = std::chrono::microseconds(
-        200);  ///< a batch goes so much earlier than its deadlines ask for: timers and threads are late
+        /// a batch goes so much earlier than its deadlines ask for: timers and threads are late
+        200);
 };
 
 /// Items that wait to be run together: a higher level first, and within a level in the order of
@@ -52,7 +56,8 @@ public:
     [[nodiscard]] errc try_push(T&& item, instant now, instant deadline = never, priority level = no_priority) {
         if (live(now) >= rule_.max_waiting) return errc::queue_full;
         if (latest_begin(deadline) < now) return errc::deadline_exceeded;
-        waiting_.emplace_back(std::move(item), now, deadline, level);  // moved once there is room for it
+        // moved once there is room for it
+        waiting_.emplace_back(std::move(item), now, deadline, level);
         for (auto at = waiting_.end() - 1; at != waiting_.begin() && at[-1].level < level; --at) std::swap(at[-1], *at);
         earliest_ = std::min(earliest_, deadline);
         return errc::none;

@@ -37,9 +37,9 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
 /// Decides which texts are computed in each step. Texts of different tenants share no page. No text
-/// is lost: each is in take_ended() once. Not thread-safe. A step costs O(texts with pages), O(flows)
-/// for each page of tokens that it computes, and a look at the tokens of each flow's next text; a
-/// flow is a tenant's texts on one level. Steps allocate nothing.
+/// is lost: each is in take_ended() once. Not thread-safe. A step costs O(texts with pages),
+/// O(flows) for each page of tokens that it computes, and a look at the tokens of each flow's next
+/// text; a flow is a tenant's texts on one level. Steps allocate nothing.
 class iteration_batch {
 public:
     /// Throws operation_error (invalid_specification) for pages, steps or chunks of no tokens, or

@@ -3,11 +3,12 @@
 // the block while it holds a permit. So ten engines with 64 MiB of compute buffers each need 64 MiB
 // and not 640.
 //
-//   gpushare::leased_scratch<memory, gpushare::host::stream> scratch{chat.memory(), 256_MiB};      // as large as the largest that was asked for
+//   // as large as the largest that was asked for
+//   gpushare::leased_scratch<memory, gpushare::host::stream> scratch{chat.memory(), 256_MiB};
 //   chat.submit([&](auto& to) {
-//       auto room = scratch.lease(64_MiB, to);                                      // until the end of the callable ...
+//       auto room = scratch.lease(64_MiB, to);  // until the end of the callable ...
 //       engine.enqueue(to, room.data());
-//   });                                                                            // ... and of its work, by order of streams
+//   });  // ... and of its work, by order of streams
 //
 // The block is charged once, to the tenant of its memory, as long as it exists. Don't use it for
 // several tenants: one tenant would read another tenant's data in it.
@@ -144,7 +145,9 @@ private:
         try {
             last_ = on.record();
         } catch (
-            ...) {  // its work can't be waited for, so nobody gets the block again: the tenant's close takes it back
+            // its work can't be waited for, so nobody gets the block again: the tenant's close
+            // takes it back
+            ...) {
             block_ = nullptr;
             size_ = 0;
         }

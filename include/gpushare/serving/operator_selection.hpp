@@ -5,10 +5,11 @@
 //   auto table = gpushare::operator_table::load("matmul f16:4096x4096x8 cublaslt 41200 3\n");
 //   if (const auto* found = table.find("matmul", "f16:4096x4096x8")) use(found->candidate);
 //
-// A line is: operation, shape, candidate, how long it took (ns), among how many. Lines that begin with # are comments.
+// A line is: operation, shape, candidate, how long it took (ns), among how many. Lines that begin
+// with # are comments.
 //
-// Implementations are measured on the real arrays, each as a submission of a tenant's. Neighbours lose nothing by it: the
-// tenant pays with its own share.
+// Implementations are measured on the real arrays, each as a submission of a tenant's. Neighbours
+// lose nothing by it: the tenant pays with its own share.
 //
 //   const gpushare::operator_candidate<gpushare::host::stream> all[]{{"ours", [&](auto& to) { ours(to, a, b, c); }},
 //                                                                    {"vendor", [&](auto& to) { vendor(to, a, b, c); }}};
@@ -158,7 +159,8 @@ template <timeline Stream>
 struct operator_candidate {
     std::string name{};                     ///< a word
     std::function<void(Stream& to)> run{};  ///< enqueues the operation; the same arrays each time
-    std::function<bool()> right{};  ///< whether its results are right, after its first run; none: taken for right
+    /// whether its results are right, after its first run; none: taken for right
+    std::function<bool()> right{};
 };
 
 /// How far a number may be from the reference's number: by `absolute`, or by `relative` times the
@@ -212,9 +214,11 @@ template <class T>
 /// doesn't pass.
 template <timeline Stream>
 struct operator_reference {
-    operator_candidate<Stream> by{};            ///< the reference; it isn't measured, unless it is a candidate as well
-    std::vector<operator_result> results{};     ///< of it, and of each candidate
-    std::function<void(Stream& to)> prepare{};  ///< in place of overwriting, for what reads its results: restores them
+    /// the reference; it isn't measured, unless it is a candidate as well
+    operator_candidate<Stream> by{};
+    std::vector<operator_result> results{};  ///< of it, and of each candidate
+    /// in place of overwriting, for what reads its results: restores them
+    std::function<void(Stream& to)> prepare{};
 };
 
 /// A candidate that isn't chosen, whatever its time.
@@ -226,11 +230,12 @@ struct left_out_operator {
 
 /// How to measure.
 struct selection_options {
-    int warm_up = 1;                                     ///< runs of each that don't count
-    int repeats = 5;                                     ///< of each; the median counts
-    std::size_t part = 0;                                ///< of the tenant's devices
-    submit_options submit{};                             ///< of each run
-    std::vector<left_out_operator>* left_out = nullptr;  ///< gets candidates that failed or were wrong
+    int warm_up = 1;          ///< runs of each that don't count
+    int repeats = 5;          ///< of each; the median counts
+    std::size_t part = 0;     ///< of the tenant's devices
+    submit_options submit{};  ///< of each run
+    /// gets candidates that failed or were wrong
+    std::vector<left_out_operator>* left_out = nullptr;
 };
 
 namespace detail {

@@ -119,7 +119,8 @@ public:
     [[nodiscard]] bytes page_stride() const noexcept { return page_; }
     /// The distance from one lane of a page to the next.
     [[nodiscard]] bytes lane_stride() const noexcept { return lane_; }
-    /// Pages of a slab, the unit in which memory comes and goes: one chunk, or as many as a page needs.
+    /// Pages of a slab, the unit in which memory comes and goes: one chunk, or as many as a page
+    /// needs.
     [[nodiscard]] std::uint32_t pages_per_slab() const noexcept { return book_.per_slab(); }
     /// The distance from one slab to the next.
     [[nodiscard]] bytes slab_stride() const noexcept { return slab_; }
@@ -426,7 +427,8 @@ private:
     std::vector<std::uint32_t> next_;
     std::vector<batch> pending_;
     std::uint32_t pending_pages_ = 0;
-    std::uint32_t counted_ = 0, firmly_counted_ = 0;  // free pages that calls with too few will take
+    // free pages that calls with too few will take
+    std::uint32_t counted_ = 0, firmly_counted_ = 0;
     detail::page_growers growers_;
     bytes given_back_{};
     arena_type arena_;

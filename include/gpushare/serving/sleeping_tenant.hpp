@@ -4,8 +4,9 @@
 //
 //   gpushare::sleeping_tenant model{chat, {.spill_after = 1min, .release_after = 10min},
 //                                   {.release = [&] { engine.reset(); }, .restore = [&] { engine = load(path); }}};
-//   { auto awake = model.use(deadline);  if (awake) answer(request); }              // a request: wakes it first
-//   wait_until(model.tick());                                                       // idle: sleeps when it is time
+//   // a request: wakes it first
+//   { auto awake = model.use(deadline);  if (awake) answer(request); }
+//   wait_until(model.tick());  // idle: sleeps when it is time
 //
 // The levels of sleep, from the lightest: pools and caches are trimmed; submissions stop and the
 // tenant's spillable blocks go to the host (tenant::sleep); the engine itself is released. Quota
@@ -18,15 +19,18 @@
 //
 //   gpushare::sleep_levels levels{{.drop_caches_after = 10s, .spill_after = 1min, .release_after = 10min, .wake_within = 2s}};
 //   levels.request_began(now);  ...  levels.request_ended(now);
-//   if (auto to = levels.next(now)) { levels.began(*to, now); ...; levels.ended(true, later); }         // again at levels.next_at()
-//   levels.predicted_wake();                                                    // if a request came now
+//   // again at levels.next_at()
+//   if (auto to = levels.next(now)) { levels.began(*to, now); ...; levels.ended(true, later); }
+//   levels.predicted_wake();  // if a request came now
 //
-// A model may also sleep in parts, by tags: caches now, weights later; on the way back weights first.
+// A model may also sleep in parts, by tags: caches now, weights later; on the way back weights
+// first.
 //
 //   gpushare::sleep_groups groups{chat, {{"weights"}, {"kv_cache", gpushare::group_memory::dropped}}};
 //   auto& weights = groups.allocate("weights", 1_GiB);    auto& cache = groups.allocate("kv_cache", 4_GiB);
 //   groups.sleep({"kv_cache"});   groups.wake({"weights"});   groups.wake();
-//   if (auto in = groups.use()) answer(request, weights.data(), cache.data());      // all are awake, and stay so
+//   // all are awake, and stay so
+//   if (auto in = groups.use()) answer(request, weights.data(), cache.data());
 #pragma once
 
 #include <algorithm>
@@ -231,14 +235,16 @@ private:
 /// its work is over. `restore` and `unspill` may themselves call use(), to warm the engine up: they
 /// get a lease at once. In the other actions, use() returns errc::in_flight.
 struct sleep_actions {
-    std::function<void()> drop_caches{};  ///< free memory that is quickly made anew: KV pages, scratch
-    std::function<void()> spill{};        ///< move weights that aren't spillable blocks to the host
-    std::function<void()> release{};      ///< destroy the engine, including its weights
-    std::function<void()> restore{};      ///< make the engine anew; only after release
-    std::function<void()> unspill{};      ///< undo `spill`; only after spill
+    /// free memory that is quickly made anew: KV pages, scratch
+    std::function<void()> drop_caches{};
+    std::function<void()> spill{};    ///< move weights that aren't spillable blocks to the host
+    std::function<void()> release{};  ///< destroy the engine, including its weights
+    std::function<void()> restore{};  ///< make the engine anew; only after release
+    std::function<void()> unspill{};  ///< undo `spill`; only after spill
 };
 
-/// Drives one tenant through its levels of sleep. Thread-safe; neither copied nor moved. The tenant must outlive it.
+/// Drives one tenant through its levels of sleep. Thread-safe; neither copied nor moved. The tenant
+/// must outlive it.
 template <class Tenant>
 class sleeping_tenant {
 public:
@@ -292,8 +298,9 @@ public:
             else if (tenant_->now() >= deadline)
                 why = errc::deadline_exceeded;
             else if (state_.changing() && changer_ == std::this_thread::get_id()) {
-                if (state_.changing() == sleep_level::awake) break;  // it may use what its wake has reached
-                why = errc::in_flight;                               // it would wait for itself
+                // it may use what its wake has reached
+                if (state_.changing() == sleep_level::awake) break;
+                why = errc::in_flight;  // it would wait for itself
             } else if (!state_.changing())
                 why = change(sleep_level::awake, deadline, lock, stop);
             else  // in pieces: the node's clock may be another than that of condition variables
@@ -437,7 +444,8 @@ enum class group_memory : std::uint8_t {
 
 /// A set of a model's allocations that sleep and wake together.
 struct sleep_group {
-    std::string tag;                            ///< "weights", "kv_cache", ...: not empty, and no other group's
+    /// "weights", "kv_cache", ...: not empty, and no other group's
+    std::string tag;
     group_memory memory = group_memory::moved;  ///< while it sleeps
 };
 
@@ -681,7 +689,8 @@ private:
         };
         if (!wait_for([&] { return g.is != state::changing; })) return {.code = errc::deadline_exceeded};
         if (g.is == to) return {};
-        const state before = std::exchange(g.is, state::changing);  // nobody gets a lease from now on
+        // nobody gets a lease from now on
+        const state before = std::exchange(g.is, state::changing);
         const bool unused = wait_for([&] { return g.users == 0; });
         lock.unlock();
         failure why{.code = unused ? errc::none : errc::deadline_exceeded};

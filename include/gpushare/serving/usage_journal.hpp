@@ -6,7 +6,7 @@
 // was writing. A file that has become large is put aside under a number. POSIX.
 //
 //   gpushare::usage_journal journal{"/var/lib/server/usage"};
-//   journal.append(lines);                                                      // from usage_meter::read
+//   journal.append(lines);  // from usage_meter::read
 //   auto torn = gpushare::usage_journal::read("/var/lib/server/usage", [&](const gpushare::usage_line& l) { bill.add(l); });
 //
 // Others may rotate the file, too: each append checks whether the path still is this file (inode),
@@ -29,7 +29,7 @@
 // the usage in between. A value: the caller passes time and readings.
 //
 //   gpushare::usage_meter chat_meter{"chat"};
-//   const auto now = std::chrono::system_clock::now();                                                  // once a second:
+//   const auto now = std::chrono::system_clock::now();  // once a second:
 //   if (auto line = chat_meter.read(now, gpushare::reading_of(chat.usage()))) journal.append({&*line, 1});
 #pragma once
 
@@ -427,8 +427,9 @@ private:
 /// Options of a usage_journal.
 struct journal_options {
     bytes rotate_at{std::uint64_t{64} << 20};  ///< a file that would be larger is put aside first
-    bool sync =
-        false;  ///< each append waits until the disk has it: it then survives a power cut, not only a killed process
+    /// each append waits until the disk has it: it then survives a power cut, not only a killed
+    /// process
+    bool sync = false;
 };
 
 namespace detail {
@@ -555,7 +556,8 @@ public:
     /// (io_failed), std::bad_alloc, and the exceptions of `each`.
     template <class F>
     static std::size_t read(const std::string& path, F each) {
-        const file current(path);  // opened first: if it is put aside meanwhile, it isn't read twice
+        // opened first: if it is put aside meanwhile, it isn't read twice
+        const file current(path);
         std::size_t torn = 0;
         for (const auto n : numbers_aside(path)) {
             const file aside(path + '.' + std::to_string(n));

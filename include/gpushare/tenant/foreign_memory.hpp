@@ -2,12 +2,13 @@
 // Memory that an engine allocates by itself, past every allocator of ours, as most engines do for
 // weights. The meter measures this memory around the load, and charges it to the engine's tenant.
 //
-//   gpushare::foreign_meter before{node.memory(d)};             // on a GPU: by the device's own account
+//   gpushare::foreign_meter before{node.memory(d)};  // on a GPU: by the device's own account
 //   auto engine = load(path);
-//   log(before.measured());                                     // bytes so far; charge() begins anew
-//   auto weights = before.charge(chat);                         // throws over_quota: then destroy the engine
+//   log(before.measured());  // bytes so far; charge() begins anew
+//   auto weights = before.charge(chat);  // throws over_quota: then destroy the engine
 //
-//   gpushare::foreign_meter on_cpu{gpushare::process_memory{}};  // an engine on the CPU: by the process's own
+//   // an engine on the CPU: by the process's own
+//   gpushare::foreign_meter on_cpu{gpushare::process_memory{}};
 //
 // The meter can tell a load from others' allocations only if nothing else is loaded or freed
 // meanwhile, so load one engine at a time.

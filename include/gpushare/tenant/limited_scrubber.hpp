@@ -5,7 +5,7 @@
 //
 //   const auto cleaner = limiter.add({.weight = 5_pct, .level = {-1}});
 //   gpushare::limited_scrubber scrubs{limiter, cleaner, stream};
-//   gpushare::scrubbing_resource blocks{node.memory(d), scrubs};        // below the tenants' resources
+//   gpushare::scrubbing_resource blocks{node.memory(d), scrubs};  // below the tenants' resources
 //
 // A chunk_pool needs no such scrubber, since it scrubs chunk by chunk on the stream that it is
 // given. To limit its scrubbing, submit with that stream:

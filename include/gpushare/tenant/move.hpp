@@ -11,9 +11,11 @@
 // put it on other devices later. So two tenants can change places, or one can make room for an
 // urgent one. A parked tenant has only host memory, and neither its name nor a promise.
 //
-//   auto parked = gpushare::park_tenant(chat, blocks, pinned, now + 5s);      // pinned: memory of the host, as a resource
+//   // pinned: memory of the host, as a resource
+//   auto parked = gpushare::park_tenant(chat, blocks, pinned, now + 5s);
 //   auto urgent = shared.admit({.name = "urgent", .memory = 24_GiB});
-//   chat = gpushare::unpark_tenant(shared, parked, {}, blocks);               // where there is room; blocks[i].at is new
+//   // where there is room; blocks[i].at is new
+//   chat = gpushare::unpark_tenant(shared, parked, {}, blocks);
 #pragma once
 
 #include <algorithm>
@@ -45,9 +47,11 @@ struct move_report {
     ns scrub{};     ///< until its new memory was allocated, which is overwritten first
     ns wait{};      ///< until its work at the old place was done
     ns copy{};      ///< until all blocks were at the new place
-    std::uint64_t late =
-        0;  ///< submissions that ended here after the copy began, by a thread that didn't stop: what they wrote is lost
-    close_report closed{};  ///< how the old place closed; if not complete, close the old handle again
+    /// submissions that ended here after the copy began, by a thread that didn't stop: what they
+    /// wrote is lost
+    std::uint64_t late = 0;
+    /// how the old place closed; if not complete, close the old handle again
+    close_report closed{};
 };
 
 /// A tenant at its new place.

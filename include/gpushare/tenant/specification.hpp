@@ -3,18 +3,21 @@
 // about it. Also a tenancy's options, each with a default, and the function that chooses devices.
 //
 //   gpushare::tenant_spec chat{.name = "chat", .memory = 24_GiB, .devices = 2, .compute = 60_pct, .level = {1}};
-//   gpushare::tenancy_options options{.wait = 50ms, .spill = 32_GiB, .spill_to = &pinned};      // gpushare::tenancy shared{node, options}
+//   // gpushare::tenancy shared{node, options}
+//   gpushare::tenancy_options options{.wait = 50ms, .spill = 32_GiB, .spill_to = &pinned};
 //
 // Memory that goes with a tenant which is moved or parked (move.hpp):
 //
 //   std::vector<gpushare::moving_block> blocks{{.at = weights, .size = 1 << 30}, {.part = 1, .at = cache, .size = 1 << 28}};
 //
-// Without a device_choice, a tenancy takes the devices with the most memory left, or the best connected ones if it was
-// given a topology. Another choice is a function of the embedder's, or placed_by(policy) of tenant_planner.hpp:
+// Without a device_choice, a tenancy takes the devices with the most memory left, or the best
+// connected ones if it was given a topology. Another choice is a function of the embedder's, or
+// placed_by(policy) of tenant_planner.hpp:
 //
-//   gpushare::device_choice first = [](const auto& spec, const auto& rooms, const auto&) {      // rooms: devices with time for it
+//   // rooms: devices with time for it
+//   gpushare::device_choice first = [](const auto& spec, const auto& rooms, const auto&) {
 //       return gpushare::equal_split_over(spec.memory, std::vector(rooms.begin(), rooms.begin() + spec.devices), spec.unit);
-//   };                                                                                          // shared.choose_devices(first)
+//   };  // shared.choose_devices(first)
 //
 // The readers of specifications (tenant/specification_text.hpp) throw an error that names the key
 // which can't be read:
@@ -57,7 +60,9 @@ inline constexpr std::uint32_t any_slice = ~0U;
 
 /// The layers of a tenant's memory() above its quota.
 enum class memory_stack : std::uint8_t {
-    direct,  ///< each block is the device's own: freed memory is everybody's at once; each call is a driver call
+    /// each block is the device's own: freed memory is everybody's at once; each call is a driver
+    /// call
+    direct,
     /// Blocks out of segments that the tenant keeps: no driver call while the segments suffice.
     /// Only blocks below 16 KiB share a segment. Such a segment has 128 KiB, or a sixteenth of the
     /// bytes that are left if that is less. A small block that stays keeps its segment charged, and
@@ -67,7 +72,9 @@ enum class memory_stack : std::uint8_t {
     /// whole chunks, or shares one with others that are smaller than a chunk; memory is promised in
     /// whole chunks. See tenancy::offer
     arena,
-    stream_ordered,  ///< each block is of the device's pool for all tenants: no call waits for the device. See tenancy::offer
+    /// each block is of the device's pool for all tenants: no call waits for the device. See
+    /// tenancy::offer
+    stream_ordered,
 };
 
 /// In English.
@@ -84,7 +91,8 @@ enum class memory_stack : std::uint8_t {
 /// The specification of a tenant. Bytes are totals over all its devices, and are split equally;
 /// `compute` is a share of each device.
 struct tenant_spec {
-    std::string name{};         ///< the tenant's, in messages and ledgers; unique among present tenants
+    /// the tenant's, in messages and ledgers; unique among present tenants
+    std::string name{};
     bytes memory{};             ///< guaranteed: set aside from the admission on; 0 only with burst
     std::uint32_t devices = 1;  ///< how many, on one node
     /// The tenant's share of device time among the tenants of its level, of the time that higher
@@ -102,17 +110,22 @@ struct tenant_spec {
     /// part of the SMs. If the device doesn't tell which part the work fills, the submission is
     /// charged by this width. 0: the declared width counts.
     sm_width narrowest{};
-    bytes burst{};                        ///< further bytes, lent while no guarantee needs them; or all_burst
-    std::vector<device_id> on{};          ///< the devices to use; empty: those with the most room
-    bytes unit{1};                        ///< memory / devices and burst / devices must be multiples of it
-    std::uint32_t slice = any_slice;      ///< the slice of SMs on each of its devices; see tenancy::slice
+    /// further bytes, lent while no guarantee needs them; or all_burst
+    bytes burst{};
+    std::vector<device_id> on{};  ///< the devices to use; empty: those with the most room
+    /// memory / devices and burst / devices must be multiples of it
+    bytes unit{1};
+    /// the slice of SMs on each of its devices; see tenancy::slice
+    std::uint32_t slice = any_slice;
     std::optional<memory_stack> stack{};  ///< the layers of memory(); none: as in tenancy_options
     /// When its memory is overwritten; none: the tenancy's default. `off` takes effect only while
     /// every tenant that its devices ever had says `off`; otherwise memory that others left behind
     /// is still overwritten.
     std::optional<scrub_policy> scrub{};
-    std::optional<ns> wait{};      ///< how long memory().allocate() waits for bytes; 0s: no wait; none: default
-    std::optional<bytes> spill{};  ///< how much may be on the host when bytes lack; 0: nothing; none: the default
+    /// how long memory().allocate() waits for bytes; 0s: no wait; none: default
+    std::optional<ns> wait{};
+    /// how much may be on the host when bytes lack; 0: nothing; none: the default
+    std::optional<bytes> spill{};
     /// While the tenant sleeps, the unused part of its guarantee is lent to others as burst. The
     /// bytes are called back when the tenant wakes, and the wake waits for them: tenant::recall()
     /// says how long. They are never promised to another tenant.
@@ -124,13 +137,18 @@ struct tenant_spec {
     bool soft_cap = false;       ///< holds only while others want the device
     ns slo{};                    ///< how long after its arrival work is due; 0: no objective
     std::uint32_t group = 0;     ///< the tenant's class, if the policy is a tree
-    ns longest{};                ///< the longest kernel, for others' waits and beside a cap; 0: learnt
-    ns yields_within{};          ///< how often the work yields at least, for the same; 0: never
-    sm_width keeps{};            ///< the part of its slice's SMs that its level keeps free of lower levels' long work
-    ns back_within{};            ///< lends these SMs to work that returns them within this time; 0: to short work
+    /// the longest kernel, for others' waits and beside a cap; 0: learnt
+    ns longest{};
+    ns yields_within{};  ///< how often the work yields at least, for the same; 0: never
+    /// the part of its slice's SMs that its level keeps free of lower levels' long work
+    sm_width keeps{};
+    /// lends these SMs to work that returns them within this time; 0: to short work
+    ns back_within{};
 
-    std::uint32_t streams = 1;      ///< on each device; work of one stream runs in order, work of several side by side
-    std::uint32_t queue_limit = 0;  ///< how many submissions may wait on a device; 0: as in limiter_options
+    /// on each device; work of one stream runs in order, work of several side by side
+    std::uint32_t streams = 1;
+    /// how many submissions may wait on a device; 0: as in limiter_options
+    std::uint32_t queue_limit = 0;
 };
 
 /// Counts of a tenant's calls since its admission.
@@ -160,21 +178,26 @@ struct tenant_change {
     std::optional<std::uint32_t> queue_limit{};  ///< as in tenant_spec
     std::optional<ns> wait{};                    ///< as in tenant_spec: for allocations from now on
     std::optional<bool> lends_asleep{};          ///< as in tenant_spec, from its next sleep on
-    std::optional<bytes> spill{};                ///< as in tenant_spec; only if admitted with some. Blocks there stay
+    /// as in tenant_spec; only if admitted with some. Blocks there stay
+    std::optional<bytes> spill{};
 };
 
 /// A tenant's usage, now and so far, summed over its devices. device_time is that of each device
 /// or, on a sliced one, of the tenant's slice.
 struct tenant_usage {
-    bytes memory{};        ///< guaranteed, as granted
-    bytes burst{};         ///< beyond that, as granted
-    bytes current{};       ///< charged now
-    bytes idle{};          ///< of that, kept by pools for the next allocation: back once a request lacks it
-    bytes peak{};          ///< the most that was charged at once; sums each device's own
-    bytes pending{};       ///< freed in stream order, and still charged: the stream hasn't reached the free
-    bytes largest_free{};  ///< the largest block that it could have now, on the device with the largest
-    bytes scrubbed{};      ///< overwritten so far, so that no tenant reads another's; memory that comes as zeros isn't
-    bytes total{};         ///< of all allocations of memory() so far
+    bytes memory{};   ///< guaranteed, as granted
+    bytes burst{};    ///< beyond that, as granted
+    bytes current{};  ///< charged now
+    /// of that, kept by pools for the next allocation: back once a request lacks it
+    bytes idle{};
+    bytes peak{};  ///< the most that was charged at once; sums each device's own
+    /// freed in stream order, and still charged: the stream hasn't reached the free
+    bytes pending{};
+    /// the largest block that it could have now, on the device with the largest
+    bytes largest_free{};
+    /// overwritten so far, so that no tenant reads another's; memory that comes as zeros isn't
+    bytes scrubbed{};
+    bytes total{};                  ///< of all allocations of memory() so far
     std::uint64_t allocations = 0;  ///< of memory(), so far
     std::uint64_t frees = 0;        ///< likewise
     std::uint64_t refused = 0;      ///< allocations that were refused
@@ -185,7 +208,8 @@ struct tenant_usage {
     std::uint64_t in_flight = 0;    ///< submissions on the devices
     std::uint64_t dropped = 0;      ///< submissions that were too late and never ran
     unrun_counts turned_away{};     ///< submissions that were refused on arrival
-    unrun_counts cancelled{};       ///< submissions that waited and never ran, including dropped ones
+    /// submissions that waited and never ran, including dropped ones
+    unrun_counts cancelled{};
     duration_histogram queueing{};  ///< how long each admitted submission waited
     duration_histogram running{};   ///< how long each lasted on its device
 };
@@ -193,8 +217,9 @@ struct tenant_usage {
 /// The forecast for getting back a sleeping tenant's guarantee; see tenant_spec::lends_asleep.
 struct recall_forecast {
     bytes lent{};  ///< of the guarantee, on all devices
-    bytes
-        missing{};  ///< of that, what others use now, so that it must be called back; 0: waking waits for nobody's memory
+    /// of that, what others use now, so that it must be called back; 0: waking waits for nobody's
+    /// memory
+    bytes missing{};
     ns usual_longest{};  ///< the longest of its last eight recalls that had to wait; 0: none had to
 };
 
@@ -208,11 +233,16 @@ struct tenant_event {
         /// adaptor for other libraries then frees the block at that address
         wrong_free,
         overcommitted,  ///< something other than tenants took `size` bytes of promised memory
-        stuck,          ///< work was still on the device when closing gave up; the memory stays charged until it ends
-        charged,  ///< the handle was destroyed before a resource built on it: `size` bytes stay charged until that goes
+        /// work was still on the device when closing gave up; the memory stays charged until it
+        /// ends
+        stuck,
+        /// the handle was destroyed before a resource built on it: `size` bytes stay charged until
+        /// that goes
+        charged,
     };
-    kind what{};                     ///< what happened
-    std::string_view tenant{};       ///< the tenant, with control characters escaped; empty: no tenant
+    kind what{};  ///< what happened
+    /// the tenant, with control characters escaped; empty: no tenant
+    std::string_view tenant{};
     device_id device{};              ///< the device
     errc code = errc::none;          ///< the reason, if there is one
     bytes size{};                    ///< of the block, or of the excess
@@ -273,26 +303,32 @@ struct close_report {
     bool complete = false;            ///< everything was returned
     std::uint64_t leaked_blocks = 0;  ///< blocks of memory() that were out, and were taken back
     bytes leaked{};                   ///< their sizes
-    bytes still_charged{};  ///< to the tenant's quotas, by arenas, workspaces and pending frees that must end first
-    tenant_usage usage{};   ///< final, if complete
+    /// to the tenant's quotas, by arenas, workspaces and pending frees that must end first
+    bytes still_charged{};
+    tenant_usage usage{};                        ///< final, if complete
     close_wait waits_for = close_wait::nothing;  ///< if not complete: what must end first
     device_id device{};                          ///< and the device where
 };
 
 /// Options of a tenancy.
 struct tenancy_options {
-    limiter_options limiter{};                    ///< of each device, or of each slice of one
-    ns close_timeout = std::chrono::seconds(10);  ///< how long a tenant's destructor waits for its work
-    event_sink events{};                          ///< gets events that no return value can report
+    limiter_options limiter{};  ///< of each device, or of each slice of one
+    /// how long a tenant's destructor waits for its work
+    ns close_timeout = std::chrono::seconds(10);
+    event_sink events{};  ///< gets events that no return value can report
 
     // Defaults for tenants whose specification leaves them open.
-    memory_stack stack = memory_stack::pool;          ///< what backs their memory
-    scrub_policy scrub = scrub_policy::on_hand_over;  ///< when it is overwritten, so that no tenant reads another's
-    ns wait{};                                        ///< how long memory().allocate() waits for bytes
-    bytes spill{};  ///< how much of its spillable blocks a tenant may have on the host when bytes lack
-    std::pmr::memory_resource* spill_to =
-        nullptr;                     ///< the host's memory for that, pinned for speed; outlives the tenancy
-    trace_function trace = nullptr;  ///< capture_stack, from memory/stack_trace.hpp: stack traces of leaks
+    memory_stack stack = memory_stack::pool;  ///< what backs their memory
+    /// when it is overwritten, so that no tenant reads another's
+    scrub_policy scrub = scrub_policy::on_hand_over;
+    /// how long memory().allocate() waits for bytes
+    ns wait{};
+    /// how much of its spillable blocks a tenant may have on the host when bytes lack
+    bytes spill{};
+    /// the host's memory for that, pinned for speed; outlives the tenancy
+    std::pmr::memory_resource* spill_to = nullptr;
+    /// capture_stack, from memory/stack_trace.hpp: stack traces of leaks
+    trace_function trace = nullptr;
 };
 
 namespace detail {

@@ -7,32 +7,29 @@
 //
 // Pairs of key=value, with blanks or line ends between them. If a # stands in place of a key, the
 // rest of the line is a comment. Keys:
-//  name       anything without blanks, up to 63 characters
-//  memory     of all devices together: a whole number of B, KiB, MiB, GiB or TiB
-//  burst      bytes beyond that, while others don't use them: as memory, or all: as much as its devices have
-//  unit       in which memory and burst are whole on each device
-//  devices    how many, 1 to 1024
-//  on         which: device numbers with commas between
-//  compute    of the time of each device: 0.1% to 100%, in steps of 0.1%; without it none is promised
-//  priority   -1000 to 1000; 0 is ordinary
-//  narrowest  the least part of the SMs that calls are believed to fill that declare one: 0.1% to 100%
-//  ceiling    the highest priority that its requests may have: -1000 to 1000; its own
-//  slice      where a device's SMs are sliced (tenancy::slice), in which slice: a number from 0, or any
-//  stack      what its memory is made of: pool, direct, arena or stream_ordered (memory_stack); the tenancy's default
-//  scrub      when its memory is overwritten: on_hand_over, on_free or off; the tenancy's default
-//  wait       how long an allocation waits for bytes: a whole number of ns, us, ms or s; 0s: not at all
-//  spill      how much may be on the host when bytes lack: as memory; 0B: nothing
-//  lends_asleep  no or yes: what its guarantee leaves free while it sleeps is lent to others
-//  cap        the most of the time of each device: 0.1% to 100%
-//  soft_cap   no or yes: the cap holds only while others want the device
-//  slo        how long after its arrival work is due: a whole number of ns, us, ms or s; 0s: no objective
-//  longest    the longest kernel: a whole number of ns, us, ms or s; 0s: learnt
-//  yields_within  how often its work yields at least: a whole number of ns, us, ms or s; 0s: it doesn't
-//  keeps      the part of the SMs that its level keeps free of long work below: 0.1% to 100%
-//  back_within  that part is lent to what gives it back within this: a whole number of ns, us, ms or s; 0s: to what is short
-//  group      which class of a policy_tree it is in: a number from 0
-//  streams    on each device, 1 to 1024
-//  queue_limit  how many submissions may wait: a number; 0: as the limiter has it
+//  name       anything without blanks, up to 63 characters memory     of all devices together: a
+//  whole number of B, KiB, MiB, GiB or TiB burst      bytes beyond that, while others don't use
+//  them: as memory, or all: as much as its devices have unit       in which memory and burst are
+//  whole on each device devices    how many, 1 to 1024 on         which: device numbers with commas
+//  between compute    of the time of each device: 0.1% to 100%, in steps of 0.1%; without it none
+//  is promised priority   -1000 to 1000; 0 is ordinary narrowest  the least part of the SMs that
+//  calls are believed to fill that declare one: 0.1% to 100% ceiling    the highest priority that
+//  its requests may have: -1000 to 1000; its own slice      where a device's SMs are sliced
+//  (tenancy::slice), in which slice: a number from 0, or any stack      what its memory is made of:
+//  pool, direct, arena or stream_ordered (memory_stack); the tenancy's default scrub      when its
+//  memory is overwritten: on_hand_over, on_free or off; the tenancy's default wait       how long
+//  an allocation waits for bytes: a whole number of ns, us, ms or s; 0s: not at all spill      how
+//  much may be on the host when bytes lack: as memory; 0B: nothing lends_asleep  no or yes: what
+//  its guarantee leaves free while it sleeps is lent to others cap        the most of the time of
+//  each device: 0.1% to 100% soft_cap   no or yes: the cap holds only while others want the device
+//  slo        how long after its arrival work is due: a whole number of ns, us, ms or s; 0s: no
+//  objective longest    the longest kernel: a whole number of ns, us, ms or s; 0s: learnt
+//  yields_within  how often its work yields at least: a whole number of ns, us, ms or s; 0s: it
+//  doesn't keeps      the part of the SMs that its level keeps free of long work below: 0.1% to
+//  100% back_within  that part is lent to what gives it back within this: a whole number of ns, us,
+//  ms or s; 0s: to what is short group      which class of a policy_tree it is in: a number from 0
+//  streams    on each device, 1 to 1024 queue_limit  how many submissions may wait: a number; 0: as
+//  the limiter has it
 //
 // read_environment and read_kubernetes make a specification of a cluster's settings for a
 // container: of the environment variables that tell the container its part of the GPUs, or of the
@@ -42,41 +39,42 @@
 //   extern char** environ;
 //   auto spec = gpushare::read_environment(environ, {.name = "this process"});
 //   std::map<std::string, std::string> labels{{"aliyun.com/gpu-mem", "8"}, {"aliyun.com/gpu-count", "2"}};
-//   auto pods = gpushare::read_kubernetes(labels, {.name = pod});          // 4 GiB on each of two devices
+//   auto pods = gpushare::read_kubernetes(labels, {.name = pod});  // 4 GiB on each of two devices
 //
 // Variables of Alibaba Cloud's cGPU, which shares a GPU among containers:
-//  ALIYUN_COM_GPU_MEM_CONTAINER     memory of each device for this container
-//  ALIYUN_COM_GPU_MEM_DEV           memory that each device has: at least as much
-//  ALIYUN_COM_GPU_MEM_UNIT          of both: GiB or GB (GiB is meant), MiB or MB; GiB where it isn't set
-//  ALIYUN_COM_GPU_MEM_IDX           the device, or several with commas between
-//  ALIYUN_COM_GPU_VISIBLE_DEVICES   likewise; UUIDs can't be resolved here
-//  ALIYUN_COM_GPU_HIGH_PRIO         1: before others
-//  CGPU_DISABLE                     true or 1: cGPU's variables are not enforced, and not read
-//  ALIYUN_COM_GPU_SCHD_WEIGHT       of each device's time so many parts, of which a device has max_inst (an option of cGPU's kernel
+//  ALIYUN_COM_GPU_MEM_CONTAINER     memory of each device for this container ALIYUN_COM_GPU_MEM_DEV
+//  memory that each device has: at least as much ALIYUN_COM_GPU_MEM_UNIT          of both: GiB or
+//  GB (GiB is meant), MiB or MB; GiB where it isn't set ALIYUN_COM_GPU_MEM_IDX           the
+//  device, or several with commas between ALIYUN_COM_GPU_VISIBLE_DEVICES   likewise; UUIDs can't be
+//  resolved here ALIYUN_COM_GPU_HIGH_PRIO         1: before others CGPU_DISABLE
+//  true or 1: cGPU's variables are not enforced, and not read ALIYUN_COM_GPU_SCHD_WEIGHT       of
+//  each device's time so many parts, of which a device has max_inst (an option of cGPU's kernel
 //                                   module; here environment_options::cgpu_max_inst). A weight over 1 turns on cGPU's
 //                                   policy 2, which divides the time by the weights of present containers, so never less than this
 //  ALIYUN_COM_GPU_MEM_POD, _ASSIGNED, _ASSUME_TIME, _ASSIGN_TIME
 //                                   nothing that one tenant's specification could say; passed over
 // Variables of HAMi, which does the same in Kubernetes:
-//  CUDA_DEVICE_MEMORY_LIMIT         bytes of each device, or with k, m, g behind; 0 is no limit: no byte is guaranteed, and all that
+//  CUDA_DEVICE_MEMORY_LIMIT         bytes of each device, or with k, m, g behind; 0 is no limit: no
+//  byte is guaranteed, and all that
 //                                   are free may be used (burst)
 //  CUDA_DEVICE_MEMORY_LIMIT_0, _1   of the first device, the second: all the same
-//  CUDA_DEVICE_SM_LIMIT, _0, _1     percent of each device's time; 0 is no limit: no share promised, and no cap
-//  CUDA_TASK_PRIORITY               0: level 1, before others; 1: level 0
-//  GPU_CORE_UTILIZATION_POLICY      default only, and CUDA_OVERSUBSCRIBE false only: errors otherwise, as the tenancy's policy, `burst` and
+//  CUDA_DEVICE_SM_LIMIT, _0, _1     percent of each device's time; 0 is no limit: no share
+//  promised, and no cap CUDA_TASK_PRIORITY               0: level 1, before others; 1: level 0
+//  GPU_CORE_UTILIZATION_POLICY      default only, and CUDA_OVERSUBSCRIBE false only: errors
+//  otherwise, as the tenancy's policy, `burst` and
 //                                   `spill` say it here
 //
-// Resources and labels, whose numbers may have any form that Kubernetes writes (3000 comes back as 3k), as long as they
-// are whole. Of Alibaba Cloud (ACK, shared GPU scheduling):
+// Resources and labels, whose numbers may have any form that Kubernetes writes (3000 comes back as
+// 3k), as long as they are whole. Of Alibaba Cloud (ACK, shared GPU scheduling):
 //  aliyun.com/gpu-mem               GiB of all devices together
 //  aliyun.com/gpu-count             devices, on one node; gpu-mem must be a multiple of it
 //  aliyun.com/gpu-core.percentage   of the time of each device, 1 to 100
 // Of HAMi, another scheduler of shared GPUs:
-//  nvidia.com/gpu                   devices
-//  nvidia.com/gpumem                MiB of each device
-//  nvidia.com/gpumem-percentage     of the memory of each device, 1 to 100; needs to know that memory
-//  nvidia.com/gpucores              percent of the time of each device; 0 asks for none in particular
-//  nvidia.com/priority              0: level 1, before others; 1, HAMi's default: level 0
+//  nvidia.com/gpu                   devices nvidia.com/gpumem                MiB of each device
+//  nvidia.com/gpumem-percentage     of the memory of each device, 1 to 100; needs to know that
+//  memory nvidia.com/gpucores              percent of the time of each device; 0 asks for none in
+//  particular nvidia.com/priority              0: level 1, before others; 1, HAMi's default: level
+//  0
 // Every other key below aliyun.com and nvidia.com is an error, as a part of a GPU that isn't read
 // would be dropped in silence: gpu.shared and mig-* name slices whose memory and share are written
 // elsewhere. Keys by which nodes describe themselves (nvidia.com/gpu.product, mig.strategy,
@@ -153,14 +151,16 @@ inline constexpr std::array time_units{text_unit{"ns", 1}, text_unit{"us", 1'000
     for (const auto s : {memory_stack::pool, memory_stack::direct, memory_stack::arena, memory_stack::stream_ordered})
         if (to_string(s) == value) return s;
     return static_cast<memory_stack>(
-        checked({0, parse_code::no_number}, key, value, 0, 0, "pool, direct, arena or stream_ordered"));  // throws
+        // throws
+        checked({0, parse_code::no_number}, key, value, 0, 0, "pool, direct, arena or stream_ordered"));
 }
 
 [[nodiscard]] inline scrub_policy checked_scrub(std::string_view key, std::string_view value) {
     for (const auto s : {scrub_policy::on_hand_over, scrub_policy::on_free, scrub_policy::off})
         if (to_string(s) == value) return s;
     return static_cast<scrub_policy>(
-        checked({0, parse_code::no_number}, key, value, 0, 0, "on_hand_over, on_free or off"));  // throws
+        // throws
+        checked({0, parse_code::no_number}, key, value, 0, 0, "on_hand_over, on_free or off"));
 }
 
 [[nodiscard]] inline std::string checked_name(std::string_view key, std::string_view value) {
@@ -396,7 +396,8 @@ inline void read_hami(specification_fields& f, std::string_view key, std::string
 /// anything by it.
 [[nodiscard]] inline bool describes_node(std::string_view key) noexcept {
     constexpr std::string_view domain = "nvidia.com/";
-    if (!key.starts_with(domain) || key.ends_with(".shared")) return false;  // resources of a device plugin
+    // resources of a device plugin
+    if (!key.starts_with(domain) || key.ends_with(".shared")) return false;
     key.remove_prefix(domain.size());
     constexpr std::array<std::string_view, 8> groups{"gpu.",  "mig.", "cuda.", "gfd.",
                                                      "vgpu.", "mps.", "imex.", "gpu-driver-upgrade-"};
@@ -578,15 +579,17 @@ private:
     }
 
     std::vector<std::uint32_t> numbered_{};
-    std::string last_{}, unlimited_{}, unlimited_sms_{};  // keys; of those with a number, the last that was 0
+    // keys; of those with a number, the last that was 0
+    std::string last_{}, unlimited_{}, unlimited_sms_{};
 };
 
 }  // namespace detail
 
 /// Settings that the variables don't have.
 struct environment_options {
-    std::uint32_t cgpu_max_inst =
-        20;  ///< how many parts cGPU cuts the time of a device into: max_inst of its module, whose default it is
+    /// how many parts cGPU cuts the time of a device into: max_inst of its module, whose default it
+    /// is
+    std::uint32_t cgpu_max_inst = 20;
 };
 
 /// Values that aren't given come from `defaults`. The values must last during the call. Throws
@@ -626,7 +629,8 @@ template <key_values Pairs>
     return f.finish(std::move(defaults));
 }
 
-/// The same from an array of "KEY=value", null at its end, as a process has it. Entries without '=' are passed over.
+/// The same from an array of "KEY=value", null at its end, as a process has it. Entries without '='
+/// are passed over.
 [[nodiscard]] inline tenant_spec read_environment(const char* const* environment, tenant_spec defaults = {},
                                                   const environment_options& options = {}) {
     std::vector<std::pair<std::string_view, std::string_view>> pairs;

@@ -9,9 +9,9 @@
 // Nothing runs by itself: threads that submit and wait also drive the devices for all tenants. A
 // device whose tenants never wait needs a thread of yours that calls dispatch(device, stop).
 //
-// Weighted shares are the default; the second template argument is another policy, or any_policy. If tenants must not
-// share SMs either, call shared.slice<cuda::device_sms>(device_id{0}, weights) before the first
-// admission: it splits the device's SMs into slices, and each tenant is in one.
+// Weighted shares are the default; the second template argument is another policy, or any_policy.
+// If tenants must not share SMs either, call shared.slice<cuda::device_sms>(device_id{0}, weights)
+// before the first admission: it splits the device's SMs into slices, and each tenant is in one.
 #pragma once
 
 #include <algorithm>
@@ -71,8 +71,8 @@ public:
     /// The limiter of a device, or of a slice of one.
     using limiter = typename tenant::limiter;
 
-    /// One Policy{} for each device. Measures the devices' overhead, see remeasure(). Throws what the node's memory(d)
-    /// throws.
+    /// One Policy{} for each device. Measures the devices' overhead, see remeasure(). Throws what
+    /// the node's memory(d) throws.
     explicit tenancy(Node& shared, tenancy_options options = {});
     /// `make_policy(d)` gives the policy of each device, and of each of its slices; that policy
     /// stays as long as the tenancy. limiter_of(d).set_policy replaces a policy while there are
@@ -137,7 +137,8 @@ public:
     /// (memory/quota_wait.hpp) to give it back, and waits until the deadline or stop request of
     /// `until`, a patience. Then throws deadline_exceeded or stopped, with the figures of the last
     /// refusal and the name of the largest borrower. Guaranteed memory is never called back: a
-    /// request that wouldn't fit beside it even if all burst came back is refused at once (no_room).
+    /// request that wouldn't fit beside it even if all burst came back is refused at once
+    /// (no_room).
     template <clock Clock>
     [[nodiscard]] tenant admit_until(const tenant_spec& spec, const patience<Clock>& until) {
         detail::room_wait wait{roots_for(spec), until};
@@ -166,8 +167,9 @@ public:
     /// Why several changes were not made.
     struct refused_update {
         failure why{};  ///< errc::none: the changes were made
-        std::size_t which =
-            0;  ///< the first of the list that can't be, beside those before it and all that the others give up
+        /// the first of the list that can't be, beside those before it and all that the others give
+        /// up
+        std::size_t which = 0;
     };
     /// Changes the grants of several tenants, each of them once, as one change. First all of them
     /// give up the resources that shrink. Then they all get the resources that grow, and no other
@@ -254,8 +256,8 @@ public:
         device.strays = std::move(strays);
         return errc::none;
     }
-    /// The size of each slice as a share of the device; the whole if it isn't sliced. Throws operation_error
-    /// (no_device).
+    /// The size of each slice as a share of the device; the whole if it isn't sliced. Throws
+    /// operation_error (no_device).
     [[nodiscard]] std::vector<share> slices(device_id d) const;
     /// Throws operation_error (invalid_specification, with the streams' tags in its text) if
     /// streams of the device are in no slice, since their kernels run on the SMs of all slices.
@@ -363,7 +365,8 @@ tenancy<Node, Policy>::tenancy(Node& shared, tenancy_options options)
 template <node Node, compute_policy Policy>
 tenancy<Node, Policy>::~tenancy() {
     reap();
-    for (auto& s : shared_.stuck) detail::erase_equal(shared_.handles, s.release());  // work may still use the memory
+    // work may still use the memory
+    for (auto& s : shared_.stuck) detail::erase_equal(shared_.handles, s.release());
     if (shared_.handles.empty()) return;
     std::fprintf(stderr, "gpushare: tenant '%s' outlives its tenancy: destroy the handles of tenants first\n",
                  tenant_name{shared_.handles.front()->name()}.view().data());
@@ -442,7 +445,8 @@ template <node Node, compute_policy Policy>
 bytes tenancy<Node, Policy>::remeasure() noexcept {
     bytes over{};
     for (std::uint32_t i = 0; i < shared_.devices.size(); ++i) {
-        if (detail::is_lost(*node_, {i})) continue;  // all of it is taken, and refusing doesn't bring any back
+        // all of it is taken, and refusing doesn't bring any back
+        if (detail::is_lost(*node_, {i})) continue;
         auto& d = shared_.devices[i];
         if (d.stream_ordered) (void)d.stream_ordered->trim();  // a pool's memory looks like others'
         {

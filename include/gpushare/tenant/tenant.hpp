@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tenant: one handle over its memory, its device time and its usage on the devices that it was admitted to.
+// A tenant: one handle over its memory, its device time and its usage on the devices that it was
+// admitted to.
 //
-//   auto chat = shared.admit({.name = "chat", .memory = 8_GiB, .compute = 60_pct});     // see tenancy.hpp
+//   // see tenancy.hpp
+//   auto chat = shared.admit({.name = "chat", .memory = 8_GiB, .compute = 60_pct});
 //   void* weights = chat.memory().allocate(1_GiB);
 //   auto step = chat.submit([&](auto& stream) { stream.launch(shape, kernel); });
 //   step.wait();
@@ -13,7 +15,8 @@
 //
 //   auto page = chat.submit(work, {.key = 7, .width = gpushare::sm_width::of_sms(1, 2), .deadline = now + 80ms, .drop_if_late = true},
 //                           [](const gpushare::completion& c) { if (c.status != gpushare::errc::none) ... });
-//   page.wait();    if (page.status() != gpushare::errc::none) page.rethrow();  // "tenant 'chat': ...: cannot open the page"
+//   // "tenant 'chat': ...: cannot open the page"
+//   page.wait();    if (page.status() != gpushare::errc::none) page.rethrow();
 //
 // Submissions that belong together are a request. A coroutine waits without a thread:
 //
@@ -36,14 +39,16 @@
 // allocator. Once declared, such a workspace is charged to the tenant, and isn't set aside as
 // overhead of the device. (The workspaces of collectives are something else.)
 //
-//   auto blas = chat.declare_workspace(32_MiB);      // after the library took it; charged as long as `blas` lives
+//   // after the library took it; charged as long as `blas` lives
+//   auto blas = chat.declare_workspace(32_MiB);
 //
 // A tenant is a node, too: its devices, with the tenant's memory on them. If an object takes a node
 // and allocates there, such as a communicator with its workspaces, its memory is charged to the
 // tenant and ends with it:
 //
 //   gpushare::tenant_node mine{node, chat};
-//   gpushare::device_communicator group{mine, visible, chat.spec().on};         // its workspaces are of chat's memory
+//   // its workspaces are of chat's memory
+//   gpushare::device_communicator group{mine, visible, chat.spec().on};
 #pragma once
 
 #include <algorithm>
@@ -390,7 +395,8 @@ public:
     [[nodiscard]] result<ticket> try_submit(submission_work<stream> work, std::size_t part) {
         return try_submit(std::move(work), no_options, {}, part);
     }
-    /// As submit, for a coroutine: `co_await` gives the completion; see handles.hpp. Throws as work_stream.
+    /// As submit, for a coroutine: `co_await` gives the completion; see handles.hpp. Throws as
+    /// work_stream.
     [[nodiscard]] async_submission<limiter> async_submit(submission_work<stream> work,
                                                          const submit_options& o = no_options, std::size_t part = 0) {
         auto& p = at(part);
@@ -413,7 +419,8 @@ public:
     /// operation_error (closed).
     [[nodiscard]] std::vector<typename gang_permit<limiter>::member> gang();
 
-    /// When one more submission of this kind would begin and end; see compute_limiter::estimate. Throws as memory().
+    /// When one more submission of this kind would begin and end; see compute_limiter::estimate.
+    /// Throws as memory().
     [[nodiscard]] submission_estimate estimate(std::uint64_t key = 0, std::size_t part = 0);
     /// Ends a quarantine on all of the tenant's devices; see limiter_options::quarantine_after.
     void pardon();
@@ -491,9 +498,9 @@ public:
     /// Whether close() has come so far that all calls are refused.
     [[nodiscard]] bool closed() const noexcept { return state_->closed(); }
 
-    /// Ends the tenant: cancels waiting submissions, waits for those in flight, takes back leaked blocks, and returns
-    /// quota, share and name. If the report is incomplete at the deadline, nothing was taken from running work; call
-    /// again.
+    /// Ends the tenant: cancels waiting submissions, waits for those in flight, takes back leaked
+    /// blocks, and returns quota, share and name. If the report is incomplete at the deadline,
+    /// nothing was taken from running work; call again.
     close_report close(instant deadline = never, const std::stop_token& stop = {});
 
 private:

@@ -2,8 +2,9 @@
 // The tenants of a server by name, as a file lists them. When the file is reloaded, new tenants are
 // admitted, changed tenants are changed while their work goes on, and removed tenants are closed.
 //
-//   gpushare::tenant_directory tenants{shared};                                   // shared: a tenancy
-//   for (auto& o : tenants.apply(wanted)) log(o);            // at the start, and at each reload: see tenant/specification_text.hpp
+//   gpushare::tenant_directory tenants{shared};  // shared: a tenancy
+//   // at the start, and at each reload: see tenant/specification_text.hpp
+//   for (auto& o : tenants.apply(wanted)) log(o);
 //   if (auto chat = tenants.find("chat")) chat->submit(work);
 #pragma once
 
@@ -34,9 +35,10 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// The change that turns `granted` into `wanted`; fields that don't differ aren't set. Throws operation_error
-/// (invalid_specification), with the tenant's name and the field, for fields that can't change while the tenant is
-/// there: devices, unit, streams, and, where `wanted` names them, on, slice, stack and scrub.
+/// The change that turns `granted` into `wanted`; fields that don't differ aren't set. Throws
+/// operation_error (invalid_specification), with the tenant's name and the field, for fields that
+/// can't change while the tenant is there: devices, unit, streams, and, where `wanted` names them,
+/// on, slice, stack and scrub.
 [[nodiscard]] inline tenant_change change_between(const tenant_spec& granted, const tenant_spec& wanted) {
     const auto fixed = [&](bool same, const char* field) {
         if (!same) detail::refuse_field(wanted, std::string_view(field), " can't be changed while the tenant is there");
@@ -86,10 +88,11 @@ struct directory_outcome {
     enum class kind : std::uint8_t {
         unchanged,  ///< the tenant is as in the list
         closed,     ///< the list doesn't have the tenant any more
-        closing,    ///< the same, but its work or users of its memory aren't done: the next apply() goes on
-        changed,    ///< the tenant has the grant of the list
-        admitted,   ///< the tenant is new
-        refused,    ///< stays as it was, or isn't admitted: see `why`; the next apply() tries again
+        /// the same, but its work or users of its memory aren't done: the next apply() goes on
+        closing,
+        changed,   ///< the tenant has the grant of the list
+        admitted,  ///< the tenant is new
+        refused,   ///< stays as it was, or isn't admitted: see `why`; the next apply() tries again
     };
     std::string tenant{};    ///< its name
     kind what{};             ///< what was done

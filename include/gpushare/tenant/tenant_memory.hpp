@@ -6,7 +6,8 @@
 // that tenants pass on, or a pool of the device.
 //
 //   void* p = chat.memory().allocate(1_MiB, 256);        // throws memory_error, naming the tenant
-//   chat.memory().deallocate(p, 1_MiB, 256);             // on errc::wrong_size or unknown_block nothing happened
+//   // on errc::wrong_size or unknown_block nothing happened
+//   chat.memory().deallocate(p, 1_MiB, 256);
 #pragma once
 
 #include <atomic>
@@ -43,22 +44,25 @@ inline namespace GPUSHARE_ABI {
 /// How a tenant_memory is made.
 template <timeline_point Point>
 struct tenant_memory_options {
-    memory_stack stack = memory_stack::pool;          ///< the layers of the memory
-    scrub_policy scrub = scrub_policy::on_hand_over;  ///< when it is overwritten, if there is a `fill`
-    ns wait{};                       ///< how long allocate() waits for bytes before it refuses, by `now`
+    memory_stack stack = memory_stack::pool;  ///< the layers of the memory
+    /// when it is overwritten, if there is a `fill`
+    scrub_policy scrub = scrub_policy::on_hand_over;
+    /// how long allocate() waits for bytes before it refuses, by `now`
+    ns wait{};
     trace_function trace = nullptr;  ///< stack traces of allocations, for reports of leaks
     /// Enqueues overwriting `size` bytes at `p` with zeros, behind `after` unless that is null, and
     /// returns the point after it. Without a `fill` nothing is overwritten.
     std::function<Point(const Point* after, void* p, std::size_t size)> fill{};
     std::function<instant()> now{};           ///< the time, if there may be a `wait`
     detail::memory_source* source = nullptr;  ///< its source, for arena and stream_ordered
-    std::function<bool()> make_room{};        ///< called if the device refuses: whether it has given memory back
-    const std::atomic<bool>* minded =
-        nullptr;  ///< true: others who had the device's memory mind that it is read, whatever `scrub` says
+    /// called if the device refuses: whether it has given memory back
+    std::function<bool()> make_room{};
+    /// true: others who had the device's memory mind that it is read, whatever `scrub` says
+    const std::atomic<bool>* minded = nullptr;
 };
 
-/// A tenant's allocator on one device. Thread-safe; neither copied nor moved. Sizes and alignments are in bytes;
-/// alignments are powers of two.
+/// A tenant's allocator on one device. Thread-safe; neither copied nor moved. Sizes and alignments
+/// are in bytes; alignments are powers of two.
 template <memory Upstream, timeline_point Point>
 class tenant_memory {
 public:
@@ -82,7 +86,8 @@ public:
     [[nodiscard]] void* allocate(bytes size, std::size_t alignment = default_alignment, std::string_view label = {}) {
         return allocate(static_cast<std::size_t>(size.count()), alignment, label);
     }
-    /// Null where allocate would throw, without waiting; `why`, if given, gets the reason with its figures.
+    /// Null where allocate would throw, without waiting; `why`, if given, gets the reason with its
+    /// figures.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = default_alignment,
                                      failure* why = nullptr, std::string_view label = {}) noexcept;
 

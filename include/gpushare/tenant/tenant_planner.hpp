@@ -5,12 +5,13 @@
 // carries it out.
 //
 //   gpushare::tenant_planner plan{shared, gpushare::value_descent(gpushare::as_cluster(shared), usual)};
-//   auto a = plan.arrive({.name = "chat", .memory = 24_GiB, .compute = 30_pct});       // a.who is its handle, if it doesn't wait
+//   // a.who is its handle, if it doesn't wait
+//   auto a = plan.arrive({.name = "chat", .memory = 24_GiB, .compute = 30_pct});
 //   auto night = plan.reserve(training, tonight, tonight + 8h);     ...
 //   auto job = plan.redeem(night->id, training);
 //   if (auto moves = plan.make_room(big)) for (auto& m : *moves) plan.carry_out(m, handle_of(m.tenant), blocks_of(m.tenant));
 //   a.who->close();    plan.left("chat");    for (auto& next : plan.advance()) ...      // each waited
-//   plan.drain(gpushare::device_id{3});                                                // nobody new comes there
+//   plan.drain(gpushare::device_id{3});  // nobody new comes there
 //
 // Before each decision the planner looks at the tenancy's devices: how much of each is taken by
 // other processes and by tenants that were admitted past the planner, and which devices are lost.
@@ -124,11 +125,14 @@ template <placement_policy Policy>
 /// The outcome for a tenant that asked to be admitted.
 template <class Tenant>
 struct arrival {
-    std::uint64_t id = 0;                                          ///< of a waiting tenant; advance() repeats it
-    std::string name{};                                            ///< the tenant's
-    admission_result::result outcome = admission_result::refused;  ///< placed, queued, refused, expired
-    errc code = errc::none;  ///< why it was refused; also by the tenancy, where something is there that wasn't planned
-    refusal why{};           ///< the resource that a waiting tenant lacks
+    /// of a waiting tenant; advance() repeats it
+    std::uint64_t id = 0;
+    std::string name{};  ///< the tenant's
+    /// placed, queued, refused, expired
+    admission_result::result outcome = admission_result::refused;
+    /// why it was refused; also by the tenancy, where something is there that wasn't planned
+    errc code = errc::none;
+    refusal why{};                ///< the resource that a waiting tenant lacks
     std::optional<Tenant> who{};  ///< the tenant, if placed
 };
 
@@ -712,7 +716,8 @@ private:
 
     Tenancy* shared_;
     Policy policy_;
-    capacity_calendar calendar_;  // an endless booking for each present tenant, and each reservation
+    // an endless booking for each present tenant, and each reservation
+    capacity_calendar calendar_;
     admission_queue queue_;
     std::map<std::string, place> placed_;
     std::map<std::uint64_t, tenant_spec> waiting_;  // by their ids in the queue

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: alone
-// The stand-in for CUDA is itself tested: streams, events, graphs and errors are as modelled, and everything that it is
-// to find out it does find.
+// The stand-in for CUDA is itself tested: streams, events, graphs and errors are as modelled, and
+// everything that it is to find out it does find.
 #include <sys/wait.h>
 #include <unistd.h>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread, alone
-// Each instruction that only computes, against a reference that finds the result another way: bit by bit, byte by byte, or by
-// looking for the nearest neighbour.
+// Each instruction that only computes, against a reference that finds the result another way: bit
+// by bit, byte by byte, or by looking for the nearest neighbour.
 #include "standins/ptx/arithmetic.hpp"
 
 #include <algorithm>
@@ -332,13 +332,15 @@ TEST_CASE("floats become integers as the rounding says, or the nearest end of th
 
 namespace {
 
-/// Every value of a 16-bit format, the middles between neighbours, and the floats just beside all of these.
+/// Every value of a 16-bit format, the middles between neighbours, and the floats just beside all
+/// of these.
 template <class Check>
 void for_each_decisive(const std::string& widening, std::uint32_t infinity, Check check) {
     for (std::uint32_t code = 0; code <= infinity; code += support::stride) {
         const float low = float_of(run(widening, code));
         const float high = code + 1 < infinity ? float_of(run(widening, code + 1)) : INFINITY;
-        // The middle of the largest value and infinity is where the next value would be, had the format one.
+        // The middle of the largest value and infinity is where the next value would be, had the
+        // format one.
         const float below = code == 0 ? 0 : float_of(run(widening, code - 1));
         const float middle = code + 1 < infinity ? low + (high - low) / 2 : low + (low - below) / 2;
         for (const float x : {low, middle, std::nextafter(low, INFINITY), std::nextafter(middle, 0.0F),
@@ -538,7 +540,8 @@ TEST_CASE("approximations are as near as the ISA says, and know the ends", "[ptx
 }
 
 TEST_CASE("sums, products, quotients, roots and fma are rounded once", "[ptx]") {
-    // With exponents so near that 113 bits hold the exact result; a quotient and a root are far from any middle there.
+    // With exponents so near that 113 bits hold the exact result; a quotient and a root are far
+    // from any middle there.
     const auto nearest = [](quad exact) { return bits_of(static_cast<float>(exact)); };
     support::random any(support::seed(1));
     for (int i = 0; i < support::few(20'000); ++i) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Small kernels for tests of the executor, written in PTX.
 //
-//   small_kernel k(".reg .b32 %r<4>; ... st.global.u32 [%rd1], %r1;");      // %rd1: the first of `words`
+//   // %rd1: the first of `words`
+//   small_kernel k(".reg .b32 %r<4>; ... st.global.u32 [%rd1], %r1;");
 //   k.run({.blocks = {2, 1, 1}});
 //   k.words[0];  k.machine().findings();
 #pragma once
@@ -17,7 +18,8 @@
 
 namespace ptx_test {
 
-/// One kernel with one argument, the address of 64 words, which nobody has written yet unless `written` says so.
+/// One kernel with one argument, the address of 64 words, which nobody has written yet unless
+/// `written` says so.
 class small_kernel {
 public:
     explicit small_kernel(const std::string& body, ptx::machine_options o = {},

@@ -284,8 +284,8 @@ TEST_CASE("only resident blocks run", "[ptx]") {
 
 namespace {
 
-/// Grids of one thread and of two: each raises a flag, the other one's word, and waits for its own. Whether both come to their end;
-/// what is said if they don't.
+/// Grids of one thread and of two: each raises a flag, the other one's word, and waits for its own.
+/// Whether both come to their end; what is said if they don't.
 std::string meet(ptx::machine_options o, const ptx::launch& first, const ptx::launch& second) {
     small_kernel k(
         "mov.u32 %r3, %ntid.x;\nsub.u32 %r3, %r3, 1;\nmul.wide.u32 %rd2, %r3, 4;\nadd.s64 %rd2, %rd1, %rd2;\n"

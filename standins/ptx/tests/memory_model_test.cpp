@@ -86,7 +86,8 @@ TEST_CASE("fences make a release of later stores and an acquire of earlier loads
 
 namespace {
 
-/// Block 0 passes the message to block 1, and that to block 2, by a flag of its own: words[16] and words[17].
+/// Block 0 passes the message to block 1, and that to block 2, by a flag of its own: words[16] and
+/// words[17].
 std::string relay(const std::string& on) {
     return "setp.ne.s32 %p1, %r1, 0;\n@%p1 bra DONE;\nmov.u32 %r5, 1;\n"
            "setp.eq.s32 %p2, %r2, 1;\n@%p2 bra MIDDLE;\nsetp.eq.s32 %p2, %r2, 2;\n@%p2 bra LAST;\n"
@@ -151,7 +152,8 @@ TEST_CASE("threads of a block see each other's writes behind a barrier, and not 
 }
 
 TEST_CASE("a barrier and a release make what a whole block wrote visible to another block", "[ptx]") {
-    // 32 threads of block 0 write; thread 0 releases behind the barrier; thread 5 of block 1 reads what thread 7 wrote.
+    // 32 threads of block 0 write; thread 0 releases behind the barrier; thread 5 of block 1 reads
+    // what thread 7 wrote.
     const auto cumulative = [](const std::string& barrier) {
         return "setp.ne.s32 %p2, %r2, 0;\n@%p2 bra RECEIVE;\nshl.b32 %r4, %r1, 2;\ncvt.u64.u32 %rd2, %r4;\n"
                "add.s64 %rd2, %rd1, %rd2;\nst.global.u16 [%rd2], %r1;\n" +
@@ -301,7 +303,8 @@ namespace {
 const std::string linger =
     "\nmov.u32 %r8, 0;\nLINGER: add.u32 %r8, %r8, 1;\nsetp.lt.u32 %p4, %r8, 2000;\n@%p4 bra LINGER;\n";
 
-/// Threads 0 of two blocks: each stores to a word of its own and then looks at the other's. How often neither saw the other.
+/// Threads 0 of two blocks: each stores to a word of its own and then looks at the other's. How
+/// often neither saw the other.
 int neither_saw(const std::string& between, bool weak) {
     int neither = 0;
     for (std::uint64_t seed = 1; seed <= support::few(200U); ++seed) {
@@ -319,7 +322,8 @@ int neither_saw(const std::string& between, bool weak) {
     return neither;
 }
 
-/// Block 0 stores two words, block 1 looks at them in the other order: how often it saw the second without the first.
+/// Block 0 stores two words, block 1 looks at them in the other order: how often it saw the second
+/// without the first.
 int second_before_first(const std::string& between, const std::string& second, bool weak,
                         const std::string& look = "ld.acquire.sys.u32", const std::string& behind = "") {
     int seen = 0;
@@ -363,8 +367,9 @@ TEST_CASE("under weak memory a load finds what was there before, unless it is or
 
 namespace {
 
-/// Block 2 stores words[0] at once. Block 0 does `release` much later, which raises the flag words[1], and block 1 waits for that: how
-/// often it then found the old value of words[0] though block 0 had found the new one, or, as `release` says, didn't look.
+/// Block 2 stores words[0] at once. Block 0 does `release` much later, which raises the flag
+/// words[1], and block 1 waits for that: how often it then found the old value of words[0] though
+/// block 0 had found the new one, or, as `release` says, didn't look.
 int old_behind_release(const std::string& release) {
     int old = 0;
     for (std::uint64_t seed = 1; seed <= support::few(200U); ++seed) {

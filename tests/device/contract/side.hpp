@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The body of a side: compiled by both compilers, so that the same inline functions and templates are in both objects.
+// The body of a side: compiled by both compilers, so that the same inline functions and templates
+// are in both objects.
 #include "sides.hpp"
 
 namespace {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One program out of objects by g++ and by nvcc: what each side thinks the types are, and calls across the border.
+// One program out of objects by g++ and by nvcc: what each side thinks the types are, and calls
+// across the border.
 #pragma once
 
 #include <cstddef>

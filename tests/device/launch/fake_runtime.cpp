@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of the CUDA runtime that objects of nvcc need and the stand-in doesn't have, because it runs kernels without
-// nvcc: registration, which does nothing, and launches, which are noted down.
+// The part of the CUDA runtime that objects of nvcc need and the stand-in doesn't have, because it
+// runs kernels without nvcc: registration, which does nothing, and launches, which are noted down.
 #include <cuda_runtime_api.h>
 
 #include <cstring>

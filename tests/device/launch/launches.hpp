@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launches as nvcc compiles them, to be called by tests that g++ compiles, and what reached the CUDA runtime by them.
+// Launches as nvcc compiles them, to be called by tests that g++ compiles, and what reached the
+// CUDA runtime by them.
 #pragma once
 
 #include <chrono>

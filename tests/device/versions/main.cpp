@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loads plug-ins into one process and one symbol space. Those built against different versions of the library share
-// nothing and work side by side; those of one version share its symbols, which shows that sharing would be noticed.
+// Loads plug-ins into one process and one symbol space. Those built against different versions of
+// the library share nothing and work side by side; those of one version share its symbols, which
+// shows that sharing would be noticed.
 //
 //   versions THIS_VERSION.so OTHER_VERSION.so THIS_VERSION_AGAIN.so
 #include <dlfcn.h>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an embedder builds for PyTorch: a shared object with two tenants of the first device behind C functions, their memory for
-// MemPools and their turns for what a Python function enqueues. tenants.py uses it, on a device.
+// What an embedder builds for PyTorch: a shared object with two tenants of the first device behind
+// C functions, their memory for MemPools and their turns for what a Python function enqueues.
+// tenants.py uses it, on a device.
 #include <cstddef>
 #include <cstdint>
 #include <deque>

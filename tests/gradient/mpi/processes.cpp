@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A process of an MPI transport's test, started by an MPI's launcher: the conformance suite, threads in processes, bytes that are
-// counted, what is ready everywhere, a process that doesn't come, and going on without it. Prints what is wrong and ends with 1. With
-// the argument "killed": a process is killed in the middle of a training.
+// A process of an MPI transport's test, started by an MPI's launcher: the conformance suite,
+// threads in processes, bytes that are counted, what is ready everywhere, a process that doesn't
+// come, and going on without it. Prints what is wrong and ends with 1. With the argument "killed":
+// a process is killed in the middle of a training.
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/gradient/buckets.hpp>
@@ -61,7 +62,8 @@ void sent_is_what_the_type_says() {
         check("not half", "bytes of halves");
 }
 
-/// Gradients that lie behind each other, and some that don't, over several buckets, of which two are under way, and in 16 bits.
+/// Gradients that lie behind each other, and some that don't, over several buckets, of which two
+/// are under way, and in 16 bits.
 void one_piece_or_several() {
     gs::mpi_transport net(MPI_COMM_WORLD, {.message = gs::bytes{512}});
     constexpr std::size_t sizes[] = {1000, 10, 990, 3000, 1000, 0, 500};
@@ -104,8 +106,8 @@ void two_of_many_chunks() {
     if (wrong != 0) check(std::to_string(wrong) + " elements", "many chunks");
 }
 
-/// Each process has its gradients in an order of its own: after some reductions of bit vectors all have the same list. What one of them
-/// lacks is in nobody's, and named where one asks.
+/// Each process has its gradients in an order of its own: after some reductions of bit vectors all
+/// have the same list. What one of them lacks is in nobody's, and named where one asks.
 void what_is_ready_everywhere() {
     gs::mpi_transport net(MPI_COMM_WORLD);
     constexpr std::uint32_t gradients = 130;
@@ -179,7 +181,8 @@ void threads_in_processes(bool alike) {
     for (const auto& w : wrong) check(w, "threads in processes");
 }
 
-/// Devices in processes have the bits of threads in processes: two on one device, or one each; one in the last process.
+/// Devices in processes have the bits of threads in processes: two on one device, or one each; one
+/// in the last process.
 void devices_in_processes() {
     std::vector<std::vector<float>> x(2, std::vector<float>(30'000)), expected = x;
     gs::mpi_transport outer(MPI_COMM_WORLD), again(MPI_COMM_WORLD);
@@ -228,8 +231,8 @@ void devices_in_processes() {
     MPI_Barrier(MPI_COMM_WORLD);
 }
 
-/// Sums that fp8 holds go over a compressed link as they are, and the largest elements one step after
-/// the other; processes that compress in other ways are named.
+/// Sums that fp8 holds go over a compressed link as they are, and the largest elements one step
+/// after the other; processes that compress in other ways are named.
 void compressed_links() {
     gs::mpi_transport net(MPI_COMM_WORLD);
     const auto n = static_cast<float>(net.size());
@@ -283,8 +286,9 @@ void steps_in_processes() {
     }
 }
 
-/// The last process stops behind its second step, or in the middle of its third one. Each rank names
-/// the rank that stopped, and has its two steps; patience would name the process by its first rank.
+/// The last process stops behind its second step, or in the middle of its third one. Each rank
+/// names the rank that stopped, and has its two steps; patience would name the process by its first
+/// rank.
 void one_stops() {
     for (const bool halfway : {false, true})
         for (std::uint64_t n = 0; n < 5; ++n) {
@@ -341,7 +345,8 @@ void batches_differ() {
     MPI_Barrier(MPI_COMM_WORLD);
 }
 
-/// The last process doesn't take part. All others name it, also those that had no deadline, and go on without it.
+/// The last process doesn't take part. All others name it, also those that had no deadline, and go
+/// on without it.
 void one_doesnt_come() {
     gs::mpi_transport net(MPI_COMM_WORLD, {.grace = busy_grace});
     const std::uint32_t absent = net.size() - 1;
@@ -363,8 +368,9 @@ void one_doesnt_come() {
     MPI_Barrier(MPI_COMM_WORLD);
 }
 
-/// A thread of the last process doesn't come. The other threads of all processes hear of it, though they have no deadline, and though the
-/// transport was made by a thread that doesn't use it. All name that thread; processes have different numbers of them.
+/// A thread of the last process doesn't come. The other threads of all processes hear of it, though
+/// they have no deadline, and though the transport was made by a thread that doesn't use it. All
+/// name that thread; processes have different numbers of them.
 void a_thread_doesnt_come(std::uint32_t absent) {
     gs::mpi_transport outer(MPI_COMM_WORLD, {.grace = busy_grace});
     const bool last = outer.rank() == outer.size() - 1;
@@ -472,8 +478,9 @@ gs::collective_fault exchange_in_pairs(gs::mpi_transport& net, gs::ns patience) 
                                patience == gs::ns::max() ? gs::never : in(patience));
 }
 
-/// A training in the middle of which the last process is killed: the others name it, and go on without it. Only one of them has a
-/// deadline; the others hear of it. Of four that one doesn't wait for the dead one, but for the one that does.
+/// A training in the middle of which the last process is killed: the others name it, and go on
+/// without it. Only one of them has a deadline; the others hear of it. Of four that one doesn't
+/// wait for the dead one, but for the one that does.
 int killed() {
     gs::mpi_transport net(MPI_COMM_WORLD);
     const std::uint32_t dead = net.size() - 1;
@@ -516,8 +523,9 @@ int killed() {
     std::_Exit(wrongs == 0 ? 0 : 1);  // MPI_Finalize would wait for who is gone
 }
 
-/// The last process has more elements than the others, by whole chunks or by another way of sending them: all learn it, with nobody
-/// waiting for a deadline, and of three or more they learn whose. What is called next isn't mistaken for the rest.
+/// The last process has more elements than the others, by whole chunks or by another way of sending
+/// them: all learn it, with nobody waiting for a deadline, and of three or more they learn whose.
+/// What is called next isn't mistaken for the rest.
 void lengths_differ() {
     using call = gs::collective_fault (*)(gs::mpi_transport&, std::vector<float>&, std::size_t n);
     const call calls[] = {

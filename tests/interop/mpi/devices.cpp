@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A process with a device, over the stand-in for CUDA, started by an MPI's launcher: Horovod's names
-// for arrays on devices of several processes. Prints what is wrong and ends with 1.
+// A process with a device, over the stand-in for CUDA, started by an MPI's launcher: Horovod's
+// names for arrays on devices of several processes. Prints what is wrong and ends with 1.
 #include <gpushare/backend/cuda/node.hpp>
 #include <gpushare/backend/cuda/pinned.hpp>
 #include <gpushare/interop/horovod_processes.hpp>

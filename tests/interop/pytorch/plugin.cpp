@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an embedder builds for PyTorch: a shared object with the memory of two tenants behind C functions. On the host
-// device, whose streams' addresses are the handles.
+// What an embedder builds for PyTorch: a shared object with the memory of two tenants behind C
+// functions. On the host device, whose streams' addresses are the handles.
 #include <cstdint>
 #include <memory>
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// PyTorch's own declarations, from its wheel, against the two forms of our functions: null for a MemPool, throwing for
-// change_current_allocator. It compiles or it doesn't; nothing of PyTorch is linked.
+// PyTorch's own declarations, from its wheel, against the two forms of our functions: null for a
+// MemPool, throwing for change_current_allocator. It compiles or it doesn't; nothing of PyTorch is
+// linked.
 #include <torch/csrc/cuda/CUDAPluggableAllocator.h>
 
 #include <cstddef>
@@ -22,7 +23,8 @@ using allocator = gpushare::pytorch_allocator<gpushare::tenant_memory<node::memo
 
 }  // namespace
 
-// As an embedder writes them: what CUDAPluggableAllocator(path, "chat_malloc", "chat_free") finds by name.
+// As an embedder writes them: what CUDAPluggableAllocator(path, "chat_malloc", "chat_free") finds
+// by name.
 extern "C" {
 void* chat_malloc(std::ptrdiff_t size, int device, cudaStream_t stream) {
     return chat().try_allocate(size, device, stream);

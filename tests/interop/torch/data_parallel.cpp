@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A libtorch module trained by two ranks: by interop/torch_gradients.hpp, and by what is below torch's own DistributedDataParallel, its
-// reducer over Gloo. The losses are the same to the bit: of two ranks a sum has no order. A program of its own, for `./dev check`.
+// A libtorch module trained by two ranks: by interop/torch_gradients.hpp, and by what is below
+// torch's own DistributedDataParallel, its reducer over Gloo. The losses are the same to the bit:
+// of two ranks a sum has no order. A program of its own, for `./dev check`.
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/gradient/transport.hpp>
 #include <gpushare/interop/torch_gradients.hpp>
@@ -121,7 +122,8 @@ losses by_torch() {
     });
 }
 
-/// `between(rank, net, shared)`, if given, is called between two steps, when no other thread uses the transport.
+/// `between(rank, net, shared)`, if given, is called between two steps, when no other thread uses
+/// the transport.
 using between_steps = std::function<void(std::uint32_t, gs::thread_transport&, gs::torch_gradients&)>;
 losses by_us(const gs::torch_gradient_options& options, bool to_none, bool alike = true,
              const between_steps& between = {}) {

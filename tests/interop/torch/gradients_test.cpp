@@ -58,7 +58,8 @@ struct item {
     [[nodiscard]] const std::string& key() const { return name; }
     [[nodiscard]] const at::Tensor& value() const { return tensor; }
 };
-/// Two layers, the second in another type; a parameter that some passes use; and one that none uses.
+/// Two layers, the second in another type; a parameter that some passes use; and one that none
+/// uses.
 struct network {
     explicit network(c10::Device on, at::ScalarType second = at::kDouble)
         : parameters{{"first.weight", filled({6, 4}, at::kFloat, on)},

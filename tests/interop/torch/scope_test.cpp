@@ -399,7 +399,8 @@ TEST_CASE("three lines: stream, memory, and launches behind the gate", "[interop
         REQUIRE(cudaStreamSynchronize(chat.work_stream().native_handle()) == cudaSuccess);
         CHECK(model.launches == 2);
         (void)gate.in_flight(scope.client());  // asks the device
-        // That of the other thread, too, and the scrubbing of memory that a thread asked for inside.
+        // That of the other thread, too, and the scrubbing of memory that a thread asked for
+        // inside.
         CHECK(gate.usage(scope.client()).launches == 2 + standin::count("cudaMemsetAsync"));
     }
     { const gpushare::torch_scope otherwise{node, chat, gate, {.level = 1}}; }

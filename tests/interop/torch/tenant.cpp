@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A libtorch module in a tenant, by libtorch itself: its memory, its forward passes as submissions, or both. A program of its own, for
-// `./dev bench adoption`.
+// A libtorch module in a tenant, by libtorch itself: its memory, its forward passes as submissions,
+// or both. A program of its own, for `./dev bench adoption`.
 //
 //   test_torch_tenant memory|compute|both
 #include <cstddef>

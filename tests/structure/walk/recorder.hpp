@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Records which functions the calling thread enters and leaves, in a program compiled with -finstrument-functions:
+// Records which functions the calling thread enters and leaves, in a program compiled with
+// -finstrument-functions:
 //
 //   walk::begin();    chat.submit(work).wait();    walk::pause();    return walk::write("calls");
 //

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The walk of one submission: from tenant.submit() with a callback, through its run on the device, to the ticket whose
-// work is done and whose callback was called.
+// The walk of one submission: from tenant.submit() with a callback, through its run on the device,
+// to the ticket whose work is done and whose callback was called.
 //
-//   return walk::of_submission(node, argv[1], hold, let_go);      // main() of a program compiled with -finstrument-functions
+//   // main() of a program compiled with -finstrument-functions
+//   return walk::of_submission(node, argv[1], hold, let_go);
 #pragma once
 
 #include <gpushare/tenant/tenancy.hpp>
@@ -27,10 +28,12 @@ int of_submission(Node& node, const char* path, Hold hold, LetGo let_go) {
         return chat.submit([](auto& stream) { stream.launch({.blocks = 1}, nothing{}); }, gpushare::no_options,
                            [&](const gpushare::completion&) { ++called; });
     };
-    // Many alike: the limiter learns how long the work and the callback take, and a thread may be interrupted anywhere.
+    // Many alike: the limiter learns how long the work and the callback take, and a thread may be
+    // interrupted anywhere.
     constexpr int rounds = 200;
     for (int i = 0; i < rounds; ++i) {
-        // The work ends behind submit() and before wait() looks: how fast the device is changes no walk.
+        // The work ends behind submit() and before wait() looks: how fast the device is changes no
+        // walk.
         hold(chat.work_stream());
         begin();
         auto ticket = submit();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any upstream by its address, so that resources can be stacked in an order that is chosen at run time, and compile once.
+// Any upstream by its address, so that resources can be stacked in an order that is chosen at run
+// time, and compile once.
 //
 //   support::upstream_of erased{pool};      gpushare::scrubbing_resource<support::any_upstream, stream> over{erased, s};
 #pragma once

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The host node as the composition matrix drives a backend. Its points count how often they are asked, and the test may be
-// called before the driver is.
+// The host node as the composition matrix drives a backend. Its points count how often they are
+// asked, and the test may be called before the driver is.
 #pragma once
 
 #include <atomic>

@@ -2,7 +2,7 @@
 // What is to happen within a call of the driver's, on the thread that makes it.
 //
 //   support::interruption calls;     calls.before_next([&] { ... });      // the test
-//   calls.strike();                                                       // the driver, under no lock of its own
+//   calls.strike();  // the driver, under no lock of its own
 #pragma once
 
 #include <functional>

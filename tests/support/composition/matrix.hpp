@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The composition matrix: every stack on every kind of owner in every scenario. A scenario is one function, a stack one class, so a
-// new one of either is tried with all of the others.
+// The composition matrix: every stack on every kind of owner in every scenario. A scenario is one
+// function, a stack one class, so a new one of either is tried with all of the others.
 //
 //   const auto m = support::composition::run_matrix<support::composition::host_backend>();
 //   m.cells, m.wrong          // how many were tried, and what was wrong: "pool, tenant, close: ..."
@@ -51,7 +51,8 @@ struct rig {
     void check(bool good, std::string_view what) const {
         if (!good) wrong.emplace_back(what);
     }
-    /// A block. Where the device has to get there first, as often as that takes; elsewhere the first answer counts.
+    /// A block. Where the device has to get there first, as often as that takes; elsewhere the
+    /// first answer counts.
     [[nodiscard]] void* get(failure& why) const {
         void* p = top->get(why);
         for (int again = 0; p == nullptr && top->defers() && again < 100; ++again) {
@@ -192,7 +193,8 @@ void close_beside_traffic(const rig<Backend>& r, int /*rounds*/) {
     r.top->reach();
     r.top->settle();
     r.top.reset();
-    // A block that was out when a quota closed is its owner's to take back: until then it is charged, and the device's.
+    // A block that was out when a quota closed is its owner's to take back: until then it is
+    // charged, and the device's.
     r.check(r.who.limit().usage().current == r.on.used(), "what is charged isn't what the device lacks");
     r.check(complete, "it doesn't close");
     r.check(r.who.idle() == bytes{}, "closed, with memory that is kept");
@@ -500,8 +502,8 @@ void misuse(const rig<Backend>& r, int /*rounds*/) {
     r.end();
 }
 
-/// Work that fails on the device is told to who submitted it, and costs no block, whatever is allocated and freed in the order of its stream
-/// meanwhile.
+/// Work that fails on the device is told to who submitted it, and costs no block, whatever is
+/// allocated and freed in the order of its stream meanwhile.
 template <class Backend>
 void fails_on_the_device(const rig<Backend>& r, int /*rounds*/) {
     using stream_type = typename Backend::stream;
@@ -635,7 +637,8 @@ matrix_result run_matrix(int rounds = 40, const std::vector<stack_kind<Backend>>
                 std::vector<std::string> wrong;
                 bool tried = true;
                 {
-                    // What can't be scrubbed any more goes to nobody: a tenant whose quota it is charged to is never done.
+                    // What can't be scrubbed any more goes to nobody: a tenant whose quota it is
+                    // charged to is never done.
                     std::optional<leaks_are_meant> not_back;
                     if (how.run == &device_loss<Backend>) not_back.emplace();
                     Backend on{blocks(on_device), o.devices};

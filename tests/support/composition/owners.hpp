@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whose memory the stacks of the composition matrix stand on: a quota, a leaf of a tree of quotas, a tenant of one device or two. Each
-// has `granted` blocks, and a neighbour on the device that is promised half of it.
+// Whose memory the stacks of the composition matrix stand on: a quota, a leaf of a tree of quotas,
+// a tenant of one device or two. Each has `granted` blocks, and a neighbour on the device that is
+// promised half of it.
 #pragma once
 
 #include <cstddef>
@@ -57,7 +58,8 @@ public:
     [[nodiscard]] virtual bytes overpromised() { return {}; }
     /// What could still be promised, by the last one.
     [[nodiscard]] virtual bytes left_to_promise() { return {}; }
-    /// From here on its close waits for something on another device, until it is let go. False: it has no other one.
+    /// From here on its close waits for something on another device, until it is let go. False: it
+    /// has no other one.
     [[nodiscard]] virtual bool hold_close() { return false; }
     virtual void let_close() {}
     /// Whether its close takes back what is out.

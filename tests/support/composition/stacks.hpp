@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stacks of the composition matrix: what may stand on the memory of a quota or a tenant, behind one interface that gives
-// and takes blocks of one size, so that a scenario is written once.
+// The stacks of the composition matrix: what may stand on the memory of a quota or a tenant, behind
+// one interface that gives and takes blocks of one size, so that a scenario is written once.
 //
-//   auto s = support::composition::stacks<Backend>()[2].make({backend, limit, memory});      // a pool's cache
+//   // a pool's cache
+//   auto s = support::composition::stacks<Backend>()[2].make({backend, limit, memory});
 //   failure why;      void* p = s->get(why);      s->put(p);      s->reach();      s->settle();
 #pragma once
 
@@ -63,7 +64,8 @@ public:
     virtual void reach() {}
     /// Collects what the device has reached.
     virtual void settle() {}
-    /// From here on until it is let go the device does nothing of what is enqueued for the stack, where the test can have that.
+    /// From here on until it is let go the device does nothing of what is enqueued for the stack,
+    /// where the test can have that.
     virtual void hold() {}
     virtual void let_go() {}
     /// A block of 1 TiB, which can never be there: null, always.
@@ -76,17 +78,19 @@ public:
     [[nodiscard]] virtual bool keeps_captured() const noexcept { return false; }
     /// Whether what is out when its owner closes is taken back.
     [[nodiscard]] virtual bool is_taken_back() const noexcept { return true; }
-    /// Whether it closes with its owner. Else what it does for the owner ends by itself, and the owner isn't closed before.
+    /// Whether it closes with its owner. Else what it does for the owner ends by itself, and the
+    /// owner isn't closed before.
     [[nodiscard]] virtual bool closes() const noexcept { return true; }
     /// Whether it has all its memory from the beginning, whatever is granted later.
     [[nodiscard]] virtual bool is_fixed() const noexcept { return false; }
     /// As get and put, of what isn't held up by whoever is in get().
     virtual void* get_beside(failure& why) noexcept { return get(why); }
     virtual errc put_beside(void* p) noexcept { return put(p); }
-    /// The stream, of the backend's, in whose order it frees, or on which it works for itself; null if it has none.
+    /// The stream, of the backend's, in whose order it frees, or on which it works for itself; null
+    /// if it has none.
     [[nodiscard]] virtual void* own_stream() noexcept { return nullptr; }
-    /// Frees `n` small blocks, every other one behind a stream that is held, the others behind one that works. False: its frees wait
-    /// for one stream, or for none.
+    /// Frees `n` small blocks, every other one behind a stream that is held, the others behind one
+    /// that works. False: its frees wait for one stream, or for none.
     [[nodiscard]] virtual bool free_many(std::size_t /*n*/) { return false; }
     /// Whether what its owner says of a free is what put() says.
     [[nodiscard]] virtual bool passes_answers() const noexcept { return false; }
@@ -312,9 +316,10 @@ private:
     ordered_upstream<typename Backend::stream::point>* memory_;
 };
 
-/// PyTorch's caching allocator in front of the functions that it is given: it keeps what is freed, by stream. When it is answered
-/// null it frees all that, and asks again; what is thrown goes straight to who asked. What is freed while a stream is captured isn't
-/// kept. As PyTorch's, it has one lock, also while it asks.
+/// PyTorch's caching allocator in front of the functions that it is given: it keeps what is freed,
+/// by stream. When it is answered null it frees all that, and asks again; what is thrown goes
+/// straight to who asked. What is freed while a stream is captured isn't kept. As PyTorch's, it has
+/// one lock, also while it asks.
 template <class Backend>
 class pytorch_stack : public stack {
     using memory_type = ordered_upstream<typename Backend::stream::point>;
@@ -414,7 +419,8 @@ private:
     std::array<typename Backend::stream, 2> streams_;
     gpushare::pytorch_allocator<memory_type, typename Backend::node_type> torch_;
     std::mutex mutex_;
-    // As many blocks on one stream, and then as many on the other one, which doesn't use what is kept for the first.
+    // As many blocks on one stream, and then as many on the other one, which doesn't use what is
+    // kept for the first.
     std::size_t turn_ = 0;
     std::map<void*, std::size_t> out_;  // on which stream
     std::array<std::vector<void*>, 2> kept_;

@@ -2,7 +2,8 @@
 // The properties of a device, and a guard that makes a device current and restores the previous
 // one.
 //
-//   const gpushare::cuda::device_properties p = gpushare::cuda::query_properties(driver, 0);  // p.name, p.sms, p.memory
+//   // p.name, p.sms, p.memory
+//   const gpushare::cuda::device_properties p = gpushare::cuda::query_properties(driver, 0);
 //   const gpushare::cuda::primary_context context{driver, 0};
 //   { const gpushare::cuda::device_guard on{context};  cudaMalloc(&q, n); }
 //

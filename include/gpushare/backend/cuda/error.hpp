@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Translates the CUDA runtime's errors into the library's.
 //
-//   gpushare::cuda::check(cudaStreamQuery(s), "asking a stream");  // throws the exception for the error
+//   // throws the exception for the error
+//   gpushare::cuda::check(cudaStreamQuery(s), "asking a stream");
 //
 // A driver function returns a CUresult with the same numbers, which is translated in the same way.
 //

@@ -3,7 +3,8 @@
 //
 //   gpushare::cuda::graph g = gpushare::cuda::capture(stream, [&](auto& s) { s.fill(to, std::byte{0}, n); s.copy(to, from, n); });
 //   gpushare::cuda::graph_executable run{g};
-//   auto ticket = tenant.submit([&](auto& s) { run.launch(s); });    // one submission, however many kernels are in it
+//   // one submission, however many kernels are in it
+//   auto ticket = tenant.submit([&](auto& s) { run.launch(s); });
 //
 // A graph captured from launches only is as wide as the widest launch. A graph of the embedder, or
 // a graph whose native handle was requested, counts as filling the device.

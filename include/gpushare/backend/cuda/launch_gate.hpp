@@ -10,7 +10,8 @@
 //       const auto inside = gate.enter(chat);            // this thread's launches are the chat's
 //       engine.forward(input);
 //   }
-//   const auto theirs = gate.bind(batch, stream);        // launches into the stream are, from whatever thread
+//   // launches into the stream are, from whatever thread
+//   const auto theirs = gate.bind(batch, stream);
 //
 // The gate runs no other client's code on a thread, and starts no thread: a waiting thread checks
 // the device's progress itself. During a stream capture no launch waits or counts. The graph waits

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The memory of a CUDA device, by cudaMalloc and cudaFree.
 //
-//   void* p = node.memory(gpushare::device_id{0}).allocate(64_MiB, 256);    // memory_error when it isn't there
+//   // memory_error when it isn't there
+//   void* p = node.memory(gpushare::device_id{0}).allocate(64_MiB, 256);
 #pragma once
 
 #include <cuda_runtime_api.h>

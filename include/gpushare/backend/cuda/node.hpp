@@ -2,14 +2,15 @@
 // The CUDA devices of this process as a node, on which quotas, limiters, partitions and tenants
 // run.
 //
-//   gpushare::cuda::node node;                                            // all devices that CUDA shows
-//   auto s = node.make_stream(gpushare::device_id{0}, gpushare::priority{1}, /*tag=*/7);     // tag: whose work it is, a number of yours
+//   gpushare::cuda::node node;  // all devices that CUDA shows
+//   // tag: whose work it is, a number of yours
+//   auto s = node.make_stream(gpushare::device_id{0}, gpushare::priority{1}, /*tag=*/7);
 //   gpushare::tenancy shared{node};
 //
 // An overhead account shows what takes a device's memory outside of all tenants. CUDA tells only
 // how much memory is free, so the account measures before and after each step.
 //
-//   gpushare::cuda::overhead_account account{node, d};          // so far: contexts and other processes
+//   gpushare::cuda::overhead_account account{node, d};  // so far: contexts and other processes
 //   account.measure("modules", [&] { load_kernels(); });
 //   account.measure("vendor workspaces", [&] { make_blas_handles(); });
 //   for (const auto& e : account.entries()) log(e.label, e.size);

@@ -3,7 +3,8 @@
 // the host, and run at the speed of the link.
 //
 //   gpushare::cuda::pinned_memory staging{node};
-//   void* p = staging.allocate(1_MiB, 64);          // readable by the host, and by kernels at the same address
+//   // readable by the host, and by kernels at the same address
+//   void* p = staging.allocate(1_MiB, 64);
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -4,7 +4,8 @@
 //
 //   gpushare::cuda::stream s = node.make_stream(gpushare::device_id{0}, gpushare::priority{1});
 //   s.copy(to, from, size);
-//   s.record().wait(gpushare::never);      // s.launch({.blocks = 64, .threads = 256}, kernel): with launch.cuh, by nvcc
+//   // s.launch({.blocks = 64, .threads = 256}, kernel): with launch.cuh, by nvcc
+//   s.record().wait(gpushare::never);
 #pragma once
 
 #include <cuda.h>

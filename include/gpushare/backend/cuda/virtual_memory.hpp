@@ -5,7 +5,8 @@
 //   gpushare::cuda::virtual_memory memory{node, gpushare::device_id{0}};
 //   auto range = *memory.reserve(64 << 20);    auto chunk = *memory.create();
 //   memory.map(range.data(), chunk);           // readable and writable until unmapped
-//   auto last_use = stream.record();           // behind the last kernel that uses it: unmap() waits for that first
+//   // behind the last kernel that uses it: unmap() waits for that first
+//   auto last_use = stream.record();
 //   memory.unmap(range.data(), memory.granularity().count(), {&last_use, 1}, deadline);
 #pragma once
 

@@ -2,7 +2,8 @@
 // The memory of a host device: real memory of this process, counted exactly against a capacity. Big
 // blocks are mapped pages, which cost the host nothing until they are touched.
 //
-//   void* p = node.memory(gpushare::device_id{0}).allocate(64_MiB, 256);    // memory_error when it isn't there
+//   // memory_error when it isn't there
+//   void* p = node.memory(gpushare::device_id{0}).allocate(64_MiB, 256);
 #pragma once
 
 #include <sys/mman.h>

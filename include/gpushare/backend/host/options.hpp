@@ -17,8 +17,9 @@ namespace host {
 
 /// How long a block takes.
 ///   real       as long as it computes
-///   modelled   its grid's `hold`, or as long as it computes if that is longer (`hold` says how long it *would* take
-///              on the device). The SM is held without burning CPU, so eight devices behave like eight on two cores.
+///   modelled   its grid's `hold`, or as long as it computes if that is longer (`hold` says how
+///              long it *would* take on the device). The SM is held without burning CPU, so eight
+///              devices behave like eight on two cores.
 /// Opaque work (`stream::enqueue`) takes its given length with both.
 enum class timing : std::uint8_t {
     real,      ///< a block takes as long as it computes

@@ -4,7 +4,8 @@
 //
 //   gpushare::host::stream s = node.make_stream(gpushare::device_id{0}, gpushare::priority{1});
 //   s.launch({.blocks = 8, .hold = 250us}, [=](auto& ctx) { out[ctx.block_rank()] = f(ctx.block_rank()); });
-//   s.record().wait(gpushare::never);  // hold: how long each block keeps its SM where time is modelled
+//   // hold: how long each block keeps its SM where time is modelled
+//   s.record().wait(gpushare::never);
 #pragma once
 
 #include <algorithm>

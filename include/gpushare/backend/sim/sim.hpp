@@ -5,7 +5,8 @@
 //
 //   gpushare::sim::world world{{.devices = 8}};
 //   world.at(gpushare::instant{} + 1s, [&] { ... });    // something happens at a time
-//   gpushare::sim::stream s{world, {0}};  s.enqueue(200us);  s.call([&] { ... });   // or once this work is done
+//   // or once this work is done
+//   gpushare::sim::stream s{world, {0}};  s.enqueue(200us);  s.call([&] { ... });
 //   world.run_until(gpushare::instant{} + 10s);
 //
 // A device runs one kernel at a time, as if each kernel filled the device. Next is the first kernel

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The algorithms of a plain all-reduce, as one body that rank threads, blocks of the host backend and blocks of a
-// device run.
+// The algorithms of a plain all-reduce, as one body that rank threads, blocks of the host backend
+// and blocks of a device run.
 //
 //   all_reduce_body<float, sum>{in, out, n, {}, {algorithm::one_shot}}(session, blocks)
 //
-// If the elements don't fit the plan's algorithm, it falls back to one that always works. The ring is in ring.hpp.
+// If the elements don't fit the plan's algorithm, it falls back to one that always works. The ring
+// is in ring.hpp.
 //
 // Techniques of faster device kernels that these don't use:
 //   data with a flag in each word (NCCL's LL)    saves one shot its wait, some 1.3 us on one device, and halves the bandwidth

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The other collectives, as bodies that rank threads, blocks of the host backend and blocks of a device run: all ranks
-// meet, each moves its part straight from the senders' buffers to the receivers', all finish.
+// The other collectives, as bodies that rank threads, blocks of the host backend and blocks of a
+// device run: all ranks meet, each moves its part straight from the senders' buffers to the
+// receivers', all finish.
 //
 //   broadcast_body<float>{data, n, root}(session, blocks)
 #pragma once

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs the stages of an epilogue over a row: a few elements at a time go through all stages in registers. Each look of
-// a row stage needs one more pass over the row. A group stage needs none on a device: the threads
-// that have a group's elements in registers tell each other its largest magnitude.
+// Runs the stages of an epilogue over a row: a few elements at a time go through all stages in
+// registers. Each look of a row stage needs one more pass over the row. A group stage needs none on
+// a device: the threads that have a group's elements in registers tell each other its largest
+// magnitude.
 //
 //   run_widest(ctx, epilogue, source, scratch, outputs, [&](auto&& run) { run(place{...}, end); });
 #pragma once

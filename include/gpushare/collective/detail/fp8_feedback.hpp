@@ -3,7 +3,7 @@
 // the rank adds to its next elements.
 //
 //   const owing_blocks<128> k{from, to, owed, left, count};
-//   stream.launch(k.shape(), k);           // to = from + owed; left = to - what codes of `to` stand for
+//   stream.launch(k.shape(), k);  // to = from + owed; left = to - what codes of `to` stand for
 //
 // The blocks begin at the first element, as those of a quantised all-reduce do.
 #pragma once

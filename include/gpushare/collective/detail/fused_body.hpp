@@ -151,7 +151,8 @@ struct fused_body {
             brought = left;
         }
         if (!t.meet(signature, brought, out, others)) return t.fault();
-        // A row lies at the end of the rank's slot between passes: it is local, and stays in the first-level cache.
+        // A row lies at the end of the rank's slot between passes: it is local, and stays in the
+        // first-level cache.
         float* const scratch = scratch_bytes() <= t.view().slot
                                    ? reinterpret_cast<float*>(slot + (t.view().slot - scratch_bytes()))
                                    : spare;

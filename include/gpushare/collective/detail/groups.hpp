@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which ranks go together when a communicator is split or shrinks: the same for threads and devices.
+// Which ranks go together when a communicator is split or shrinks: the same for threads and
+// devices.
 //
 //   for (const auto& ranks : detail::ranks_by_colour(colours)) groups.push_back(subgroup(ranks));
 //   subgroup(detail::ranks_without(dead, size()));

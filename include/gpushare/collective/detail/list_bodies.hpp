@@ -151,7 +151,8 @@ template <class T, class Op>
     if constexpr (combines_lines<T, Op>) {
         const element_range lines = whole_lines<T>(own, range);
         if (lines.size() != 0 && lines_pay<T, Op>(t.ranks())) {
-            std::array<peer_signal, most_ranks_of_list_lines> ends;  // uninitialised: two words of each are read
+            // uninitialised: two words of each are read
+            std::array<peer_signal, most_ranks_of_list_lines> ends;
             for (std::uint32_t r = 0; r < t.ranks(); ++r) ends[r].in = ends[r].out = outs[r];
             line_ends where{ends.data(), t.ranks(), lines.begin * sizeof(T), lines.begin * sizeof(T)};
             if (!to_all) where.only = own;

@@ -30,7 +30,8 @@ namespace detail {
                                                                  std::uint32_t op, std::size_t count,
                                                                  std::uint32_t blocks,
                                                                  std::uint32_t root = 0) noexcept {
-    constexpr std::uint64_t odd = 0x9e37'79b9'7f4a'7c15U;  // of the golden ratio: spreads what differs over all bits
+    // of the golden ratio: spreads what differs over all bits
+    constexpr std::uint64_t odd = 0x9e37'79b9'7f4a'7c15U;
     const std::uint64_t call = static_cast<std::uint64_t>(kind) << 40 | std::uint64_t{type} << 16 | op;
     const std::uint64_t mix = (count ^ call * odd ^ std::uint64_t{blocks} << 48 ^ std::uint64_t{root} << 20) * odd;
     return static_cast<std::uint32_t>(mix >> 32);
@@ -170,7 +171,8 @@ template <class T, std::uint32_t R, class Context, class Op, class From, class T
     if (!in.aligned(range.begin) || !to.aligned(range.begin)) return range;
     const std::size_t step = ctx.num_threads() * width, whole = range.begin + range.size() / width * width;
     std::size_t i = range.begin + ctx.thread_rank() * width;
-    // With two places two ranks took a fifth longer where blocks were few. Small elements are widened: they haven't the registers for four.
+    // With two places two ranks took a fifth longer where blocks were few. Small elements are
+    // widened: they haven't the registers for four.
     constexpr std::uint32_t places = sizeof(T) < 4 ? 2 : 4;
     if constexpr (R < 4)  // otherwise there are enough loads
         for (; i + (places - 1) * step < whole; i += places * step) combine_held<values, places>(op, in, i, step, to);
@@ -247,7 +249,8 @@ struct two_outputs {
     GPUSHARE_HD void put_one(std::size_t i, const T& x) const noexcept { first[i] = second[i] = x; }
 };
 
-/// Combines `range` of all inputs into all outputs, which begin at multiples of 16 if results are to go past the caches.
+/// Combines `range` of all inputs into all outputs, which begin at multiples of 16 if results are
+/// to go past the caches.
 GPUSHARE_EXEC_CHECK_DISABLE
 template <class T, class Context, class Op>
 GPUSHARE_HD void reduce_from_told(session<Context>& t, const Op& op, element_range range, bool streaming) noexcept {

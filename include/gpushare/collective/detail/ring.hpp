@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ring all-reduce, in which each rank talks to its neighbours only. Partial results go from rank 0 up to the last
-// rank, which passes the results on around the ring, chunk by chunk. The traffic per link is that of the usual ring,
-// whose parts start at different ranks. But here every element is combined in rank order, so the bits are those of the
-// other algorithms; for the same reason partial results travel in the type that they are computed in.
+// The ring all-reduce, in which each rank talks to its neighbours only. Partial results go from
+// rank 0 up to the last rank, which passes the results on around the ring, chunk by chunk. The
+// traffic per link is that of the usual ring, whose parts start at different ranks. But here every
+// element is combined in rank order, so the bits are those of the other algorithms; for the same
+// reason partial results travel in the type that they are computed in.
 //
 // At step s a rank combines chunk s, then takes the result of chunk s - lag. It waits only for the
 // rank before it, for data of an earlier step or of the same one, so waits form no cycle.

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// One block's part in one collective: it takes the next epoch, tells the other ranks, waits for them, and gets out
-// safely if one of them fails. The same code runs in a rank's thread, in a block of the host backend and on a device.
+// One block's part in one collective: it takes the next epoch, tells the other ranks, waits for
+// them, and gets out safely if one of them fails. The same code runs in a rank's thread, in a block
+// of the host backend and on a device.
 //
 //   session s(ctx, view, rank, block, collective_kind::barrier, deadline);
 //   if (!s.enter() || !s.meet(signature, in, out)) return s.fault();     // all are here
 //   ... read theirs, write theirs ...
-//   return s.finish();                                                     // all are done with mine
+//   return s.finish();  // all are done with mine
 //
 // Memory orders. A rank's writes before `meet` are visible to the others after it: the rank's
 // release of `ready` pairs with their acquire. The same holds for `done`. On a device one thread
@@ -44,7 +45,8 @@ namespace detail {
 /// marked so, since nvcc compiles them in its device pass, too.
 class thread_context {
 public:
-    /// Looks `busy_turns` times before it gives its core away at each turn: 0 where ranks outnumber cores.
+    /// Looks `busy_turns` times before it gives its core away at each turn: 0 where ranks outnumber
+    /// cores.
     constexpr explicit thread_context(std::uint32_t busy_turns = 0) noexcept : busy_turns_(busy_turns) {}
 
     [[nodiscard]] GPUSHARE_HD static constexpr std::uint32_t block_rank() noexcept { return 0; }
@@ -150,10 +152,12 @@ public:
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD bool enter() noexcept {
         constexpr std::uint64_t is_in = std::uint64_t{1} << 32, is_closed = std::uint64_t{2} << 32;
-        std::uint64_t came = 0;  // the epoch, and above it how it went; the other threads add nothing
+        // the epoch, and above it how it went; the other threads add nothing
+        std::uint64_t came = 0;
         std::uint32_t last = 0;
+        // beside `inside`: each load takes most of a microsecond
         if constexpr (!is_one_thread<Context>)
-            if (ctx_.thread_rank() == 0) last = own().epoch;  // beside `inside`: each load takes most of a microsecond
+            if (ctx_.thread_rank() == 0) last = own().epoch;
         if (ctx_.thread_rank() == 0 && say_inside()) {
             if (atomic_ref{own().closed}.load_crossing() != 0) {
                 // This block did nothing inside. On the host the store is still a release: by C++20
@@ -170,8 +174,8 @@ public:
                 const std::uint32_t next = last + 1;
                 keep(own().epoch, next);
                 came = is_in | next;
-                if constexpr (is_one_thread<Context>)
-                    keep(own().progress, progress_word(collective_stage::waiting));  // of a device: wait_until
+                // of a device: wait_until
+                if constexpr (is_one_thread<Context>) keep(own().progress, progress_word(collective_stage::waiting));
             }
         }
         came = ctx_.reduce_add(came);
@@ -239,7 +243,8 @@ public:
         for (std::uint32_t to = 0; to < ranks(); ++to) view_.signal(to, rank_, block_, epoch_).remark = word;
     }
 
-    /// Says that this rank has left the others' buffers, waits until they have left its own, and leaves.
+    /// Says that this rank has left the others' buffers, waits until they have left its own, and
+    /// leaves.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD collective_fault finish() noexcept {
         ctx_.sync();
@@ -334,7 +339,8 @@ public:
     template <class Seen>
     [[nodiscard]] GPUSHARE_HD bool wait_until(const Seen& seen) noexcept {
         for (std::uint32_t turn = 0; !seen(); ++turn) {
-            // Not at each turn: on a device that would make every look at the flag wait for another one.
+            // Not at each turn: on a device that would make every look at the flag wait for another
+            // one.
             if (turn % 8 == 7 && closed()) return false;
             if (turn == 63) report();
             if (turn % 256 == 255) {

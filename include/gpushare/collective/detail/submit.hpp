@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of submitted collectives and their launch: a cooperative launch for each rank, all of them or none, or
-// one launch for all ranks that share a device. submit.hpp is the public part.
+// The kernels of submitted collectives and their launch: a cooperative launch for each rank, all of
+// them or none, or one launch for all ranks that share a device. submit.hpp is the public part.
 //
 //   submit_each(gangs, devices, streams, members, [&](std::size_t r) { return body_of_rank(r); }, options)
 #pragma once
@@ -63,7 +63,8 @@ struct rank_kernel {
     workspace_view view;
     std::uint32_t rank;
     std::int64_t patience;  // ns
-    std::uint64_t aborted;  // what the host has asked for so far: the kernel needn't fetch it before it begins
+    // what the host has asked for so far: the kernel needn't fetch it before it begins
+    std::uint64_t aborted;
     Body body;
 
     GPUSHARE_EXEC_CHECK_DISABLE
@@ -71,7 +72,8 @@ struct rank_kernel {
     GPUSHARE_HD void operator()(C& ctx) const {
         session<C> s(ctx, view, rank, ctx.block_rank(), Body::kind, ctx.now() + patience);
         s.abort_if(aborted);
-        if (s.enter()) (void)body(s, ctx.num_blocks());  // a fault stays in the workspace: see fault_of
+        // a fault stays in the workspace: see fault_of
+        if (s.enter()) (void)body(s, ctx.num_blocks());
     }
 };
 
@@ -96,7 +98,8 @@ template <class Stream>
         return false;
 }
 
-/// A launch of collectives on some devices, all or none: the order in which they are enqueued, and room for them.
+/// A launch of collectives on some devices, all or none: the order in which they are enqueued, and
+/// room for them.
 template <class Gangs, class Stream>
 class gang_launch {
 public:
@@ -300,7 +303,8 @@ requires std::invocable<const BodyOf&, std::size_t>
     return code;
 }
 
-/// Hands `submit` a function that makes each rank's body of a call (detail/stream_calls.hpp), and the table's number of blocks.
+/// Hands `submit` a function that makes each rank's body of a call (detail/stream_calls.hpp), and
+/// the table's number of blocks.
 template <stream_call Call, class Submit>
 [[nodiscard]] errc submit_call(std::span<const member> members, const Call& call, const Submit& submit) {
     const auto ranks = static_cast<std::uint32_t>(members.size());

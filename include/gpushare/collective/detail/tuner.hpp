@@ -32,12 +32,12 @@ inline namespace GPUSHARE_ABI {
 struct tune_options {
     bytes smallest{64};      ///< of a rank
     bytes largest = 64_MiB;  ///< of a rank
-    /// The memory that cold buffers are taken from in turn: more than the caches hold. Each rank allocates twice that,
-    /// or twice `largest` if that is more.
+    /// The memory that cold buffers are taken from in turn: more than the caches hold. Each rank
+    /// allocates twice that, or twice `largest` if that is more.
     bytes arena = 64_MiB;
     ns per_plan{5'000'000};  ///< roughly how long to measure one plan in one way at one size
-    /// Whether each rank reads its results within the measured time, as most programs do. Results stored past the
-    /// caches are slower to read.
+    /// Whether each rank reads its results within the measured time, as most programs do. Results
+    /// stored past the caches are slower to read.
     bool results_are_read = true;
     instant deadline = never;  ///< for all measurements together
     /// By tune_submitted: the most blocks of a rank. Their number is measured, too, and goes into

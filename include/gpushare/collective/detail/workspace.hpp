@@ -10,8 +10,9 @@
 // work together and don't touch other blocks' memory. So each block counts its own epochs, and the
 // number of blocks may change between launches.
 //
-// **No word is changed by read-modify-write across ranks.** Over PCIe, and in pinned memory, such an operation of one
-// device isn't atomic for another one. So each word has one writer, or all its writers store the same value.
+// **No word is changed by read-modify-write across ranks.** Over PCIe, and in pinned memory, such
+// an operation of one device isn't atomic for another one. So each word has one writer, or all its
+// writers store the same value.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +27,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// How far apart words of different writers are: two cache lines, because processors fetch them in pairs.
+/// How far apart words of different writers are: two cache lines, because processors fetch them in
+/// pairs.
 inline constexpr std::size_t interference_bytes = 128;
 
 /// Whether `flag` is at `epoch` or beyond. Epochs are never reset, so that no flag has to be
@@ -44,8 +46,9 @@ struct alignas(interference_bytes) block_state {
     std::uint32_t progress;  // kind and stage, for the watchdog
     std::uint32_t chunks;    // chunks that went around the ring so far
     std::uint64_t proposal;  // the packed fault for which it has closed the group; 0 if it hasn't
-    std::uint64_t verdict;   // the packed fault that it took as the group's, once it knew that; 0 before
-    std::uint32_t coded;     // chunks that it went through in quantised all-reduces so far
+    // the packed fault that it took as the group's, once it knew that; 0 before
+    std::uint64_t verdict;
+    std::uint32_t coded;  // chunks that it went through in quantised all-reduces so far
     // Set to 1 by the thread that closes the group, and never reset.
     std::uint32_t closed;
     // In block 0 of rank 0, for the host's threads, where these reach workspaces.
@@ -55,8 +58,9 @@ struct alignas(interference_bytes) block_state {
 
 /// One rank's message to another in a collective. Written by the sender.
 struct alignas(interference_bytes) peer_signal {
-    std::uint64_t
-        ready;  // epoch at which what stands below is valid; above it the call's signature, to notice that ranks disagree
+    // epoch at which what stands below is valid; above it the call's signature, to notice that
+    // ranks disagree
+    std::uint64_t ready;
     std::uint32_t done;    // epoch at which the writer has left the reader's buffers
     std::uint32_t remark;  // a finding of the writer in between: valid with `done`
     const void* in;
@@ -78,17 +82,19 @@ struct alignas(interference_bytes) host_report {
     std::uint64_t place;    // by the rank's first block: its epoch, and below it kind and stage
     std::uint32_t heeded;   // by the rank: 1 once it has closed the group for the request
     std::uint64_t request;  // of rank 0's report, by the host: a packed fault to abort with
-    std::uint32_t claims;   // of rank 0's report, among the host's threads: the first to add here asks
+    // of rank 0's report, among the host's threads: the first to add here asks
+    std::uint32_t claims;
 };
 
 /// A group's memory as kernels see it. Copied freely.
 struct workspace_view {
     std::byte* const* workspaces = nullptr;  // one of each rank
     std::uint32_t ranks = 0;
-    std::uint32_t blocks = 0;        // of a rank, at most
-    std::size_t slot = 0;            // bytes of one slot, a multiple of 4 * interference_bytes
-    std::uint32_t busy_turns = 0;    // how often a waiting thread looks before it yields its core
-    bool direct = true;              // ranks reach each other's buffers, not only each other's workspaces
+    std::uint32_t blocks = 0;      // of a rank, at most
+    std::size_t slot = 0;          // bytes of one slot, a multiple of 4 * interference_bytes
+    std::uint32_t busy_turns = 0;  // how often a waiting thread looks before it yields its core
+    // ranks reach each other's buffers, not only each other's workspaces
+    bool direct = true;
     host_report* reports = nullptr;  // one of each rank, where the host can't read the workspaces
     bool one_device = false;         // has all ranks and workspaces
 

@@ -3,8 +3,9 @@
 //
 //   detail::batches<stream> batches(quantum);
 //   if (batches.has_slot()) batches.take_slot();
-//   batches.place(submission, s, now);       // then, under no lock, the points that it asks for, and the work
-//   batches.enqueued(submission);            // or, by a permit's holder, under no lock: announce_enqueued()
+//   // then, under no lock, the points that it asks for, and the work
+//   batches.place(submission, s, now);
+//   batches.enqueued(submission);  // or, by a permit's holder, under no lock: announce_enqueued()
 //
 // A point costs as much as a short kernel does. So short submissions of one client on one stream
 // share a batch, which ends at one point. The batch ends when it is predicted to take as long as

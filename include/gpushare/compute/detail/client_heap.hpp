@@ -2,7 +2,7 @@
 // The waiting clients in the order in which a policy serves them: the highest level first, and
 // within it the smallest key. A part of the policies.
 //
-//   detail::client_heap waiting;      waiting.reserve(10'000);           // the only call that allocates
+//   detail::client_heap waiting;      waiting.reserve(10'000);  // the only call that allocates
 //   waiting.put(index, priority{1}, key);    if (!waiting.empty()) serve(waiting.first());    waiting.drop(index);
 //
 // The heap has four children per node: it is half as deep as a binary heap, and the four children

@@ -3,8 +3,9 @@
 // the bound on a wait. A part of limiter_core.
 //
 //   detail::in_flight_budget budget{depth, horizon};
-//   const auto level = budget.open(priority{1});                        // levels have indices, and stay
-//   if (budget.room_for(admission, alone) == budget.room::yes) budget.enter(admission);    // ... budget.leave(admission, 1);
+//   const auto level = budget.open(priority{1});  // levels have indices, and stay
+//   // ... budget.leave(admission, 1);
+//   if (budget.room_for(admission, alone) == budget.room::yes) budget.enter(admission);
 //
 // A few long submissions keep a device full; short submissions take many. So there is always room
 // for `depth` submissions, and for more while all together take no longer than the horizon. A
@@ -439,7 +440,8 @@ GPUSHARE_INLINE bool in_flight_budget::enter(const admission& a) noexcept {
     const bool alone = l == nullptr;
     if (alone)
         l = &streams_.emplace_back(
-            stream_load{.name = a.timeline, .level = a.level_index, .first = a.client.index});  // within the reserve
+            // within the reserve
+            stream_load{.name = a.timeline, .level = a.level_index, .first = a.client.index});
     ++l->in_flight;
     if (a.width.known() || level.kept > 0) l->width = std::max(l->width, width_beside_kept(a));
     l->length = saturating_add(l->length, counted(a));

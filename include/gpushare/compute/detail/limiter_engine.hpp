@@ -441,8 +441,9 @@ private:
         instant now{};
         const auto other_stream = [&](client_id c) { return clients_.bring_forward(c, now); };
         for (admission a; batches_.has_slot();) {
-            // Read behind observe(), which has noticed the ends up to now. The core needs the time even
-            // if nothing waits: at an end, a client under a hard cap notes this time for its rest in flight.
+            // Read behind observe(), which has noticed the ends up to now. The core needs the time
+            // even if nothing waits: at an end, a client under a hard cap notes this time for its
+            // rest in flight.
             now = policy_time();
             if (!core_.is_ready(a, now, other_stream)) break;
             if (told_.holds(a.level)) return;

@@ -4,7 +4,7 @@
 // something to do. A part of compute_limiter.hpp.
 //
 //   detail::sleepers<work, interrupt> threads;
-//   threads.sleep(lock, &work, now, deadline, resume_at);      // until woken, or one of the two times
+//   threads.sleep(lock, &work, now, deadline, resume_at);  // until woken, or one of the two times
 //   threads.wake(work);      threads.wake_all();      threads.call_one(by);
 //
 // A thread that looks at points of the device without a time limit sleeps in that wait. An

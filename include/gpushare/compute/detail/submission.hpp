@@ -4,7 +4,7 @@
 //
 //   auto& s = pool.acquire();   s.work = ...;       // arrive
 //   core.admit(s.admitted, now, ...);               // admit
-//   batches.place(s, stream, now);                  // batch: which points are to be recorded around it
+//   batches.place(s, stream, now);  // batch: which points are to be recorded around it
 //   s.enqueue();                                    // enqueue, under no lock
 //   s.status, s.device_time                         // completion
 #pragma once

@@ -2,7 +2,8 @@
 // Any compute policy behind one type (type erasure), so that a limiter's policy is chosen, and
 // replaced, at run time.
 //
-//   gpushare::any_policy policy{gpushare::weighted_fair{}};      // the third argument of a compute_limiter, by type and by value
+//   // the third argument of a compute_limiter, by type and by value
+//   gpushare::any_policy policy{gpushare::weighted_fair{}};
 //   limiter.set_policy(gpushare::hard_share{});                  // work goes on meanwhile
 #pragma once
 

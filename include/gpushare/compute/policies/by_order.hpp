@@ -24,7 +24,8 @@
 // request. A guard keeps long requests from starving: a client that is too far behind its fair
 // share goes before all others.
 //
-//   gpushare::shortest_remaining policy{50ms};     // the guard: a client that is 50 ms of its fair share behind goes first
+//   // the guard: a client that is 50 ms of its fair share behind goes first
+//   gpushare::shortest_remaining policy{50ms};
 //
 // The fair share is that of an ideal processor that serves all waiting clients at once, by weight:
 // its virtual time grows by the device time served over the sum of their weights (Demers, Keshav,

@@ -4,7 +4,7 @@
 //
 //   gpushare::policy_tree<gpushare::weighted_fair, gpushare::fair> policy;
 //   policy.set_class(0, {.weight = 70_pct});  policy.set_class(1, {.weight = 30_pct});
-//   policy.add(chat, {.group = 0});  policy.add(batch, {.group = 1});      // group: the client's class
+//   policy.add(chat, {.group = 0});  policy.add(batch, {.group = 1});  // group: the client's class
 //
 // With any_policy as the inner type, each class can have a different kind of policy.
 #pragma once

@@ -3,7 +3,7 @@
 // they have used up the cap. Then the other levels go for a while, so that low work doesn't starve.
 // While the others have no work, the high levels aren't capped.
 //
-//   gpushare::strict_priority<> policy{80_pct};                           // levels above 0 have at most 80 %
+//   gpushare::strict_priority<> policy{80_pct};  // levels above 0 have at most 80 %
 //   gpushare::strict_priority<> reserved{80_pct, gpushare::priority{3}};  // levels 3 and above
 #pragma once
 

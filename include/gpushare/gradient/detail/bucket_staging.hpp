@@ -205,7 +205,8 @@ private:
     }
 
     std::vector<std::span<T>> list_;  // gradients that travel unrounded
-    packed_list<T> packed_;           // the gradients of list_ as one array, for a transport without lists
+    // the gradients of list_ as one array, for a transport without lists
+    packed_list<T> packed_;
     std::vector<float16> float16s_;
     std::vector<bfloat16> bfloat16s_;
     std::vector<std::uint64_t> tickets_;

@@ -57,12 +57,13 @@ template <class T, class Op>
 }
 
 /// One process's part of an average, which is added to the parts of the others. Processes may have
-/// different numbers of ranks. Apart from rounding, neither a part nor a sum of parts is larger than
-/// the largest input.
+/// different numbers of ranks. Apart from rounding, neither a part nor a sum of parts is larger
+/// than the largest input.
 struct part_of_average {
-    float of_ranks;                              ///< in all processes
-    float near_largest = __builtin_huge_valf();  ///< a rank's part of T's largest number, less a rounding
-    float rounded_down = 1;                      ///< the factor for larger parts
+    float of_ranks;  ///< in all processes
+    /// a rank's part of T's largest number, less a rounding
+    float near_largest = __builtin_huge_valf();
+    float rounded_down = 1;  ///< the factor for larger parts
     static constexpr std::uint32_t id = 0x7001;
     template <class A>
     [[gnu::always_inline]] GPUSHARE_HD static constexpr void into(A& a, const A& b) noexcept {
@@ -90,7 +91,8 @@ template <class T>
     if constexpr (is_stored_number<T>) {
         const auto largest = static_cast<float>(T::max());
         const auto next = static_cast<float>(T::from_bits(static_cast<typename T::bits_type>(T::max().bits() - 1)));
-        const float half = (largest - next) / (largest + (largest - next));  // of a rounding, at most
+        // of a rounding, at most
+        const float half = (largest - next) / (largest + (largest - next));
         part.near_largest = largest * (1 - 2 * half) / part.of_ranks;
         part.rounded_down = 1 - half;
     }
@@ -108,10 +110,14 @@ public:
         }
         alike_ = std::size_t{largest_} * sizes.size() == size();
     }
-    [[nodiscard]] std::uint32_t size() const noexcept { return first_.back(); }  ///< in all processes
-    [[nodiscard]] std::uint32_t largest() const noexcept { return largest_; }    ///< most ranks of a process
-    [[nodiscard]] bool alike() const noexcept { return alike_; }                 ///< all processes have equally many
-    [[nodiscard]] std::uint32_t first(std::uint32_t p) const noexcept { return first_[p]; }  ///< first rank of p
+    /// in all processes
+    [[nodiscard]] std::uint32_t size() const noexcept { return first_.back(); }
+    /// most ranks of a process
+    [[nodiscard]] std::uint32_t largest() const noexcept { return largest_; }
+    /// all processes have equally many
+    [[nodiscard]] bool alike() const noexcept { return alike_; }
+    /// first rank of p
+    [[nodiscard]] std::uint32_t first(std::uint32_t p) const noexcept { return first_[p]; }
     [[nodiscard]] std::uint32_t count(std::uint32_t p) const noexcept { return first_[p + 1] - first_[p]; }
     [[nodiscard]] std::uint32_t process_of(std::uint32_t rank) const noexcept {
         return static_cast<std::uint32_t>(std::upper_bound(first_.begin(), first_.end(), rank) - first_.begin() - 1);

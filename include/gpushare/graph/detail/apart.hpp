@@ -55,7 +55,7 @@ inline void write_all(int to, const char* data, std::size_t size) noexcept {
     }
 }
 
-/// What the child writes: how the work ended, the text's size, and the text. The parent knows by
+/// The child's message: how the work ended, the text's size, and the text. The parent knows by
 /// the size when it has all. The end of the pipe doesn't say so: a process that another thread
 /// forked meanwhile may hold the pipe open.
 struct apart_message {

@@ -28,8 +28,8 @@ inline constexpr std::uint8_t chain_nowhere = 0xff;
 /// Threads that normalise a row together, so a row's sums don't depend on the grid.
 inline constexpr std::uint32_t chain_team = 32;
 
-/// The operation of a step on the value at hand, x, and the step's operand, y. Operations from `negate` on
-/// have no operand.
+/// The operation of a step on the value at hand, x, and the step's operand, y. Operations from
+/// `negate` on have no operand.
 enum class chain_op : std::uint8_t {
     load,           ///< y
     add,            ///< x + y

@@ -23,14 +23,18 @@ struct cublaslt {
     static constexpr int real_32f = 0;                              // cudaDataType: CUDA_R_32F
     static constexpr int compute_32f = 68, compute_fast_tf32 = 77;  // cublasComputeType_t
     static constexpr std::int32_t op_n = 0, op_t = 1;               // cublasOperation_t
-    static constexpr int transa = 3, transb = 4;                    // CUBLASLT_MATMUL_DESC_..., int32_t
-    static constexpr int epilogue = 7;                              // uint32_t
-    static constexpr int bias_pointer = 8;                          // const void*
-    static constexpr int batch_count = 5;                           // CUBLASLT_MATRIX_LAYOUT_..., int32_t
-    static constexpr int strided_batch_offset = 6;                  // int64_t
-    static constexpr int max_workspace_bytes = 1;                   // CUBLASLT_MATMUL_PREF_..., uint64_t
+    // CUBLASLT_MATMUL_DESC_..., int32_t
+    static constexpr int transa = 3, transb = 4;
+    static constexpr int epilogue = 7;      // uint32_t
+    static constexpr int bias_pointer = 8;  // const void*
+    // CUBLASLT_MATRIX_LAYOUT_..., int32_t
+    static constexpr int batch_count = 5;
+    static constexpr int strided_batch_offset = 6;  // int64_t
+    // CUBLASLT_MATMUL_PREF_..., uint64_t
+    static constexpr int max_workspace_bytes = 1;
     static constexpr std::array<int, 4> min_alignment{5, 6, 7, 8};  // of A, B, C and D, uint32_t
-    static constexpr std::uint32_t by_default = 1, relu = 2, bias = 4, gelu = 32;  // CUBLASLT_EPILOGUE_...
+    // CUBLASLT_EPILOGUE_...
+    static constexpr std::uint32_t by_default = 1, relu = 2, bias = 4, gelu = 32;
 
     /// cublasLtMatmulAlgo_t.
     struct algorithm {

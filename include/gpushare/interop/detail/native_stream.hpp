@@ -2,7 +2,8 @@
 // Points on streams that other libraries name by a native handle: a cudaStream_t, null for the
 // default stream. PyTorch and TensorRT name with each free the stream that may still use the block.
 //
-//   auto used = gpushare::detail::point_after(node, device_id{0}, stream);           // stream: a cudaStream_t
+//   // stream: a cudaStream_t
+//   auto used = gpushare::detail::point_after(node, device_id{0}, stream);
 //   tenant.memory().deallocate_after(used, p, size);
 #pragma once
 

@@ -86,8 +86,8 @@ class arena_chunks {
 public:
     using point = typename Stream::point;
 
-    /// Throws memory_error (out_of_memory) without `options.initial` chunks, operation_error (invalid_specification)
-    /// for options that contradict each other.
+    /// Throws memory_error (out_of_memory) without `options.initial` chunks, operation_error
+    /// (invalid_specification) for options that contradict each other.
     arena_chunks(Memory& memory, Stream& stream, const chunk_pool_options& options)
         : memory_(&memory), supply_(memory, stream, options) {}
     arena_chunks(const arena_chunks&) = delete;
@@ -146,8 +146,8 @@ public:
                 std::unique_lock lock(mutex_);
                 collect(gone, lock);
                 settle(lock);
-                if (departures_.empty())
-                    settle(lock);  // another thread may have begun to take the last ones back meanwhile
+                // another thread may have begun to take the last ones back meanwhile
+                if (departures_.empty()) settle(lock);
                 if (departures_.empty() && !supply_.scrubbing()) return true;
                 add_points(open);
                 supply_.add_points(open);
@@ -218,7 +218,8 @@ public:
                 if (s->mapped == 0 && s->leaving == 0 && s->pledged == 0) return true;
                 for (const auto& d : departures_)
                     if (d.from == s) d.add_points(open);
-                if (open.empty() && s->pledged != 0) {  // a hand-over gives it back soon, or once it has scrubbed
+                // a hand-over gives it back soon, or once it has scrubbed
+                if (open.empty() && s->pledged != 0) {
                     supply_.add_points(open);
                     if (open.empty()) {
                         ended_.wait_for(lock, std::chrono::milliseconds(1));
@@ -268,7 +269,8 @@ public:
         for (;;) {
             request r;
             failure why = commit(s, where, instant{}, r);
-            if (why.code == errc::deadline_exceeded) why = commit(s, where, until.deadline, r);  // scrubbing
+            // scrubbing
+            if (why.code == errc::deadline_exceeded) why = commit(s, where, until.deadline, r);
             if (why.code == errc::none || r.lacks != lack::quota) return why;
             why = charge_until(*s->limit, r.missing, until);
             if (why.code != errc::none) return why;
@@ -325,7 +327,8 @@ public:
             why = scrub(moving, lock, deadline, gone);
         lock.unlock();
         std::unique_lock own(to->mutex);
-        if (why == errc::none) why = vacant(*to, to_first, count);  // neither lock was held meanwhile
+        // neither lock was held meanwhile
+        if (why == errc::none) why = vacant(*to, to_first, count);
         std::size_t done = 0;
         for (; why == errc::none && done < count; done += why == errc::none ? 1 : 0)
             why = map(*to, to_first + done, moving[done]);
@@ -664,7 +667,8 @@ private:
                 if (why == errc::none) ++begun;
             }
             supply_.seal();
-            if (why != errc::none && why != errc::no_room) return why;  // no_room: the rest with the next batch
+            // no_room: the rest with the next batch
+            if (why != errc::none && why != errc::no_room) return why;
             const bool any = collect(gone, lock);
             if (supply_.failed() != failed) return supply_.why_failed();
             if (begun == chunks.size() && std::ranges::none_of(chunks, [&](index i) { return supply_.scrubs(i); }))

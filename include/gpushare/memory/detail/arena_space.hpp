@@ -3,7 +3,7 @@
 // has reached a point. A plain state machine: arena_chunks.hpp carries out its decisions, under its
 // locks.
 //
-//   space.depart(last, slot_stage::mapped);      // last: a departure. Its mapped slots are leaving now
+//   space.depart(last, slot_stage::mapped);  // last: a departure. Its mapped slots are leaving now
 //   space.each_run(last, [](std::size_t first, std::size_t count) { ... });
 #pragma once
 
@@ -71,7 +71,8 @@ struct departure {
     }
 };
 
-/// Lives as long as the arena or anything mapped in it. Positions and counts are in slots, and within the range.
+/// Lives as long as the arena or anything mapped in it. Positions and counts are in slots, and
+/// within the range.
 template <virtual_memory Memory, timeline_point Point>
 struct arena_space {
     using departures = std::list<departure<Memory, Point>>;
@@ -148,7 +149,8 @@ struct arena_space {
     std::vector<arena_slot> slots;         // under it
     bool open = true;                      // until it is closed; under it
     std::optional<close_callback> closes;  // when the quota does
-    departures farewell;                   // all slots: made beforehand, so that closing an arena needs no memory
+    // all slots: made beforehand, so that closing an arena needs no memory
+    departures farewell;
     // Under the mutex of the books. `mapped` and `leaving`, slots, change under both.
     std::size_t mapped = 0, leaving = 0;
     std::size_t pledged = 0;  // calls that have charged the quota, and hold no lock

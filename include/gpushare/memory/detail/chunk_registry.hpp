@@ -145,7 +145,8 @@ public:
 private:
     enum class state : std::uint8_t { vacant, clean, dirty, scrubbing, out };
     struct cell {
-        detail::chain_link age{}, owner{};   // `age` for the one of clean_, dirty_ and vacant_ that it is in
+        // `age` for the one of clean_, dirty_ and vacant_ that it is in
+        detail::chain_link age{}, owner{};
         std::optional<tenant_tag> writer{};  // of a dirty or taken chunk; while the tenant is known
         chunk_registry::state state = state::vacant;
     };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The physical chunks of a device: made when they are needed, scrubbed where they change tenants, and handed out.
-// arena_chunks.hpp puts a lock, quotas and address ranges around it.
+// The physical chunks of a device: made when they are needed, scrubbed where they change tenants,
+// and handed out. arena_chunks.hpp puts a lock, quotas and address ranges around it.
 //
 //   gpushare::detail::chunk_supply supply{memory, stream, {.capacity = 512}};
 //   if (supply.provide(chat, 3).code == errc::none) ... supply.take(chat) ... three times
@@ -40,7 +40,8 @@ class scrub_window {
 public:
     using point = typename Stream::point;
 
-    /// `slots` chunks are scrubbed at a time; the addresses are reserved when they are first needed.
+    /// `slots` chunks are scrubbed at a time; the addresses are reserved when they are first
+    /// needed.
     scrub_window(Memory& memory, Stream& stream, std::size_t slots)
         : memory_(&memory), stream_(&stream), chunk_size_(static_cast<std::size_t>(memory.granularity().count())) {
         jobs_.resize(slots);
@@ -60,7 +61,8 @@ public:
         j = {.stage = stage::filling, .id = id, .done = {}};
         ++active_;
         try {
-            const typename own_work_of<Stream>::type mine(*stream_);  // another kernel's failure fails no fill
+            // another kernel's failure fails no fill
+            const typename own_work_of<Stream>::type mine(*stream_);
             j.filled = mine.how_it_went();
             stream_->fill(at, std::byte{0}, chunk_size_);
             return errc::none;
@@ -162,15 +164,16 @@ private:
     std::size_t active_ = 0;
 };
 
-/// Refers to the memory and the stream, which must outlive it. Not thread-safe. All chunks must be back, and no
-/// scrubbing under way, when it is destroyed.
+/// Refers to the memory and the stream, which must outlive it. Not thread-safe. All chunks must be
+/// back, and no scrubbing under way, when it is destroyed.
 template <virtual_memory Memory, scrubber Stream>
 class chunk_supply {
 public:
     using index = chunk_registry::index;
     using point = typename Stream::point;
 
-    /// Throws memory_error (out_of_memory) without `initial` chunks, operation_error (invalid_specification).
+    /// Throws memory_error (out_of_memory) without `initial` chunks, operation_error
+    /// (invalid_specification).
     chunk_supply(Memory& memory, Stream& stream, const chunk_pool_options& options)
         : memory_(&memory),
           options_(checked(options)),
@@ -245,7 +248,8 @@ public:
     }
     void pass(index i, tenant_tag to) noexcept { registry_.pass(i, to); }
 
-    /// Begins to scrub free chunks, at most `most` of them, as far as the window has room. Returns how many.
+    /// Begins to scrub free chunks, at most `most` of them, as far as the window has room. Returns
+    /// how many.
     std::size_t scrub_ahead(std::size_t most) noexcept {
         std::size_t begun = 0;
         while (begun < most && registry_.dirty() != 0 && !window_.full() &&

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// One worker's cache of a pool: freed blocks, sorted into bins by size class. The next allocation of the same class
-// takes one without asking the pool. The pool can empty the bins at any time, also while the worker sleeps.
+// One worker's cache of a pool: freed blocks, sorted into bins by size class. The next allocation
+// of the same class takes one without asking the pool. The pool can empty the bins at any time,
+// also while the worker sleeps.
 //
 //   gpushare::detail::pool_bins mine;
 //   if (gpushare::detail::pool_block* b = mine.take(granules, alignment, size)) return b->begin;
-//   if (auto freed = mine.put(index, p, size, alignment); freed.homeless != nullptr) ...;     // back to the pool
+//   // back to the pool
+//   if (auto freed = mine.put(index, p, size, alignment); freed.homeless != nullptr) ...;
 #pragma once
 
 #include <algorithm>
@@ -33,7 +35,8 @@ namespace detail {
 
 struct bin_sizes {
     using classes = size_classes<3>;  // a block is at most an eighth larger than requested
-    static constexpr std::uint64_t largest = (8 << 20) / pool_granule;  // granules; bigger blocks aren't kept
+    // granules; bigger blocks aren't kept
+    static constexpr std::uint64_t largest = (8 << 20) / pool_granule;
     static constexpr std::uint32_t bins = classes::of(largest) + 1;
 
     /// The bin for a block of that many granules; `bins` for sizes that have none.
@@ -51,7 +54,8 @@ struct bin_sizes {
 };
 
 struct bin_layout : detail::bin_sizes {
-    /// Where each bin begins, of places for blocks that lie side by side; the last entry is how many there are.
+    /// Where each bin begins, of places for blocks that lie side by side; the last entry is how
+    /// many there are.
     static constexpr std::array<std::uint32_t, bins + 1> places = [] {
         std::array<std::uint32_t, bins + 1> begins{};
         for (std::uint32_t s = 0; s < bins; ++s) begins[s + 1] = begins[s] + depth_of(s);
@@ -142,8 +146,10 @@ public:
     [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_ + recent_bytes(); }
 
 private:
-    static constexpr std::uint64_t one_call = std::uint64_t{1} << 40;     // in `recent_`: above its bytes
-    static constexpr std::uint64_t most_recent = std::uint64_t{1} << 16;  // calls, whose bytes are less than one_call
+    // in `recent_`: above its bytes
+    static constexpr std::uint64_t one_call = std::uint64_t{1} << 40;
+    // calls, whose bytes are less than one_call
+    static constexpr std::uint64_t most_recent = std::uint64_t{1} << 16;
 
     [[nodiscard]] std::uint64_t recent_calls() const noexcept { return recent_ / one_call; }
     [[nodiscard]] std::uint64_t recent_bytes() const noexcept { return recent_ % one_call; }
@@ -181,15 +187,16 @@ private:
     std::array<std::uint64_t, Bins / word + 2> words_{};  // one extra for starting_at()
 };
 
-/// Bins of one worker. All members may be called from any thread. Blocks in a bin aren't out (their tags are 0),
-/// nor are they free for the pool.
+/// Bins of one worker. All members may be called from any thread. Blocks in a bin aren't out (their
+/// tags are 0), nor are they free for the pool.
 class pool_bins {
 public:
     using layout = bin_layout;
     using classes = layout::classes;
     static constexpr std::uint64_t largest = layout::largest;
     static constexpr std::uint32_t bins = layout::bins;
-    static constexpr std::uint32_t window = 4;  // bins that a request looks at: it wastes less than half of its size
+    // bins that a request looks at: it wastes less than half of its size
+    static constexpr std::uint32_t window = 4;
 
     /// Throws std::bad_alloc.
     pool_bins() : kept_(std::make_unique_for_overwrite<pool_block*[]>(layout::places[bins])) {}
@@ -199,8 +206,8 @@ public:
     /// multiple of `alignment`.
     [[nodiscard]] pool_block* take(std::uint64_t granules, std::size_t alignment, std::size_t size) noexcept;
 
-    /// The same, but a block of exactly `least` to `most` bytes: the last one put into the first bin
-    /// for these sizes whose last block fits.
+    /// The same, but a block of exactly `least` to `most` bytes: the last one put into the first
+    /// bin for these sizes whose last block fits.
     [[nodiscard]] pool_block* take_exact(std::uint64_t least, std::uint64_t most, std::size_t alignment,
                                          std::size_t size) noexcept;
 
@@ -210,11 +217,13 @@ public:
 
     struct freed {
         errc why = errc::none;
-        pool_block* homeless = nullptr;  // claimed, but its bin is full or missing: the caller keeps it
+        // claimed, but its bin is full or missing: the caller keeps it
+        pool_block* homeless = nullptr;
         std::uint32_t bin = 0;
     };
 
-    /// Claims a block and keeps it. Reads the index under the lock, and so not while pass() returns.
+    /// Claims a block and keeps it. Reads the index under the lock, and so not while pass()
+    /// returns.
     [[nodiscard]] freed put(const pool_index& index, void* p, std::size_t size, std::size_t alignment) noexcept;
 
     /// Keeps a block that was never out. Returns false if its bin is full or missing: the caller
@@ -237,7 +246,8 @@ public:
 
     /// Takes out the smallest block of at least that many granules that may be cut, or null.
     [[nodiscard]] pool_block* take_bigger(std::uint64_t granules) noexcept;
-    /// Takes out a block of `least` to `most` bytes at a multiple of `alignment`; null if there is none.
+    /// Takes out a block of `least` to `most` bytes at a multiple of `alignment`; null if there is
+    /// none.
     [[nodiscard]] pool_block* take_within(std::uint64_t least, std::uint64_t most, std::size_t alignment) noexcept;
 
     /// Removes blocks: all of them, or half of one bin's, those that have lain there longest.

@@ -22,7 +22,8 @@ namespace detail {
 /// of it. Device allocators have this alignment.
 inline constexpr std::size_t pool_granule = 256;
 
-/// `size` rounded up to granules; at least one, so that blocks of 0 bytes have addresses of their own.
+/// `size` rounded up to granules; at least one, so that blocks of 0 bytes have addresses of their
+/// own.
 [[nodiscard]] constexpr std::uint64_t whole_granules(std::uint64_t size) noexcept {
     return (std::max<std::uint64_t>(size, 1) + pool_granule - 1) & ~std::uint64_t{pool_granule - 1};
 }
@@ -35,7 +36,8 @@ struct pool_tag {
     static constexpr unsigned size_bits = 50;
     static constexpr std::uint64_t size_limit = std::uint64_t{1} << size_bits;
 
-    /// Why no pool has such a block: size_overflow from 512 TiB on, bad_alignment; errc::none otherwise.
+    /// Why no pool has such a block: size_overflow from 512 TiB on, bad_alignment; errc::none
+    /// otherwise.
     [[nodiscard]] static constexpr errc check(std::uint64_t size, std::size_t alignment) noexcept {
         if (!power_of_two(alignment)) return errc::bad_alignment;
         return std::max<std::uint64_t>(size, alignment) >= size_limit / 2 ? errc::size_overflow : errc::none;
@@ -44,7 +46,8 @@ struct pool_tag {
     [[nodiscard]] static constexpr failure why(std::uint64_t size, std::size_t alignment) noexcept {
         return impossible_block(size, alignment, size_limit / 4);
     }
-    // std::has_single_bit counts all bits, which is a function call on machines that may lack the instruction.
+    // std::has_single_bit counts all bits, which is a function call on machines that may lack the
+    // instruction.
     [[nodiscard]] static constexpr bool power_of_two(std::size_t n) noexcept { return n != 0 && (n & (n - 1)) == 0; }
 
     /// `size` < size_limit, `alignment` a power of two.
@@ -75,9 +78,10 @@ struct alignas(64) pool_block {
 
     // Under the lock of the pool.
     bool free = false;
-    bool own = false;                // in a segment of large blocks: all of it, or a part
-    std::uint8_t log_alignment = 0;  // of the range, in its first block: as the upstream was asked for it
-    std::uint64_t size = 0;          // bytes, whole granules; fixed while the block isn't free
+    bool own = false;  // in a segment of large blocks: all of it, or a part
+    // of the range, in its first block: as the upstream was asked for it
+    std::uint8_t log_alignment = 0;
+    std::uint64_t size = 0;                          // bytes, whole granules; fixed while the block isn't free
     pool_block *before = nullptr, *after = nullptr;  // neighbours in the range
     pool_block* next = nullptr;                      // in a list of free blocks, or in a pool_chain
     union {

@@ -6,7 +6,8 @@
 //
 //   gpushare::detail::pool_fit fit;
 //   fit.add(begin, 64 << 20);
-//   gpushare::detail::pool_block* b = fit.take(4096, 256);   // b->begin, b->size; null if nothing fits
+//   // b->begin, b->size; null if nothing fits
+//   gpushare::detail::pool_block* b = fit.take(4096, 256);
 //   fit.give(*b);
 #pragma once
 

@@ -4,7 +4,8 @@
 //
 //   gpushare::detail::pool_index index;
 //   index.reserve(1);    index.insert(block);
-//   if (auto freed = index.claim(p, size, alignment); freed.why == gpushare::errc::none) ...;    // to be freed here
+//   // to be freed here
+//   if (auto freed = index.claim(p, size, alignment); freed.why == gpushare::errc::none) ...;
 #pragma once
 
 #include <atomic>
@@ -72,7 +73,8 @@ private:
             : mask(size - 1), shift(64 - std::countr_zero(size)), slots(std::make_unique<slot[]>(size)) {}
 
         [[nodiscard]] std::size_t home(std::uintptr_t key) const noexcept {
-            return static_cast<std::size_t>(key / pool_granule * 0x9e3779b97f4a7c15 >> shift);  // Fibonacci hashing
+            // Fibonacci hashing
+            return static_cast<std::size_t>(key / pool_granule * 0x9e3779b97f4a7c15 >> shift);
         }
 
         std::size_t mask;

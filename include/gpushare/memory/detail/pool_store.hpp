@@ -81,7 +81,8 @@ public:
 
     void add(batch& b) noexcept { open_.push(b); }
 
-    /// Gives the blocks of all batches whose points are reached to `fit`, and these batches to `reached`.
+    /// Gives the blocks of all batches whose points are reached to `fit`, and these batches to
+    /// `reached`.
     void collect(pool_fit& fit, batches& reached) noexcept {
         batches open(std::move(open_));
         while (batch* const b = open.pop()) {
@@ -172,9 +173,9 @@ struct pool_wait_entry {
     std::condition_variable woken;  // with the lock of the pool
 };
 
-/// The waiters for memory of a pool, first come first served; pool_resource.hpp has the wait. Only the
-/// first one tries. A thread that frees memory notifies it, and a thread that leaves notifies the
-/// next one. Under the lock of the pool, except for size().
+/// The waiters for memory of a pool, first come first served; pool_resource.hpp has the wait. Only
+/// the first one tries. A thread that frees memory notifies it, and a thread that leaves notifies
+/// the next one. Under the lock of the pool, except for size().
 class pool_wait_queue {
 public:
     [[nodiscard]] bool first(const pool_wait_entry& p) const noexcept { return waiters_.front() == &p; }
@@ -423,7 +424,8 @@ public:
                 if (m->inside || !upstream.in_hook(m->by)) return false;
             return recordings_ == 0;
         };
-        while (!settled() && !inside_move()) changed_.wait_for(lock, std::chrono::milliseconds(1));  // hooks don't tell
+        // hooks don't tell
+        while (!settled() && !inside_move()) changed_.wait_for(lock, std::chrono::milliseconds(1));
         if (stopped_) return {nullptr, false};
         for (worker* const w : workers_) gather(*w);
         collect(done);
@@ -477,7 +479,8 @@ public:
     /// Takes a block for which its worker's bin has no room, and makes room there for later blocks.
     /// errc::closed if the pool is closed.
     errc give_from(worker& w, std::uint32_t bin, pool_block& block, std::size_t size) noexcept {
-        const auto lock = locked();  // a thread that empties all bins must not miss a block between two of them
+        // a thread that empties all bins must not miss a block between two of them
+        const auto lock = locked();
         if (closed_) return errc::closed;
         uncount(size);
         pool_chain out;
@@ -508,8 +511,8 @@ public:
         return n != 0;
     }
 
-    // --- ranges, and their ways from and to the upstream. Between begin_move and end_move the memory is neither here
-    // --- nor there, and nobody is refused for want of it.
+    // --- ranges, and their ways from and to the upstream. Between begin_move and end_move the
+    // memory is neither here --- nor there, and nobody is refused for want of it.
 
     [[nodiscard]] std::uint64_t changes() const noexcept {
         const auto lock = locked();
@@ -656,7 +659,8 @@ public:
     }
 
 private:
-    // Out of line: inlined, g++ 12 takes its caller's `m` in the list for one that is left there (-Wdangling-pointer).
+    // Out of line: inlined, g++ 12 takes its caller's `m` in the list for one that is left there
+    // (-Wdangling-pointer).
     [[gnu::noinline]] void enlist(pool_move& m) noexcept { moves_.push(m); }
 
     friend struct detail::pool_waiter<Point>;

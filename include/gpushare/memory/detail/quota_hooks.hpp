@@ -23,7 +23,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// A hook in its tree's list, and the threads inside it. All under the mutex of the tree, except for the calls.
+/// A hook in its tree's list, and the threads inside it. All under the mutex of the tree, except
+/// for the calls.
 class hook_registration {
 public:
     using free_function = inplace_function<bytes(const reclaim_request&), 48>;

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The state of a quota, and what it does under the mutex of its tree: lending, gathering idle loans, changing.
-// quota.hpp is the public part, with the calls that need no mutex; quota_wait_queue.hpp is the queue of waiters.
+// The state of a quota, and what it does under the mutex of its tree: lending, gathering idle
+// loans, changing. quota.hpp is the public part, with the calls that need no mutex;
+// quota_wait_queue.hpp is the queue of waiters.
 //
-//   const std::lock_guard lock(q.root_->mutex_);      // required by all members but tell_parents() and refuse()
+//   // required by all members but tell_parents() and refuse()
+//   const std::lock_guard lock(q.root_->mutex_);
 //   if (q.take(4096, nullptr) == errc::none) ...;
 #pragma once
 
@@ -45,7 +47,8 @@ struct hook_cursor {
     instant until = instant::min();                                 // when it will be refused
     std::int64_t order = std::numeric_limits<std::int64_t>::min();  // of the hook asked last
     std::uint64_t number = 0;
-    std::int64_t last = std::numeric_limits<std::int64_t>::max();  // the highest order of hooks that may be asked
+    // the highest order of hooks that may be asked
+    std::int64_t last = std::numeric_limits<std::int64_t>::max();
 };
 using ask_function = bool (*)(quota_node&, hook_cursor&, std::uint64_t, bool) noexcept;
 
@@ -86,9 +89,11 @@ struct quota_wait_entry {
     std::uint64_t size = 0;
     std::uint64_t ticket = 0;  // an earlier waiter has a smaller ticket
     claim_state state = claim_state::waiting;
-    errc why = errc::none;                               // of the last refusal
-    bool polls = false;                                  // a thread that may call hooks for all waiters
-    void (*wake)(quota_wait_entry&) noexcept = nullptr;  // of a thread, once it waits no more; under the mutex
+    errc why = errc::none;  // of the last refusal
+    // a thread that may call hooks for all waiters
+    bool polls = false;
+    // of a thread, once it waits no more; under the mutex
+    void (*wake)(quota_wait_entry&) noexcept = nullptr;
 };
 
 /// A quota, as its tree sees it. Nothing here is for users.
@@ -116,9 +121,11 @@ struct alignas(64) quota_node {
         if (take(child.guaranteed_.count(), nullptr, precedence::before_waiters) != errc::none) return false;
         child.next_ = std::exchange(children_, &child);
         promised_ += child.guaranteed_;
-        if (child.guaranteed_ != bytes{}) root_->limits_changed_ = true;  // others may wait for the promised bytes
+        // others may wait for the promised bytes
+        if (child.guaranteed_ != bytes{}) root_->limits_changed_ = true;
         note_borrower(child);
-        serve_waiters();  // one that can get less now may be stopped further down, and let others by
+        // one that can get less now may be stopped further down, and let others by
+        serve_waiters();
         return true;
     }
 
@@ -286,7 +293,8 @@ struct alignas(64) quota_node {
         return word;
     }
     void freeze_below(const quota_node* asking) const noexcept {
-        idle_below_.store(false, std::memory_order_relaxed);  // before the freeze, for tell_parents()
+        // before the freeze, for tell_parents()
+        idle_below_.store(false, std::memory_order_relaxed);
         for (const quota_node* c = children_; c != nullptr; c = c->next_) {
             if (c == asking || !c->may_borrow_) continue;
             c->freeze();
@@ -407,7 +415,8 @@ struct alignas(64) quota_node {
     mutable std::atomic<std::uint64_t> borrowed_{0};  // changes in a freeze
     quota_node* const parent_;
     quota_node* const root_;
-    alignas(64) mutable std::atomic<bool> idle_below_{false};  // a quota below may hold a loan that it doesn't use
+    // a quota below may hold a loan that it doesn't use
+    alignas(64) mutable std::atomic<bool> idle_below_{false};
     std::atomic<std::uint64_t> refusals_{0};
     std::atomic<bool> stopped_{false};
     mutable std::mutex mutex_;  // of the whole tree, in its root; it guards the members below
@@ -417,27 +426,34 @@ struct alignas(64) quota_node {
     int borrowers_ = 0;  // children that may_borrow_
     bool may_borrow_ = false;
     errc behind_ = errc::none;  // the refusal of charges while a request waits for bytes from here
-    linked_list<quota_wait_entry, &quota_wait_entry::of_quota> queue_;  // waiters for bytes of this quota
-    int waiting_here_ = 0;                                              // how many waiters have this quota as their top
+    // waiters for bytes of this quota
+    linked_list<quota_wait_entry, &quota_wait_entry::of_quota> queue_;
+    // how many waiters have this quota as their top
+    int waiting_here_ = 0;
     // The state of the queue; see quota_wait_queue.hpp.
     quota_turn turn_{.of = this};       // while there is a queue
     quota_node* stopped_by_ = nullptr;  // the quota that has refused its first waiter
-    quota_node* ahead_ = nullptr;       // the quota whose first waiter gets the bytes left here, if any
-    turn_heap stopped_here_;            // quotas that this one has refused
-    list_link<quota_node> in_line_{};   // in waiting_quotas_
-    std::string_view name_{};           // the owner
+    // the quota whose first waiter gets the bytes left here, if any
+    quota_node* ahead_ = nullptr;
+    turn_heap stopped_here_;           // quotas that this one has refused
+    list_link<quota_node> in_line_{};  // in waiting_quotas_
+    std::string_view name_{};          // the owner
     // In the root only.
-    int waiting_ = 0;                                                       // how many wait
-    linked_list<quota_node, &quota_node::in_line_> waiting_quotas_;         // quotas with a queue
-    turn_heap to_try_;                                                      // those that may be served now
+    int waiting_ = 0;                                                // how many wait
+    linked_list<quota_node, &quota_node::in_line_> waiting_quotas_;  // quotas with a queue
+    // those that may be served now
+    turn_heap to_try_;
     linked_list<quota_wait_entry, &quota_wait_entry::of_threads> threads_;  // threads that poll
     std::uint64_t tickets_ = 0;
-    bool limits_changed_ = false;                    // since the last search of the queues for hopeless waiters
-    void (*serve_)(quota_node&) noexcept = nullptr;  // set by the first waiter: programs that never wait don't pay
-    hook_registration* hooks_ = nullptr;             // in the order in which they are asked
+    // since the last search of the queues for hopeless waiters
+    bool limits_changed_ = false;
+    // set by the first waiter: programs that never wait don't pay
+    void (*serve_)(quota_node&) noexcept = nullptr;
+    hook_registration* hooks_ = nullptr;  // in the order in which they are asked
     std::uint64_t hooks_made_ = 0;
-    void (*orphan_hooks_)(quota_node&) noexcept = nullptr;  // set by the first hook, for the end of the tree
-    std::atomic<ask_function> ask_next_{nullptr};           // set by the first hook
+    // set by the first hook, for the end of the tree
+    void (*orphan_hooks_)(quota_node&) noexcept = nullptr;
+    std::atomic<ask_function> ask_next_{nullptr};                             // set by the first hook
     bool (*in_hook_)(const quota_node&, std::thread::id) noexcept = nullptr;  // likewise
     bool polled_ = false;  // a waiter polls the hooks that have a wait function
 };

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The queue of waiters for bytes of a quota, first come first served. quota_wait.hpp is the public part.
+// The queue of waiters for bytes of a quota, first come first served. quota_wait.hpp is the public
+// part.
 //
 // A waiter keeps its place: every later request, however small, is refused the bytes that the
 // waiter waits for, so that small requests don't starve a big one. Only bytes that could serve the
@@ -57,7 +58,8 @@ inline namespace GPUSHARE_ABI {
 
 namespace detail {
 
-/// The wait queue of a tree: a state machine without a clock or a thread. All under the mutex of the tree.
+/// The wait queue of a tree: a state machine without a clock or a thread. All under the mutex of
+/// the tree.
 struct quota_wait_queue {
     /// Refuses the waiter at once, without a queue, if it could never be served.
     static void join(quota_wait_entry& p) noexcept;
@@ -129,7 +131,8 @@ GPUSHARE_INLINE void quota_wait_queue::release_pressure(quota_node& top) noexcep
 
 GPUSHARE_INLINE void quota_wait_queue::leave(quota_wait_entry& p) noexcept {
     auto& q = *p.at;
-    const bool first = q.queue_.front() == &p;  // later waiters hold back only what the first one does
+    // later waiters hold back only what the first one does
+    const bool first = q.queue_.front() == &p;
     if (first) withdraw(q);
     remove(p);
     if (first) line_up(q);

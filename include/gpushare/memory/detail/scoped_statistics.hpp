@@ -148,7 +148,8 @@ private:
     static constexpr std::uint32_t none = std::numeric_limits<std::uint32_t>::max();
     struct scope_entry {
         std::uint32_t parent = none;  // of a vacant entry: the next vacant entry
-        std::uint32_t users = 1;      // the open scope itself, scopes in it, and blocks allocated in it
+        // the open scope itself, scopes in it, and blocks allocated in it
+        std::uint32_t users = 1;
         std::string name{};
         memory_statistics figures{};
     };

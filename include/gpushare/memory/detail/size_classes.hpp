@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sorts sizes into classes whose widths are a fixed fraction of the size, so that one free list per class covers every
-// size from one unit to the whole address space.
+// Sorts sizes into classes whose widths are a fixed fraction of the size, so that one free list per
+// class covers every size from one unit to the whole address space.
 //
-//   using classes = gpushare::detail::size_classes<3>;   // 8 classes a doubling, each at most 1/8 of its size wide
+//   // 8 classes a doubling, each at most 1/8 of its size wide
+//   using classes = gpushare::detail::size_classes<3>;
 //   classes::of(100);  classes::covering(100);  classes::smallest(c);
 #pragma once
 
@@ -15,9 +16,9 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// 2^LogSteps classes per doubling, numbered from 0 without gaps; below 2^(LogSteps+1) every size has its own. Sizes are
-/// counts of any unit, below 2^63. The mapping is that of two-level segregated fit (Masmano et al., ECRTS 2004), with
-/// both levels in one number.
+/// 2^LogSteps classes per doubling, numbered from 0 without gaps; below 2^(LogSteps+1) every size
+/// has its own. Sizes are counts of any unit, below 2^63. The mapping is that of two-level
+/// segregated fit (Masmano et al., ECRTS 2004), with both levels in one number.
 template <unsigned LogSteps>
 struct size_classes {
     static constexpr std::uint64_t steps = std::uint64_t{1} << LogSteps;

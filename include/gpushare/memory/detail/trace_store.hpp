@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stack traces of blocks: return addresses, taken when a block is allocated and kept until it is freed. The embedder
-// chooses the function that takes them; stack_trace.hpp has one.
+// Stack traces of blocks: return addresses, taken when a block is allocated and kept until it is
+// freed. The embedder chooses the function that takes them; stack_trace.hpp has one.
 //
 //   gpushare::detail::trace_store traces;
 //   const auto id = traces.keep(gpushare::detail::captured_trace(gpushare::capture_stack));
@@ -40,7 +40,8 @@ private:
     std::size_t depth_ = 0;
 };
 
-/// Not thread-safe. 136 bytes for each trace that was ever kept at once; nothing for blocks without one.
+/// Not thread-safe. 136 bytes for each trace that was ever kept at once; nothing for blocks without
+/// one.
 class trace_store {
 public:
     using id = std::uint32_t;

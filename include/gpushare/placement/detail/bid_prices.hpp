@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bid prices: what each kind of request costs a cluster, in permille of device time, with all its scarce resources
-// counted. A request for half a device and half the node's cores costs more than one for half a device.
+// Bid prices: what each kind of request costs a cluster, in permille of device time, with all its
+// scarce resources counted. A request for half a device and half the node's cores costs more than
+// one for half a device.
 //
-//   const auto price = gpushare::detail::bid_prices(cluster, gpushare::workload(history));   // one per kind
+//   // one per kind
+//   const auto price = gpushare::detail::bid_prices(cluster, gpushare::workload(history));
 #pragma once
 
 #include <algorithm>
@@ -213,10 +215,10 @@ private:
     double idle_taken_ = 0;
 };
 
-/// The price of each of `expected.kinds()`, in permille of device time, scaled so that an average request costs what it
-/// takes. Kinds that fit on no node cost nothing. Looks at the nodes as if they were empty. Takes a
-/// tenth of a second for 150 kinds of requests with shares in steps of 1 %, on 15 kinds of nodes;
-/// seconds for thousands of kinds, or for steps of 0.1 %.
+/// The price of each of `expected.kinds()`, in permille of device time, scaled so that an average
+/// request costs what it takes. Kinds that fit on no node cost nothing. Looks at the nodes as if
+/// they were empty. Takes a tenth of a second for 150 kinds of requests with shares in steps of 1
+/// %, on 15 kinds of nodes; seconds for thousands of kinds, or for steps of 0.1 %.
 [[nodiscard]] inline std::vector<double> bid_prices(const cluster& c, const workload& expected,
                                                     std::size_t rounds = 150, double first_step = 0.5) {
     return price_search(c, expected).after(rounds, first_step);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The best filling of one device with requests, and its value at given prices: a knapsack problem inside bid prices and
-// node values.
+// The best filling of one device with requests, and its value at given prices: a knapsack problem
+// inside bid prices and node values.
 //
 //   gpushare::detail::device_filling device(kinds);
 //   device.clear();
-//   for (...) device.offer(kind, net);     // permille of device time that a part of this kind brings
+//   for (...) device.offer(kind, net);  // permille of device time that a part of this kind brings
 //   double best = device.solve().back();   // of a whole device
 #pragma once
 

@@ -27,7 +27,8 @@ namespace detail {
 /// tried in one order only. A step looks at one node, or at one choice of devices.
 class gang_search {
 public:
-    /// `order`: the members' numbers in the order in which they are tried. `members` must outlive it.
+    /// `order`: the members' numbers in the order in which they are tried. `members` must outlive
+    /// it.
     gang_search(const cluster& c, std::span<const placement_request> members, std::vector<std::size_t> order,
                 std::size_t most_steps)
         : cluster_(c), members_(members), order_(std::move(order)), steps_(most_steps), placed_(members.size()) {

@@ -165,7 +165,8 @@ private:
     std::uint32_t unit_ = whole;
     row cpu_price_{}, memory_price_{};
     std::vector<many> many_;
-    std::vector<std::vector<row>> tables_;  // [free units of a device], for each set of models that differ
+    // [free units of a device], for each set of models that differ
+    std::vector<std::vector<row>> tables_;
     std::vector<std::vector<char>> allowed_;
     std::array<std::uint8_t, device_model::count> table_of_{};
 };

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A node as it would be with one more request on it, for policies that compare before and after. Nothing is copied.
+// A node as it would be with one more request on it, for policies that compare before and after.
+// Nothing is copied.
 //
 //   for_each_choice(n, request, [&](device_set at) { cost(reduced_node(n, request, at)) - cost(reduced_node(n)); });
 #pragma once

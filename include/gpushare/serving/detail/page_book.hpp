@@ -33,8 +33,9 @@ public:
 
     [[nodiscard]] std::uint32_t pages() const noexcept { return per_slab_ * static_cast<std::uint32_t>(slabs_.size()); }
     [[nodiscard]] std::uint32_t per_slab() const noexcept { return per_slab_; }
-    [[nodiscard]] std::uint32_t free() const noexcept { return free_count_; }  ///< that can be taken
-    [[nodiscard]] std::uint32_t out() const noexcept { return out_count_; }    ///< that were taken
+    /// that can be taken
+    [[nodiscard]] std::uint32_t free() const noexcept { return free_count_; }
+    [[nodiscard]] std::uint32_t out() const noexcept { return out_count_; }  ///< that were taken
     [[nodiscard]] std::uint32_t slabs_there() const noexcept { return there_; }
     [[nodiscard]] slab_stage stage(std::uint32_t s) const noexcept { return slabs_[s].stage; }
     [[nodiscard]] bool is_out(std::uint32_t page) const noexcept { return page < pages() && get(out_, page); }

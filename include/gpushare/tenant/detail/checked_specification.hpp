@@ -2,7 +2,8 @@
 // Refuses fields of a specification that make no sense however much room there is. The error has
 // the field's name and value.
 //
-//   detail::check_admission(spec);      // throws "tenant 'chat': slo = -5000000 ns: must not be negative"
+//   // throws "tenant 'chat': slo = -5000000 ns: must not be negative"
+//   detail::check_admission(spec);
 #pragma once
 
 #include <cstdint>

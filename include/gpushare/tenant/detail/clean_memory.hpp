@@ -75,7 +75,8 @@ public:
     /// except with in_flight: then it goes back once it is certain that no fill overwrites it any
     /// more.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, failure* why = nullptr) noexcept {
-        if (holds_.load(std::memory_order_relaxed)) retry_held();  // a hint: the next caller looks as well
+        // a hint: the next caller looks as well
+        if (holds_.load(std::memory_order_relaxed)) retry_held();
         failure refusal;
         void* p = from_below(size, alignment, refusal);
         // Tries again even if make_room_ gave nothing back: another thread may just have given

@@ -4,7 +4,8 @@
 // declares nothing. tenancy.hpp includes it for programs that link them; cmake/compiled.cpp
 // instantiates them.
 //
-//   gpushare::tenancy shared{node};      // as ever; the program's CMakeLists.txt links gpushare::compiled
+//   // as ever; the program's CMakeLists.txt links gpushare::compiled
+//   gpushare::tenancy shared{node};
 #pragma once
 
 #include <gpushare/compute/compute_limiter.hpp>

@@ -3,7 +3,8 @@
 // contexts, modules, libraries' workspaces and other processes' memory. It is measured and set
 // aside, so that the sum of all quotas is really there.
 //
-//   device_overhead account{node.memory(d)};     account.measure(node.memory(d));     // each admission measures
+//   // each admission measures
+//   device_overhead account{node.memory(d)};     account.measure(node.memory(d));
 #pragma once
 
 #include <algorithm>

@@ -91,13 +91,15 @@ public:
     template <clock Clock>
     bool take_back(std::vector<leak>& leaks, const patience<Clock>& until) {
         turns turn(until, resource_->in_hook(std::this_thread::get_id()));
-        (void)settle(turn);  // so that allocations which began before the close are in the table, or were refused
+        // so that allocations which began before the close are in the table, or were refused
+        (void)settle(turn);
         {
             const visit inside(underway_);
             leaks = blocks_.all();
             erase_where(leaks, [&](const leak& l) { return !give_back(l.what); });
         }
-        return settle(turn) && blocks_.size() == 0;  // frees that found their block before it was taken back
+        // frees that found their block before it was taken back
+        return settle(turn) && blocks_.size() == 0;
     }
 
     [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {

@@ -369,7 +369,8 @@ private:
     // closed meanwhile; then the block is back.
     bool enter(const block& b, failure& refusal) noexcept {
         const auto overwrites = overwriting();
-        errc why = overwrites && closed() ? errc::closed : errc::none;  // a close has looked already
+        // a close has looked already
+        errc why = overwrites && closed() ? errc::closed : errc::none;
         if (why == errc::none) try {
                 traced_->insert(b);
                 return true;

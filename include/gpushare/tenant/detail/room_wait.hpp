@@ -2,7 +2,7 @@
 // Waits for memory to promise to a tenant. Until a deadline, it makes the tenants that have
 // borrowed memory as burst give that memory back.
 //
-//   gpushare::detail::room_wait wait{devices, until};            // until: a patience, see concepts.hpp
+//   gpushare::detail::room_wait wait{devices, until};  // until: a patience, see concepts.hpp
 //   while (!try_it()) if (const errc why = wait.again(per_device); why != errc::none) return why;
 //
 // No tenant loses guaranteed bytes. The waiting thread tries the devices again every two

@@ -131,9 +131,12 @@ struct shared_node {
 
         const std::uint32_t index;
         limiter compute;
-        std::uint32_t size = 1000;                                           // permille of the device
-        promised_shares promised{};                                          // of `size`; under the mutex
-        std::function<typename Node::stream(priority, std::uint32_t)> open;  // makes streams in it, if a partition
+        // permille of the device
+        std::uint32_t size = 1000;
+        // of `size`; under the mutex
+        promised_shares promised{};
+        // makes streams in it, if a partition
+        std::function<typename Node::stream(priority, std::uint32_t)> open;
     };
     struct device {
         explicit device(const typename Node::memory_type& all) : overhead(all), memory(overhead.available()) {}
@@ -184,11 +187,15 @@ struct shared_node {
         quota memory;
         std::atomic<std::uint64_t> lent_asleep{0};             // bytes: see asleep()
         std::unique_ptr<memory_source> arena, stream_ordered;  // if the embedder offers them
-        std::optional<quota_hook> trims;                       // gives kept memory to tenants in need
-        stable_list<slice> slices;                             // one or more
-        std::function<std::vector<std::uint32_t>()> strays;    // tags of streams in no partition; empty: not sliced
-        std::atomic<std::uint32_t> parts{0};                   // of tenants, closed or not; relaxed: a count alone
-        std::atomic<bool> minded{false};  // whether a tenant here ever minded that others read its memory
+        // gives kept memory to tenants in need
+        std::optional<quota_hook> trims;
+        stable_list<slice> slices;  // one or more
+        // tags of streams in no partition; empty: not sliced
+        std::function<std::vector<std::uint32_t>()> strays;
+        // of tenants, closed or not; relaxed: a count alone
+        std::atomic<std::uint32_t> parts{0};
+        // whether a tenant here ever minded that others read its memory
+        std::atomic<bool> minded{false};
     };
 
     explicit shared_node(tenancy_options with) : options(std::move(with)) {}
@@ -216,7 +223,8 @@ struct shared_node {
     stable_list<device> devices;
     std::vector<std::string> names;                                // under the mutex
     std::list<std::unique_ptr<tenant_state<Node, Policy>>> stuck;  // under the mutex
-    plain_list<const tenant_state<Node, Policy>*> handles;         // under the mutex; of all tenants, stuck ones too
+    // under the mutex; of all tenants, stuck ones too
+    plain_list<const tenant_state<Node, Policy>*> handles;
     const tenancy_options options;
 };
 

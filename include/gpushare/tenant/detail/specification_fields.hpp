@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The common part of the readers of tenant specifications: it collects values, each with the key that gave it, into a
-// tenant_spec.
+// The common part of the readers of tenant specifications: it collects values, each with the key
+// that gave it, into a tenant_spec.
 //
 //   specification_fields f;     f.set(f.memory, 12_GiB, "memory");     tenant_spec spec = f.finish({});
 #pragma once
@@ -49,7 +49,8 @@ public:
     }
 
     field<std::string> name;
-    field<bytes> memory, memory_each, burst, unit, spill;  // in all or on each device, as the key says
+    // in all or on each device, as the key says
+    field<bytes> memory, memory_each, burst, unit, spill;
     field<std::uint32_t> devices;
     field<share> compute;
     field<priority> level, ceiling;
@@ -128,7 +129,8 @@ private:
     std::vector<std::string> seen_;
 };
 
-/// The number in `value`, from `least` to `most`, or specification_error (bad_value, overflow): "must be ...".
+/// The number in `value`, from `least` to `most`, or specification_error (bad_value, overflow):
+/// "must be ...".
 [[nodiscard]] inline std::uint64_t checked(parsed number, std::string_view key, std::string_view value,
                                            std::uint64_t least, std::uint64_t most, std::string_view allowed) {
     using kind = specification_error::kind;

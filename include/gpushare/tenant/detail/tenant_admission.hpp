@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Chooses the devices of a tenant and reserves their memory, on all of them or none.
 //
-//   auto memory = detail::tenant_admission(node, shared, choice).reserve(spec);  // under shared's mutex; sets spec.on
+//   // under shared's mutex; sets spec.on
+//   auto memory = detail::tenant_admission(node, shared, choice).reserve(spec);
 #pragma once
 
 #include <algorithm>

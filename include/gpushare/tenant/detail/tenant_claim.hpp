@@ -3,7 +3,8 @@
 // under the tenancy's mutex. Streams are made afterwards under no lock, since a driver may take
 // milliseconds for one stream. The destructor gives everything back unless keep() was called.
 //
-//   detail::tenant_claim claim(shared, spec, std::move(memory), tag);      // under the mutex of `shared`
+//   // under the mutex of `shared`
+//   detail::tenant_claim claim(shared, spec, std::move(memory), tag);
 //   make_streams();     claim.keep();                                      // under none
 #pragma once
 

@@ -68,7 +68,8 @@ private:
             o.fill = [this](auto* after, void* p, std::size_t n) { return scrubber.fill(after, p, n); };
         o.now = [time = whole.get_clock()] { return time.now(); };
         o.make_room = [&on] { return on.trim(); };
-        if (o.scrub != scrub_policy::off) on.minded.store(true, std::memory_order_relaxed);  // before any memory
+        // before any memory
+        if (o.scrub != scrub_policy::off) on.minded.store(true, std::memory_order_relaxed);
         o.minded = &on.minded;
         if (o.stack == memory_stack::arena) o.source = on.arena.get();
         if (o.stack == memory_stack::stream_ordered) o.source = on.stream_ordered.get();
@@ -114,9 +115,10 @@ struct tenant_part {
     memory_type& memory;
     std::vector<typename Node::stream> streams;  // the number never changes
     client_id client;
-    client_usage account{};        // set once the client is closed; under the limiter's mutex
-    std::atomic<bool> has_memory;  // false: another tenant has it. Relaxed: the memory itself doesn't change
-    bool has_share;                // likewise; under the mutex
+    client_usage account{};  // set once the client is closed; under the limiter's mutex
+    // false: another tenant has it. Relaxed: the memory itself doesn't change
+    std::atomic<bool> has_memory;
+    bool has_share;  // likewise; under the mutex
 
 private:
     [[nodiscard]] static std::vector<typename Node::stream> make_streams(Node& whole, typename shared::slice& in,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The state behind a tenant's handle: its parts on the devices, what it was granted, and the order of its close.
-// tenant.hpp is the handle; tenancy.hpp admits.
+// The state behind a tenant's handle: its parts on the devices, what it was granted, and the order
+// of its close. tenant.hpp is the handle; tenancy.hpp admits.
 //
 //   auto state = std::make_unique<detail::tenant_state<Node, Policy>>(node, shared);   state->open(claim, nullptr);
 #pragma once
@@ -218,7 +218,8 @@ public:
         report.complete = returned && report.still_charged == bytes{};
         if (!report.complete) return blocked(report);
         const std::lock_guard lock(all_->mutex);
-        if (std::exchange(named_, false)) {  // otherwise another close came first, and the name may be taken
+        // otherwise another close came first, and the name may be taken
+        if (std::exchange(named_, false)) {
             promise({}, promised_at_);
             all_->forget(spec_.name);
         }
@@ -232,13 +233,15 @@ public:
         const auto ended = wakes_ended_.load(std::memory_order_acquire);
         bool asleep = true;
         for (auto& p : parts_) asleep = asleep && p.slice.compute.sleep(p.client, deadline, stop, what_waits);
-        if (!asleep || wakes_begun_.load(std::memory_order_relaxed) != ended) {  // the limiters' mutexes order this
+        // the limiters' mutexes order this
+        if (!asleep || wakes_begun_.load(std::memory_order_relaxed) != ended) {
             if (!lends()) wake_clients();
             return false;
         }
         for (auto& p : parts_) {
             p.memory.collect();
-            for (int round = 0; round < 2; ++round)  // caches give to the tenant's pool, the pool gives back
+            // caches give to the tenant's pool, the pool gives back
+            for (int round = 0; round < 2; ++round)
                 for (hook_cursor asked; p.memory.limit().ask_next(asked, p.memory.capacity());) {
                 }
         }
@@ -272,7 +275,8 @@ public:
     }
     // Lends again, to include memory that was freed since. Does nothing if the tenant doesn't lend.
     void lend_more() {
-        (void)with_memory([](part& p) { return p.memory.trim(), true; });  // drivers are slow: under no lock
+        // drivers are slow: under no lock
+        (void)with_memory([](part& p) { return p.memory.trim(), true; });
         const std::lock_guard lock(all_->mutex);
         if (!lent_.empty()) lend_idle();
     }

@@ -3,7 +3,8 @@
 // finds wrong frees before CUDA sees them. A part of the backend's allocators.
 //
 //   detail::block_registry blocks;   blocks.add(p, {.size = 64, .alignment = 256, .base = p});
-//   detail::block b;                 blocks.remove(p, 64, 256, b);     // errc::none, and b.base is what CUDA gave
+//   // errc::none, and b.base is what CUDA gave
+//   detail::block b;                 blocks.remove(p, 64, 256, b);
 #pragma once
 
 #include <algorithm>

@@ -5,7 +5,8 @@
 //   const auto turn = watch.turn();                       // a thread that records a point
 //   if (capture_watch::captures(turn)) refuse();
 //   record();
-//   if (watch.turn() != turn) refuse();                   // it may have gone into a capture that another thread began meanwhile
+//   // it may have gone into a capture that another thread began meanwhile
+//   if (watch.turn() != turn) refuse();
 //
 // Any thread may record on a stream for a limiter, so a record takes no lock: a point that went
 // into a capture can be dropped. Calls that would spoil a capture (waiting for a point from outside

@@ -771,9 +771,10 @@ private:
         const sync_call waits{.reach = wait_reach::stream, .stream = call.stream};
         return needs_all(who.client, waits) && is_pageable(call);
     }
-    // The driver may wait inside the call: to load code, or for a synchronous copy. Waits here until
-    // nothing stops the work for which the driver waits. `since`: when the call began to wait. Returns
-    // a flag for after() if the waits must stay open until then. The mutex is given up meanwhile.
+    // The driver may wait inside the call: to load code, or for a synchronous copy. Waits here
+    // until nothing stops the work for which the driver waits. `since`: when the call began to
+    // wait. Returns a flag for after() if the waits must stay open until then. The mutex is given
+    // up meanwhile.
     [[nodiscard]] std::uint64_t opens_inside(std::unique_lock<std::mutex>& lock, launch_owner who,
                                              const launch_call& call, instant since) noexcept {
         ++held_;

@@ -7,7 +7,8 @@
 //   in.begin();                                     // before the first launch of a batch
 //   in.add(entry, key, predicted, charge);          // for each
 //   in.end();                                       // behind the last one
-//   in.settle([](const launch_batch& b, std::optional<ns> took) { ... });       // those that are over, in their order
+//   // those that are over, in their order
+//   in.settle([](const launch_batch& b, std::optional<ns> took) { ... });
 //
 // The batches use events with timing, and not words that the stream writes. An event tells both
 // that the batch is over and how long it took, whereas words need a second mechanism for the time.

@@ -47,8 +47,8 @@ struct launch_call {
     bool host = false;
     ns guess{20'000};            // the prediction before anything is measured
     const void* code = nullptr;  // the function or executable graph; null for copies and fills
-    // What the driver may wait for inside the call. A synchronous copy waits for its stream, and
-    // the launch of code that isn't loaded yet may wait for all work.
+    // The work for which the driver may wait inside the call. A synchronous copy waits for its
+    // stream, and the launch of code that isn't loaded yet may wait for all work.
     wait_reach waits = wait_reach::none;
     // The thread whose per-thread default stream this is; 0: another stream.
     std::uint64_t thread = 0;

@@ -3,7 +3,7 @@
 // belongs, by the stream or by the calling thread.
 //
 //   launch_hub& hub = launch_hub::of_process();
-//   hub.join(gate);                                   // the first one subscribes; throws subscriber_taken
+//   hub.join(gate);  // the first one subscribes; throws subscriber_taken
 //   { const thread_binding inside(gate, client); engine(); }
 //   hub.leave(gate);
 //
@@ -496,11 +496,12 @@ private:
     [[nodiscard]] bound_stream owner_of(const sync_call& call, bool any) noexcept {
         return any && call.stream != nullptr && may_be_bound(call.stream) ? find(call.stream) : bound_stream{};
     }
-    // A launch that may wait inside the driver passes its own gate first, which may hold it. Then the
-    // other gates open their waits for it.
+    // A launch that may wait inside the driver passes its own gate first, which may hold it. Then
+    // the other gates open their waits for it.
     void launched(const thread_binding* thread, bool any, bool in_streams, launch_call call,
                   const CUpti_CallbackData& data) noexcept {
-        std::uint64_t& note = *data.correlationData;  // passed from entry to exit; 0: nothing to do there
+        // passed from entry to exit; 0: nothing to do there
+        std::uint64_t& note = *data.correlationData;
         if (data.callbackSite != CUPTI_API_ENTER) {
             if (note != 0) ended(call, note, succeeded(data), data);
             return;

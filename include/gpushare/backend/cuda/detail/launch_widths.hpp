@@ -3,10 +3,11 @@
 // blocks to the blocks that can be resident at once in the stream's partition. A part of the
 // stream's state.
 //
-//   if (s.widths.begin()) { work(stream);  const auto filled = s.widths.end(); }         // 0.25: a quarter of the SMs
-//   s.widths.note(kernel, {.blocks = 64, .threads = 256}, [&] { return ...; });          // by the launch
-//   s.widths.note({.width = sm_width(0.5)});                                             // by a graph of such
-//   s.widths.note_opaque();                                                              // by a copy, ...
+//   // 0.25: a quarter of the SMs
+//   if (s.widths.begin()) { work(stream);  const auto filled = s.widths.end(); }
+//   s.widths.note(kernel, {.blocks = 64, .threads = 256}, [&] { return ...; });  // by the launch
+//   s.widths.note({.width = sm_width(0.5)});  // by a graph of such
+//   s.widths.note_opaque();  // by a copy, ...
 //
 // Only launches through the stream object are counted. A caller with the native handle may launch
 // past the object, so once the handle was given out, all of the stream's work is opaque.

@@ -6,10 +6,10 @@
 //   loaded_code seen;
 //   const code_use use{function, nullptr, context};
 //   if (!seen.has(use)) { ...the launch may wait...  seen.add(use); }
-//   seen.clear();                                     // a module was unloaded: handles may be used again
+//   seen.clear();  // a module was unloaded: handles may be used again
 //
-// The table has a fixed size and takes no lock. If a row is full, the table forgets one use, and the
-// next such use counts as the first again.
+// The table has a fixed size and takes no lock. If a row is full, the table forgets one use, and
+// the next such use counts as the first again.
 #pragma once
 
 #include <array>
@@ -28,11 +28,12 @@ namespace detail {
 
 /// One way in which a call uses code.
 struct code_use {
-    const void* what = nullptr;  // a function, kernel, module, library or executable graph; null: nothing
+    // a function, kernel, module, library or executable graph; null: nothing
+    const void* what = nullptr;
     const char* name = nullptr;  // of a symbol in a module or library; null: none
     const void* context = nullptr;
-    // Uses of one function in different ways are told apart: only the launch loads all that a launch
-    // needs.
+    // Uses of one function in different ways are told apart: only the launch loads all that a
+    // launch needs.
     enum class way : std::uint8_t { launch, record, look_up, change_graph } how = way::launch;
     bool graph = false;  // an executable graph
 

@@ -20,13 +20,14 @@ inline namespace GPUSHARE_ABI {
 namespace cuda {
 namespace detail {
 
-/// Counts looks, and times the work in flight. The count begins anew when something has happened, since the rest may follow at
-/// once: another client counts, its request began or ended, or its work in flight changed. During
-/// a request, work that ends or comes brings the thread no nearer, but the end of the last work may.
+/// Counts looks, and times the work in flight. The count begins anew when something has happened,
+/// since the rest may follow at once: another client counts, its request began or ended, or its
+/// work in flight changed. During a request, work that ends or comes brings the thread no nearer,
+/// but the end of the last work may.
 class patience {
 public:
-    /// `whose`: the client for which the thread waits. `request`: another client's open request keeps
-    /// the thread back. Returns the number of looks before this one.
+    /// `whose`: the client for which the thread waits. `request`: another client's open request
+    /// keeps the thread back. Returns the number of looks before this one.
     [[nodiscard]] unsigned look(std::uint32_t whose, bool request, ns in_flight) noexcept {
         const ns left = request ? std::min(in_flight, ns{1}) : in_flight;
         if (whose != whose_ || request != request_ || left != left_) {
@@ -38,8 +39,8 @@ public:
         return looks_++;
     }
 
-    /// The longest time for which the client's work in flight goes on, if predictions are right. The
-    /// thread knows only for how long the work has been as much as now.
+    /// The longest time for which the client's work in flight goes on, if predictions are right.
+    /// The thread knows only for how long the work has been as much as now.
     [[nodiscard]] ns remaining(std::uint32_t whose, ns in_flight, instant now) noexcept {
         if (whose != of_ || in_flight != work_) {
             of_ = whose;

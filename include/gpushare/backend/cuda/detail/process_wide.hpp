@@ -32,7 +32,8 @@ template <class T, class Key, class... Arguments>
         std::mutex mutex;
         std::map<Key, std::weak_ptr<T>> known;
     };
-    static table* const all = new table;  // never destroyed: nodes come and go until the process ends
+    // never destroyed: nodes come and go until the process ends
+    static table* const all = new table;
     const std::lock_guard lock(all->mutex);
     std::erase_if(all->known, [](const auto& one) { return one.second.expired(); });
     auto& there = all->known[key];

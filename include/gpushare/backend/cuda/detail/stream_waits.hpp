@@ -4,8 +4,9 @@
 //   stream_waits waits(device);
 //   const bool can = waits.supported();
 //   waits.join(1);                                        // a client of level 1 is added
-//   waits.arrived(1);                                     // its request: closes the waits of all below
-//   waits.each_above(0, [&](CUdeviceptr word) { ... });   // what a stream of a client of level 0 waits for
+//   waits.arrived(1);  // its request: closes the waits of all below
+//   // what a stream of a client of level 0 waits for
+//   waits.each_above(0, [&](CUdeviceptr word) { ... });
 //   if (waits.left(1)) waits.open(1);
 //
 // A level has the same word for as long as the gate lives. Streams and graphs keep their waits for

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A call of the driver that may wait for work on the device, or that polls for the end of work, read
-// from a callback of CUPTI.
+// A call of the driver that may wait for work on the device, or that polls for the end of work,
+// read from a callback of CUPTI.
 //
-//   if (reach_of(id) != wait_reach::none) const sync_call call = read_sync(id, *data);    // inside the callback
+//   // inside the callback
+//   if (reach_of(id) != wait_reach::none) const sync_call call = read_sync(id, *data);
 //   if (is_poll(id)) const sync_call call = read_poll(id, *data);
 #pragma once
 
@@ -40,8 +41,8 @@ struct sync_call {
     CUcontext context = nullptr;  // the current context
     bool is_here = false;         // the call waits for work in that context
     bool drains = false;          // the call certainly waits, for all work enqueued by then
-    // The code that the call may have to load. Without it, the call waits each time; otherwise, only
-    // the first such call does.
+    // The code that the call may have to load. Without it, the call waits each time; otherwise,
+    // only the first such call does.
     code_use loads{};
 
     /// The stream or event for which the call waits, if it is one.
@@ -97,8 +98,8 @@ inline constexpr CUpti_CallbackId all_ids[] = {
     CUPTI_DRIVER_TRACE_CBID_cuDevicePrimaryCtxRelease_v2,
     CUPTI_DRIVER_TRACE_CBID_cuDevicePrimaryCtxReset_v2,
 };
-// Functions that use code, by a handle or by name. The first of them for each piece of code may load
-// it. (Programming Guide, "Lazy Loading", "Loading Kernels Explicitly".)
+// Functions that use code, by a handle or by name. The first of them for each piece of code may
+// load it. (Programming Guide, "Lazy Loading", "Loading Kernels Explicitly".)
 template <class P>
 [[nodiscard]] code_use used(const void* parameters) noexcept {
     const auto& p = *static_cast<const P*>(parameters);

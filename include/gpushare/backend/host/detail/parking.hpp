@@ -3,7 +3,8 @@
 // next event of the model. The others sleep until they are called, one at a time, the latest
 // sleeper first.
 //
-//   parking.call(work_is_waiting, next_event, woken);     // by a thread that made work; woken: a wake_list
+//   // by a thread that made work; woken: a wake_list
+//   parking.call(work_is_waiting, next_event, woken);
 //   parking.park(lock, self, next_event, woken);          // by a worker that found none
 #pragma once
 

@@ -3,7 +3,7 @@
 // is woken under the lock would block on it at once, and both cores would switch threads twice for
 // nothing.
 //
-//   wakeup w;                                   // on the waiting thread's stack, known to others under the lock
+//   wakeup w;  // on the waiting thread's stack, known to others under the lock
 //   lock.unlock();  w.wait(deadline);           // true: somebody raised it
 //
 //   wake_list woken;                            // of the thread that has the lock

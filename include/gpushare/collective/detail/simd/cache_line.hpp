@@ -42,7 +42,8 @@ inline constexpr std::size_t cache_line_bytes = 64;
 /// need lines that all begin at multiples of 64. Call finish_streaming() before the next release.
 enum class line_stores : std::uint8_t { cached, past_caches };
 
-/// The least that combining by lines takes: older processors go by elements, in vectors of 16 bytes.
+/// The least that combining by lines takes: older processors go by elements, in vectors of 16
+/// bytes.
 inline constexpr vector_width least_for_lines = vector_width::avx2;
 
 /// Where lines are: `in` and `out` bytes after the addresses that each rank signals. `ahead` and
@@ -140,7 +141,8 @@ struct plain_moves {
     [[gnu::always_inline]] static void store(const wide& from, narrow& to) noexcept { to = from; }
 };
 
-/// Halves in registers of so many bytes. Rounds as number_format::narrow: to nearest even, every NaN the same.
+/// Halves in registers of so many bytes. Rounds as number_format::narrow: to nearest even, every
+/// NaN the same.
 ///
 /// Every processor with AVX2 or AVX-512 has the conversions of float16. g++ has no builtin for any
 /// of these in a file that isn't compiled for them, and takes several instructions in place of one.
@@ -334,7 +336,8 @@ struct integer_moves {
     }
     [[gnu::always_inline]] static void store(const wide& from, narrow& to) noexcept {
         if constexpr (shift != 0) {
-            wide least = from - shift;  // which may be below zero: down is towards zero for what was shifted
+            // which may be below zero: down is towards zero for what was shifted
+            wide least = from - shift;
 #if defined(__clang__)
             least = __builtin_elementwise_floor(least);
 #else
@@ -352,7 +355,8 @@ struct integer_moves {
             if constexpr (sizeof(T) == 2) {
                 to = __builtin_convertvector(w, narrow);
             } else {
-                typename vector_of<std::int64_t, 16>::type all;  // the first eight bytes are the result
+                // the first eight bytes are the result
+                typename vector_of<std::int64_t, 16>::type all;
                 asm("vextracti128 $1, %1, %0\n\tvpackssdw %0, %x1, %0" : "=&x"(all) : "x"(w));
                 if constexpr (std::is_signed_v<T>)
                     asm("vpacksswb %0, %0, %0" : "+x"(all));
@@ -430,7 +434,8 @@ private:
     [[gnu::always_inline]] static void store_part(const wide& part, std::byte* to) noexcept {
         narrow n;
         Moves::store(part, n);
-        if constexpr (Stores == line_stores::cached || step < 16)  // no store of 8 bytes goes past them
+        // no store of 8 bytes goes past them
+        if constexpr (Stores == line_stores::cached || step < 16)
             *reinterpret_cast<memory*>(to) = __builtin_bit_cast(memory, n);
         else
             store_past_caches<step>(n, to);
@@ -555,7 +560,8 @@ template <class Line, class Op, class Ends>
         combine_at<Line, Op, stores, 1>(at, ends, none);
 }
 
-/// Asks for the lines from `from` to `to`, within the first `end` bytes: another rank writes behind these.
+/// Asks for the lines from `from` to `to`, within the first `end` bytes: another rank writes behind
+/// these.
 template <class Ends>
 [[gnu::always_inline]] inline void prefetch(const Ends& ends, std::size_t from, std::size_t to,
                                             std::size_t end) noexcept {

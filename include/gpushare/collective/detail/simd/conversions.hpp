@@ -3,7 +3,8 @@
 // bfloat16, float16, the 8-bit formats and int8_t. Rounds as stored_number does, to the bit.
 //
 //   using bfloat16_format = gpushare::detail::number_format<8, 7>;
-//   auto words = gpushare::detail::narrow_lanes<bfloat16_format>{}(x);    // x: a float, or a simd of them
+//   // x: a float, or a simd of them
+//   auto words = gpushare::detail::narrow_lanes<bfloat16_format>{}(x);
 //   auto y = gpushare::detail::widen_lanes<bfloat16_format>{}(words);
 //
 // To integers: to the nearest, ties to even. Values that are too large become the largest or
@@ -38,7 +39,8 @@ struct narrow_lanes {
         constexpr std::int32_t below_half = (1 << (dropped - 1)) - 1;
         constexpr auto nan = static_cast<std::int32_t>(Format::nan);
         if constexpr (Format::is_upper_half) {
-            // A NaN goes first: it could carry into the sign. Shifts copy the sign above, as signed packing wants it.
+            // A NaN goes first: it could carry into the sign. Shifts copy the sign above, as signed
+            // packing wants it.
             const words safe = select(abs > 0x7f80'0000, nan << dropped, bits);
             return (safe + below_half + ((safe >> dropped) & 1)) >> dropped;
         } else {
@@ -201,8 +203,9 @@ template <class T>
 [[gnu::target("avx2,f16c")]] inline void widen_float16s_by_f16c(const float16* from, simd<float, 8>& to) noexcept {
     eight_halves as_stored;
     __builtin_memcpy(&as_stored, from,
-                     sizeof as_stored);  // a cast of the reference would lose its alignment without optimisation
-#if defined(__clang__)                   // 22 has no builtin for it any more
+                     // a cast of the reference would lose its alignment without optimisation
+                     sizeof as_stored);
+#if defined(__clang__)  // 22 has no builtin for it any more
     using float16s = _Float16 __attribute__((vector_size(16)));
     const simd<float, 8> x(__builtin_convertvector(__builtin_bit_cast(float16s, as_stored), simd<float, 8>::raw_type));
 #else

@@ -2,7 +2,8 @@
 // `simd`: 4 or 8 floats or integers in one vector register of the host. Code for them reads as it
 // does for a single number, so a device, whose threads have one number each, runs the same code.
 //
-//   template <class R> R operator()(const R& x) const { return gpushare::select(x < 0.0F, x * 0.1F, x); }    // float or simd
+//   // float or simd
+//   template <class R> R operator()(const R& x) const { return gpushare::select(x < 0.0F, x * 0.1F, x); }
 //
 // The usable width is known when the program runs. Code for wide registers is inlined into
 // functions that are compiled for them (see epilogue_stages.hpp). In a build without optimisation,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One public name of each kind without documentation, each called bare, for the test that undocumented.sh finds these and
-// no others. Never compiled.
+// One public name of each kind without documentation, each called bare, for the test that
+// undocumented.sh finds these and no others. Never compiled.
 #pragma once
 
 namespace gpushare {
