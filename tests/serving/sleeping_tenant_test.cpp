@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <future>
 #include <memory_resource>
 #include <optional>
 #include <stdexcept>
@@ -589,6 +590,27 @@ TEST_CASE("a sleeping tenant's actions are its groups'", "[serving]") {
     CHECK(groups.use());
     CHECK(holds(weights.data(), 4_MiB, 3));
     CHECK(rig.held() == 12_MiB);
+}
+
+TEST_CASE("who holds a lease may free a block though a change waits for that lease", "[serving]") {
+    model_rig rig;
+    groups_of_chat groups{rig.chat, {{"weights"}}};
+    (void)groups.allocate("weights", 4_MiB);
+    auto& scratch = groups.allocate("weights", 1_MiB);
+    auto in = std::make_optional(groups.use());
+    REQUIRE(*in);
+    std::jthread sleeper([&] { groups.sleep(); });
+    while (groups.sleeping().empty()) std::this_thread::yield();
+    auto freed = std::async(std::launch::async, [&] { groups.free(scratch); });
+    CHECK(freed.wait_for(10s) == std::future_status::ready);
+    CHECK(rig.held() == 4_MiB);
+    CHECK(groups.use().code() == errc::asleep);  // the change waits on
+    in.reset();
+    sleeper.join();
+    freed.get();
+    CHECK(rig.held() == 0_B);
+    groups.wake();
+    CHECK(rig.held() == 4_MiB);
 }
 
 TEST_CASE("work of several threads finds a group awake and whole, however often it sleeps", "[serving]") {

@@ -553,7 +553,8 @@ public:
         g->blocks.splice(g->blocks.end(), one);
         return b;
     }
-    /// Frees a block, which no work may use. Waits for a change of its group that is under way.
+    /// Frees a block, which no work may use. Waits while the memory of its group goes or comes, but
+    /// not while a change waits for leases: the caller may hold one of them.
     void free(block& b) noexcept {
         std::list<block> one;
         group& g = *b.of_;
@@ -614,7 +615,8 @@ public:
 private:
     enum class state : std::uint8_t {
         awake,     ///< with all of its blocks
-        changing,  ///< one thread changes it
+        leaving,   ///< one thread is to change it, and waits for the last lease
+        changing,  ///< one thread changes it, and owns its blocks
         asleep     ///< with none of its blocks
     };
     struct group {
@@ -687,11 +689,12 @@ private:
             }
             return true;
         };
-        if (!wait_for([&] { return g.is != state::changing; })) return {.code = errc::deadline_exceeded};
+        const auto is_settled = [&] { return g.is == state::awake || g.is == state::asleep; };
+        if (!wait_for(is_settled)) return {.code = errc::deadline_exceeded};
         if (g.is == to) return {};
-        // nobody gets a lease from now on
-        const state before = std::exchange(g.is, state::changing);
+        const state before = std::exchange(g.is, state::leaving);  // nobody gets a lease from now on
         const bool unused = wait_for([&] { return g.users == 0; });
+        if (unused) g.is = state::changing;
         lock.unlock();
         failure why{.code = unused ? errc::none : errc::deadline_exceeded};
         state is = before;
