@@ -107,10 +107,14 @@ std::vector<service::running> service::stop(instant deadline, const std::stop_to
     std::vector<running> left;
     for (const auto& l : lanes)
         if (l->works()) left.push_back({std::string(l->whose()), l->info().name});
+    // A reload that is under way notes them itself. One that failed half way, and wasn't made again, has left some.
+    if (const std::unique_lock reloading(reloading_, std::try_to_lock); reloading) note_gone();
     bill();
     const std::lock_guard billing(billing_);
     if (!unwritten_.empty()) tell("the journal can't be written, and this isn't in it:");
-    for (const auto& l : std::exchange(unwritten_, {})) std::fputs(to_text(l).c_str(), stderr);
+    std::ranges::reverse(unwritten_);
+    for (; !unwritten_.empty(); unwritten_.pop_back())  // where to_text() has no memory the rest stays
+        std::fputs(to_text(unwritten_.back()).c_str(), stderr);
     return left;
 }
 
@@ -460,8 +464,7 @@ void service::make_room(std::vector<std::shared_ptr<lane>>& leaving, std::size_t
 }
 
 // They give their models' memory back first; nobody gets a lane of theirs from here on.
-std::vector<std::shared_ptr<tenant>> service::close_gone(const tenants_file& next, instant deadline) {
-    std::vector<std::shared_ptr<tenant>> gone;
+void service::close_gone(const tenants_file& next, instant deadline) {
     std::vector<std::shared_ptr<lane>> lanes;
     {
         const std::lock_guard lock(mutex_);
@@ -469,9 +472,9 @@ std::vector<std::shared_ptr<tenant>> service::close_gone(const tenants_file& nex
             if (row.who == nullptr ||
                 std::ranges::find(next.specs, name, &gpushare::tenant_spec::name) != next.specs.end())
                 continue;
-            gone.reserve(gone.size() + 1);
+            leaving_.reserve(leaving_.size() + 1);
             make_room(lanes, row.lanes.size());
-            gone.push_back(std::exchange(row.who, nullptr));
+            leaving_.push_back(std::exchange(row.who, nullptr));
             for (auto& [model, l] : row.lanes) {
                 outlasting_.push_back(l);
                 lanes.push_back(std::move(l));
@@ -482,7 +485,16 @@ std::vector<std::shared_ptr<tenant>> service::close_gone(const tenants_file& nex
         }
     }
     close_all(lanes, deadline);
-    return gone;
+}
+
+// The directory has applied a file: those that it no longer has used no more than they have by now. It may have some of
+// them after all, where an earlier file failed half way.
+void service::note_gone() {
+    const std::lock_guard billing(billing_);
+    gone_.reserve(gone_.size() + leaving_.size());
+    for (const auto& t : leaving_)
+        if (tenants_.find(t->name()) != t) gone_.push_back(t);
+    leaving_.clear();
 }
 
 // Throws model_setting_error, whatever is wrong with it but for the host's memory.
@@ -552,12 +564,13 @@ void service::apply(tenants_file next) {
     tenants_.check(specs);
     auto models = models_of(next);
     revoke_gone(next);
-    const auto gone = close_gone(next, deadline);
+    close_gone(next, deadline);
+    const auto outcomes = tenants_.apply(specs, deadline);
+    note_gone();
+    bill();  // the last of theirs, and where the new ones begin: before anybody can ask anything of these
     std::string why;
-    for (const auto& o : tenants_.apply(specs, deadline))
+    for (const auto& o : outcomes)
         if (o.what == gpushare::directory_outcome::kind::refused) why += o.why + "; ";
-    // the last of theirs, and where the new ones begin: before anybody can ask anything of these
-    bill(gone);
     {
         const std::lock_guard lock(mutex_);
         for (auto& t : tenants_.all()) rows_[t->name()].who = t;
@@ -577,21 +590,23 @@ namespace {
 /// is.
 constexpr gpushare::ns clocks_differ{10'000'000};
 
-/// The same amounts in fewer lines: one for each span of a tenant's without a gap.
-void sum_by_tenant(std::vector<gpushare::usage_line>& lines) {
+/// The same amounts in fewer lines: one for each span of a tenant's without a gap. Where the host has no memory the lines
+/// stay as they are.
+void sum_by_tenant(std::vector<gpushare::usage_line>& lines) noexcept try {
     std::vector<gpushare::usage_line> sums;
     std::map<std::string, std::size_t, std::less<>> last;
-    for (auto& l : lines) {
+    for (const auto& l : lines) {
         const auto [at, is_new] = last.try_emplace(l.tenant, sums.size());
         if (!is_new && std::chrono::abs(l.from - sums[at->second].until) <= clocks_differ) {
             sums[at->second].until = std::max(sums[at->second].until, l.until);
             sums[at->second].amounts += l.amounts;
         } else {
             at->second = sums.size();
-            sums.push_back(std::move(l));
+            sums.push_back(l);
         }
     }
     lines = std::move(sums);
+} catch (...) {  // they are summed the next time
 }
 
 }  // namespace
@@ -618,31 +633,42 @@ std::shared_ptr<tenant_calls> service::calls_of(const tenant& t) const {
     return row->second.calls;
 }
 
-// Once a second, at each change, and at the end. `gone`: closed, so that their usage is final.
-void service::bill(const std::vector<std::shared_ptr<tenant>>& gone) {
+// Under billing_. Throws where the host has no memory, and then nothing was read.
+void service::read_meter(tenant& t, gpushare::wall_time time, instant passing) {
+    auto r = gpushare::reading_of(usage_of(t));
+    const std::lock_guard lock(mutex_);
+    auto& row = rows_[t.name()];
+    r.requests = row.counts->requests.load(std::memory_order_relaxed);
+    r.refusals = row.counts->refusals.load(std::memory_order_relaxed);
+    if (!row.meter) {
+        row.meter.emplace(t.name());
+        row.metered = &t;
+    }
+    if (row.metered != &t) return;
+    if (auto line = row.meter->read(time, passing, r)) unwritten_.push_back(*std::move(line));
+}
+
+// Once a second, at each change, and at the end. The usage of those that are gone is final. No bill is ever dropped:
+// where the host has no memory, what wasn't read is read the next time.
+void service::bill() {
     const std::lock_guard billing(billing_);
     const auto time = std::chrono::time_point_cast<gpushare::ns>(std::chrono::system_clock::now());
-    // bills memory, also while the time of day is set
-    const auto passing = gpushare::host::steady_clock{}.now();
-    const auto read = [&](tenant& t) {
-        auto r = gpushare::reading_of(usage_of(t));
-        const std::lock_guard lock(mutex_);
-        auto& row = rows_[t.name()];
-        r.requests = row.counts->requests.load(std::memory_order_relaxed);
-        r.refusals = row.counts->refusals.load(std::memory_order_relaxed);
-        if (!row.meter) row.meter.emplace(t.name());
-        if (auto line = row.meter->read(time, passing, r)) unwritten_.push_back(*std::move(line));
-    };
-    for (const auto& t : gone) {
-        read(*t);
+    const auto passing = gpushare::host::steady_clock{}.now();  // bills memory, also while the time of day is set
+    const auto there = tenants_.all();
+    unwritten_.reserve(unwritten_.size() + gone_.size() + there.size());  // a line that was read has its place
+    for (; !gone_.empty(); gone_.erase(gone_.begin())) {
+        const auto& t = gone_.front();
+        read_meter(*t, time, passing);
         const std::lock_guard lock(mutex_);
         auto& row = rows_[t->name()];
+        if (row.metered != t.get()) continue;
         row.meter.reset();
+        row.metered = nullptr;
         row.calls.reset();
     }
-    for (const auto& t : tenants_.all()) read(*t);
+    for (const auto& t : there) read_meter(*t, time, passing);
     if (!journal_) return unwritten_.clear();
-    // Lines that can't be written are tried again with the next lines. No bill is ever dropped.
+    // Lines that can't be written are tried again with the next lines.
     if (const auto why = journal_->append_from(unwritten_); why.code != gpushare::errc::none) {
         tell("the journal can't be written: ", to_string(why.code));
         if (unwritten_.size() > options_.kept_lines) sum_by_tenant(unwritten_);

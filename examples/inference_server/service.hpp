@@ -168,6 +168,7 @@ private:
         std::map<std::string, std::shared_ptr<lane>, std::less<>> lanes;  // by model
         own_models models;
         std::optional<gpushare::usage_meter> meter;
+        const tenant* metered = nullptr;  // whose the meter is: a predecessor's until that one's last bill
         bool asleep = false;
     };
 
@@ -208,8 +209,10 @@ private:
     [[nodiscard]] std::map<std::string, own_models> models_of(const tenants_file& next) const;
     [[nodiscard]] std::shared_ptr<const own_model> made(const model_setting& m) const;
     void close_changed(std::map<std::string, own_models> next, gpushare::instant deadline);
-    [[nodiscard]] std::vector<std::shared_ptr<tenant>> close_gone(const tenants_file& next, gpushare::instant deadline);
-    void bill(const std::vector<std::shared_ptr<tenant>>& gone = {});
+    void close_gone(const tenants_file& next, gpushare::instant deadline);
+    void note_gone();
+    void bill();
+    void read_meter(tenant& t, gpushare::wall_time time, gpushare::instant passing);
     void tell_forced() const;
     void let_idle_go();
     void let_texts_begin() const;
@@ -243,9 +246,11 @@ private:
     mutable std::mutex keys_mutex_;
     std::shared_ptr<const key_ring> keys_ = std::make_shared<const key_ring>();
 
-    std::mutex reloading_;  // one file at a time
-    std::mutex billing_;
-    std::vector<gpushare::usage_line> unwritten_;  // under billing_
+    std::mutex reloading_;                          // one file at a time
+    std::vector<std::shared_ptr<tenant>> leaving_;  // under reloading_: a reload removes them
+    std::mutex billing_;                            // of the next two
+    std::vector<std::shared_ptr<tenant>> gone_;     // removed, and their last bill isn't made
+    std::vector<gpushare::usage_line> unwritten_;
     std::mutex tracing_;
     gpushare::timeline_trace trace_;
     std::optional<gpushare::limiter_trace<tenancy::limiter>> drawn_;

@@ -7,7 +7,9 @@
 
 #ifndef SUPPORT_THREAD_SANITIZED
 
+#include <signal.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 
 #include <array>
 #include <atomic>
@@ -17,6 +19,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <new>
 #include <string>
@@ -38,15 +41,17 @@ using support::this_heap;
 namespace {
 
 struct small_server {
-    small_server() {
+    explicit small_server(const char* journal = nullptr, std::size_t kept_lines = 10'000) {
         std::string name = (std::filesystem::temp_directory_path() / "gpushare_memory_XXXXXX").string();
         REQUIRE(::mkdtemp(name.data()) != nullptr);
         folder = name;
         // 448 KiB: a text of `long_prompt` takes 256.
         std::ofstream(folder / "tenants") << "name=chat api_key=key-of-chat memory=448KiB compute=60% stack=direct\n";
         core = std::make_unique<service>(service_options{.tenants = (folder / "tenants").string(),
+                                                         .journal = journal ? (folder / journal).string() : "",
                                                          .node = {.memory = gpushare::bytes{64 << 20}, .sms = 2},
-                                                         .text_waits = 60s},
+                                                         .text_waits = 60s,
+                                                         .kept_lines = kept_lines},
                                          std::vector<model_source>{tiny_mlp(), tiny_letters()});
     }
     small_server(const small_server&) = delete;
@@ -344,6 +349,88 @@ TEST_CASE("requests that wait for a model are answered once where the host has n
             for (const auto& o : {w.all[0], w.all[2]})
                 CHECK((o->status == 503 || o->status == (refused_by_device ? 500 : 200)));
         });
+}
+
+TEST_CASE("tenants that go are billed to the last request where the host has no memory", "[examples]") {
+    const bool recovers = GENERATE(true, false), writable = GENERATE(true, false);
+    CAPTURE(recovers, writable);
+    const small_server s("usage", 0);
+    const auto journal = (s.folder / "usage").string();
+    const std::string stays = "name=chat api_key=key-of-chat memory=448KiB compute=60% stack=direct\n",
+                      go = "name=one api_key=key-of-one memory=64KiB compute=20%\n"
+                           "name=two api_key=key-of-two memory=64KiB compute=20%\n";
+    const auto tenants_are = [&](const std::string& text) {
+        std::ofstream(s.folder / "tenants") << text;
+        return [&core = *s.core] { return core.reload(); };
+    };
+    const auto ask = [&](const char* key) {
+        const auto o = std::make_shared<outcome>();
+        infer_request r;
+        r.inputs.push_back({"INPUT", datatype::fp32, {1, 16}, std::vector<std::byte>(64)});
+        s.core->infer(s.core->authenticate(key), "mlp", std::move(r), [o](const answer& a) {
+            const auto* const why = std::get_if<refused>(&a);
+            o->answer(why == nullptr ? 200 : why->status);
+        });
+        o->check();
+        REQUIRE(o->status == 200);
+    };
+    (void)::signal(SIGXFSZ, SIG_IGN);
+    ::rlimit was{};
+    REQUIRE(::getrlimit(RLIMIT_FSIZE, &was) == 0);
+    for (std::size_t nth = 0;; ++nth) {
+        CAPTURE(nth);
+        REQUIRE(tenants_are(stays + go)().empty());
+        for (const auto* key : {"key-of-one", "key-of-two"}) ask(key);
+        const auto reload = tenants_are(stays);
+        const ::rlimit none{std::filesystem::file_size(journal), was.rlim_max};
+        if (!writable) REQUIRE(::setrlimit(RLIMIT_FSIZE, &none) == 0);
+        this_heap = {.good = nth, .recovers = recovers};
+        try {
+            (void)reload();
+        } catch (const std::bad_alloc&) {
+        }
+        const bool went_without = this_heap.allocations <= nth;
+        this_heap = {};
+        REQUIRE(::setrlimit(RLIMIT_FSIZE, &was) == 0);
+        REQUIRE(reload().empty());
+        gpushare::usage_invoices bill{gpushare::wall_time::min(), gpushare::wall_time::max()};
+        (void)gpushare::usage_journal::read(journal, [&](const gpushare::usage_line& l) { bill.add(l); });
+        CHECK(bill.of("one").requests == nth + 1);
+        CHECK(bill.of("two").requests == nth + 1);
+        if (went_without) {
+            CHECK(nth > 0);
+            return;
+        }
+        REQUIRE(nth < 1000);
+    }
+}
+
+TEST_CASE("who reads a journal where the host has no memory keeps no descriptor", "[examples]") {
+    small_server s;
+    s.core.reset();  // its threads open files, too
+    const auto path = (s.folder / "usage").string();
+    for (int i = 0; i < 3; ++i) REQUIRE(gpushare::usage_journal(path).rotate().code == gpushare::errc::none);
+    const auto open = [] {
+        return std::distance(std::filesystem::directory_iterator("/proc/self/fd"),
+                             std::filesystem::directory_iterator());
+    };
+    const auto before = open();
+    for (std::size_t nth = 0;; ++nth) {
+        CAPTURE(nth);
+        this_heap = {.good = nth};
+        try {
+            (void)gpushare::usage_journal::read(path, [](const gpushare::usage_line&) {});
+        } catch (const std::bad_alloc&) {
+        }
+        const bool went_without = this_heap.allocations <= nth;
+        this_heap = {};
+        CHECK(open() == before);
+        if (went_without) {
+            CHECK(nth > 0);
+            return;
+        }
+        REQUIRE(nth < 1000);
+    }
 }
 
 TEST_CASE("who asks for a reload is told once, whatever throws", "[examples]") {

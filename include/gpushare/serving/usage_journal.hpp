@@ -50,6 +50,7 @@
 #include <functional>
 #include <limits>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -682,9 +683,10 @@ private:
         const auto slash = path.rfind('/');
         const auto name = (slash == std::string::npos ? path : path.substr(slash + 1)) + '.';
         std::vector<std::uint64_t> all;
-        DIR* const at = ::opendir(folder_of(path).c_str());
+        const auto shut = [](DIR* folder) { (void)::closedir(folder); };
+        const std::unique_ptr<DIR, decltype(shut)> at(::opendir(folder_of(path).c_str()), shut);
         if (at == nullptr) raise(failed(), {}, "looking for usage journals");
-        while (const dirent* const entry = ::readdir(at)) {
+        while (const dirent* const entry = ::readdir(at.get())) {
             const std::string_view found = entry->d_name;
             if (!found.starts_with(name)) continue;
             const auto number = found.substr(name.size());
@@ -692,7 +694,6 @@ private:
             // A copy such as "usage.01" isn't one of our files: its lines would count twice.
             if (n.code == detail::parse_code::ok && std::to_string(n.value) == number) all.push_back(n.value);
         }
-        (void)::closedir(at);
         std::sort(all.begin(), all.end());
         return all;
     }
