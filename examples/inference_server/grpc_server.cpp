@@ -851,10 +851,13 @@ void grpc_server::shell::accept() {
         if (e == asio::error::operation_aborted || strangers.stopping) return;
         const bool fails = e && e != asio::error::connection_aborted;
         if (fails != std::exchange(is_shut, fails)) of.shut(fails);
-        if (!e) came(std::move(socket));
-        if (!fails) return accept();
-        // no file descriptors, as a rule
-        auto pause = std::make_shared<asio::steady_timer>(strangers.thread.io(), 50ms);
+        if (!fails) {
+            accept();  // first: the next one comes also where there is no memory for this one
+            if (!e) came(std::move(socket));
+            return;
+        }
+        auto pause =
+            std::make_shared<asio::steady_timer>(strangers.thread.io(), 50ms);  // no file descriptors, as a rule
         pause->async_wait([this, pause](error_code) {
             if (!strangers.stopping) accept();
         });
@@ -917,9 +920,9 @@ void grpc_server::shell::tick(room& r) {
     r.clockwork.expires_after(250ms);
     r.clockwork.async_wait([this, &r](error_code e) {
         if (e) return;
+        tick(r);  // first: what throws for want of memory is done the next time
         const auto now = clock::now();
         for (const auto& l : r.all()) l->tick(now);
-        tick(r);
     });
 }
 
