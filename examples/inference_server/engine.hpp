@@ -29,6 +29,10 @@ namespace inference_server {
 class generation {
 public:
     virtual ~generation() = default;
+    /// Computes a part of the prompt, if there is more of it, and says whether there is still more. The server calls it
+    /// before next() until there is none. Between two calls more urgent work goes first, and between some of them others'.
+    /// An engine that computes the prompt in generate() or next() leaves it as it is.
+    virtual bool read_on() { return false; }
     /// The next piece; none at the end.
     virtual std::optional<std::string> next() = 0;
 
@@ -128,11 +132,12 @@ struct unknown_engine : std::runtime_error {
 
 /// Pure C++, with made-up weights: what the server is tested with.
 ///   mlp      INPUT [-1, 16] FP32 -> OUTPUT [-1, 4] FP32: two layers
-///   letters  continues a text, letter by letter, and looks at all that was said: in a KV cache
+///   letters  continues a text, letter by letter, and looks at all that was said: in a KV cache. A
+///            text has at most `longest`
 ///   block    INPUT [8, 64] FP32 -> OUTPUT: a transformer's block in two halves, on two blocks;
 ///            what joins them is a fused all-reduce
 [[nodiscard]] model_source tiny_mlp();
-[[nodiscard]] model_source tiny_letters();
+[[nodiscard]] model_source tiny_letters(std::size_t longest = 16384);
 [[nodiscard]] model_source tensor_parallel_block();
 /// INPUT [-1, 1] FP32 -> OUTPUT, the same: computes for `work` of the processor's time, whatever
 /// the batch, and throws for a negative number. For tests and the demonstration.

@@ -404,26 +404,50 @@ private:
                 self->attempt([&] { why ? self->refuse(*why) : use(*std::move(r)); });
             });
         };
-        auto& reader = json <= short_json && all <= quick_bytes ? shell_->reads : shell_->long_reads;
-        reader.later(std::move(read), caller_.counts.get());
+        elsewhere(json, all).later(std::move(read), caller_.counts.get());
+    }
+    [[nodiscard]] worker& elsewhere(std::size_t json, std::size_t all) const {
+        return json <= short_json && all <= quick_bytes ? shell_->reads : shell_->long_reads;
     }
     void infer(infer_request r) {
         asked_ = {.outputs = r.outputs, .binary_by_default = r.binary_by_default};
         std::string().swap(parser_->get().body());  // an assignment would keep its room
         shell_->of.infer(caller_, route_.model, std::move(r), [self = shared_from_this()](answer a) {
-            self->later([self, a = std::move(a)] { self->answered(a); });
+            self->later([self, a = std::move(a)]() mutable { self->answered(std::move(a)); });
         });
     }
-    void answered(const answer& a) {
+    // A large answer is written where a large request is read.
+    void answered(answer a) {
         if (const auto* why = std::get_if<refused>(&a)) return refuse(*why);
-        try {
-            auto b = write_infer(std::get<infer_response>(a), asked_);
-            reply(200, std::move(b.body), b.header_length ? "application/octet-stream" : as_json, b.header_length);
-        } catch (const refused& r) {
-            refuse(r);
-        } catch (const std::exception& e) {
-            refuse({500, e.what()});
+        std::size_t json = 0, all = 0;
+        for (const auto& t : std::get<infer_response>(a).outputs) {
+            const auto asked = std::ranges::find(asked_.outputs, t.name, &requested_output::name);
+            const bool binary = asked == asked_.outputs.end() ? asked_.binary_by_default : asked->binary;
+            if (!binary) json += t.data.size();
+            all += t.data.size();
         }
+        if (json <= quick_json && all <= quick_bytes) return attempt([&] { reply(written(a)); });
+        attempt([&] {
+            elsewhere(json, all).later(
+                [self = shared_from_this(), a = std::make_shared<const answer>(std::move(a))] {
+                    if (self->shell_->ends) return;
+                    std::optional<infer_body> b;
+                    std::optional<refused> why;
+                    try {
+                        b = self->written(*a);
+                    } catch (...) {
+                        why = as_refused(std::current_exception());
+                    }
+                    self->later([self, b = std::move(b), why = std::move(why)]() mutable {
+                        self->attempt([&] { why ? self->refuse(*why) : self->reply(*std::move(b)); });
+                    });
+                },
+                caller_.counts.get());
+        });
+    }
+    [[nodiscard]] infer_body written(const answer& a) const { return write_infer(std::get<infer_response>(a), asked_); }
+    void reply(infer_body b) {
+        reply(200, std::move(b.body), b.header_length ? "application/octet-stream" : as_json, b.header_length);
     }
 
     void generate(generate_request r) {

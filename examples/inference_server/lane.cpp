@@ -28,6 +28,8 @@ constexpr std::uint32_t ahead = 2;
 /// else get no more than `ahead` of them through each time.
 constexpr gpushare::ns short_together = 10ms;
 constexpr gpushare::ns::rep most_together = 8;
+/// A submission reads of a text's prompt for so long, or one part of it.
+constexpr gpushare::ns read_together = 10ms;
 
 /// Whether their rows can lie behind each other.
 bool alike(const std::vector<tensor>& a, const std::vector<tensor>& b) {
@@ -901,6 +903,7 @@ struct token_stream::piece {
     bool waited = false;             // and is the first of those that do, or was
     std::uint64_t freed_before = 0;  // of settings::freed, before it looked for memory
     bool last = false, has_no_room = false;
+    bool reads_on = false;         // the prompt goes on in another submission
     bool entered = false;          // the engine: it may be in any state where that throws
     std::optional<refused> why{};  // its reader failed
 
@@ -915,6 +918,7 @@ struct token_stream::piece {
                 return;
             }
         }
+        if ((reads_on = read(context))) return;
         for (; most > 0 && of.left_ > 0 && !last; --most, --of.left_) {
             auto token = of.text_->next();
             if (!token) break;
@@ -928,6 +932,13 @@ struct token_stream::piece {
             give_way(context);  // who is more urgent goes between two tokens
         }
         last = last || most > 0 || of.left_ == 0;
+    }
+    /// Whether there is more of the prompt. A long one goes on in another submission, behind what waits.
+    bool read(place& context) const {
+        const auto turn_ends = std::chrono::steady_clock::now() + read_together;
+        for (; text->text_->read_on(); give_way(context))
+            if (std::chrono::steady_clock::now() >= turn_ends) return true;
+        return false;
     }
     void refuse(const refused& r) noexcept {
         text->lane_->began(*this);
@@ -1011,6 +1022,12 @@ void token_stream::finish(const std::shared_ptr<piece>& p, const gpushare::compl
             lane_->end({});
             return p->refuse(as_refused(std::current_exception()));
         }
+    if (p->reads_on && how.status == errc::none) {
+        lane_->began(*p);
+        p->waited = false;
+        lane_->end({});
+        return go_on(p);
+    }
     end e{p->last || how.status != errc::none, p->why};
     if (how.status != errc::none) e.why = reason_of(how);
     lane::ended all{.broken = broke(how) && p->entered ? engine_ : nullptr};
@@ -1051,7 +1068,7 @@ void token_stream::begin(const std::shared_ptr<piece>& p) {
     if (engine_ == nullptr)  // loaded first
         return lane_->when_loaded([p](const refused* why) { why == nullptr ? go_on(p) : p->refuse(*why); }, false);
     const auto run = [p](server_stream& s) {
-        p->has_no_room = p->entered = false;  // it may have waited
+        p->has_no_room = p->reads_on = p->entered = false;  // it may have been here before
         p->freed_before = p->text->lane_->settings_.freed->load(std::memory_order_acquire);
         when_over nothing;
         put_call(s, 1, nothing, [p](place& context) { p->run(context); });

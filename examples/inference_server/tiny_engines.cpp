@@ -63,8 +63,9 @@ private:
 /// that it was in (attention), which are in pages of its tenant's.
 class letters final : public engine {
 public:
-    explicit letters(const surroundings& at)
-        : limit_(at.limit),
+    letters(const surroundings& at, std::size_t longest)
+        : longest_(longest),
+          limit_(at.limit),
           embedding_(made_up(alphabet, state, any_, at.memory)),
           recurrent_(made_up(state, state, any_, at.memory)),
           scores_(made_up(state, alphabet, any_, at.memory)),
@@ -73,13 +74,17 @@ public:
           cache_(
               at.cache({.lanes = 2, .token = gpushare::bytes{state * sizeof(float)}, .tokens = page, .pages = 4096})) {}
 
-    void run(std::span<const tensor> inputs, std::vector<tensor>& outputs, place&) override {
+    void run(std::span<const tensor> inputs, std::vector<tensor>& outputs, place& on) override {
         std::vector<std::string> all;
         for (const auto prompt : inputs[0].texts()) {
             all.emplace_back();
             try {
                 const auto text = generate(std::string(prompt), 16);
-                for (int i = 0; i < 16; ++i) all.back() += *text->next();
+                while (text->read_on()) give_way(on);
+                while (const auto letter = text->next()) {  // fewer than 16 at the longest text's end
+                    all.back() += *letter;
+                    give_way(on);
+                }
             } catch (const no_room& e) {
                 throw refused(507, e.what());
             }
@@ -87,8 +92,8 @@ public:
         outputs.push_back(texts_tensor("text_output", all));
     }
     std::unique_ptr<generation> generate(const std::string& prompt, std::size_t most) override {
-        if (prompt.size() > longest) throw refused(400, "the text is too long");
-        const auto in_all = std::min(prompt.size() + most, longest);
+        if (prompt.size() > longest_) throw refused(400, "the text is too long");
+        const auto in_all = std::min(prompt.size() + most, longest_);
         std::vector<std::uint32_t> pages((in_all + page - 1) / page);
         if (cache_->page_stride() * pages.size() > limit_.usage().limit()) throw refused(507, no_room().what());
         // Memory that others were lent is overwritten before it is here: so long that takes.
@@ -101,23 +106,24 @@ public:
 
 private:
     static constexpr std::size_t alphabet = 27, state = 64, head = state;
-    static constexpr std::uint32_t page = 16;      // letters
-    static constexpr std::size_t longest = 16384;  // text
+    static constexpr std::uint32_t page = 16;  // letters
 
     class speaker final : public generation {
     public:
         /// Gives the pages back: nothing of it runs then.
-        speaker(const letters& of, const std::string& prompt, std::size_t most, std::vector<std::uint32_t> pages)
-            : of_(of), most_(most), pages_(std::move(pages)) {
-            for (const char c : prompt) hear(static_cast<unsigned char>(c) % alphabet);
-        }
+        speaker(const letters& of, std::string prompt, std::size_t most, std::vector<std::uint32_t> pages)
+            : of_(of), prompt_(std::move(prompt)), most_(most), pages_(std::move(pages)) {}
         speaker(const speaker&) = delete;
         speaker& operator=(const speaker&) = delete;
         ~speaker() override { (void)of_.cache_->free(pages_); }
+        bool read_on() override {
+            if (heard_ < prompt_.size()) hear(static_cast<unsigned char>(prompt_[heard_]) % alphabet);
+            return heard_ < prompt_.size();
+        }
         std::optional<std::string> next() override {
+            if (heard_ == most_) return std::nullopt;
             std::array<float, alphabet> scores{};
             multiply(state_, of_.scores_, scores);
-            if (heard_ == most_) return std::nullopt;
             const auto said = static_cast<std::size_t>(std::ranges::max_element(scores) - scores.begin());
             hear(said);
             return std::string(1, said == 26 ? ' ' : static_cast<char>('a' + said));
@@ -162,12 +168,14 @@ private:
             return {first + std::size_t{letter % page} * state, state};
         }
         const letters& of_;
+        const std::string prompt_;
         const std::size_t most_;  // letters
         const std::vector<std::uint32_t> pages_;
         std::array<float, state> state_{};
         std::uint32_t heard_ = 0;
     };
 
+    const std::size_t longest_;  // text
     const gpushare::quota& limit_;
     gpushare::sim::random any_{2};
     weights embedding_, recurrent_, scores_, query_, key_;
@@ -209,14 +217,14 @@ model_source tiny_mlp() {
             [](std::pmr::memory_resource& memory) { return std::make_unique<mlp>(memory); }};
 }
 
-model_source tiny_letters() {
+model_source tiny_letters(std::size_t longest) {
     return {{"letters",
              "gpushare_tiny",
              {{"text_input", datatype::bytes, {1}}},
              {{"text_output", datatype::bytes, {1}}},
              0,
              true},
-            [](const surroundings& at) { return std::make_unique<letters>(at); }};
+            [longest](const surroundings& at) { return std::make_unique<letters>(at, longest); }};
 }
 
 model_source busy_model(std::string name, gpushare::ns work) {

@@ -158,8 +158,10 @@ struct server {
         slow.name = "slow";  // to load
         fragile_info.name = "fragile";
         fragile_info.streams = true;
-        auto noting_info = info;
+        auto noting_info = info, wide = info;
         noting_info.name = "noting";
+        wide.name = "wide";
+        wide.inputs[0].shape = wide.outputs[0].shape = {-1};
         auto how = service_how;
         how.tenants = *files / "tenants";
         how.journal = *files / "usage";
@@ -172,6 +174,7 @@ struct server {
                 tensor_parallel_block(),
                 busy_model("busy", 0ns),
                 {info, [g = go](std::pmr::memory_resource&) { return std::make_unique<held>(g); }},
+                {wide, [g = go](std::pmr::memory_resource&) { return std::make_unique<held>(g); }},
                 {slow,
                  [g = go, n = slow_loads](std::pmr::memory_resource&) {
                      ++*n;
@@ -548,6 +551,91 @@ TEST_CASE("texts that go on and on keep no request waiting", "[examples]") {
     eventually([&] { return over == 4; });
 }
 
+TEST_CASE("a text ends with the longest one that its engine knows", "[examples]") {
+    const auto files = server::written(two_tenants);
+    service core({.tenants = *files / "tenants", .node = {.memory = gpushare::bytes{64 << 20}, .sms = 2}},
+                 {tiny_letters(64)});
+    const auto chat = core.authenticate(chat_key);
+    // The number of letters, or the status.
+    const auto said = [&](std::size_t prompt) {
+        std::promise<std::size_t> answered;
+        auto r = parse_infer(R"({"inputs":[{"name":"text_input","datatype":"BYTES","shape":[1],"data":[")" +
+                                 std::string(prompt, 'a') + R"("]}]})",
+                             {});
+        core.infer(chat, "letters", std::move(r), [&](const answer& a) {
+            const auto* const why = std::get_if<refused>(&a);
+            answered.set_value(why != nullptr ? static_cast<std::size_t>(why->status)
+                                              : std::get<infer_response>(a).outputs.at(0).texts().at(0).size());
+        });
+        return answered.get_future().get();
+    };
+    CHECK(said(48) == 16);
+    CHECK(said(49) == 15);
+    CHECK(said(63) == 1);
+    CHECK(said(64) == 0);
+    CHECK(said(65) == 400);
+    CHECK(said(1) == 16);
+}
+
+namespace {
+
+/// Reads a prompt until it is told that this is enough, and gives up after a while.
+class reader final : public engine {
+public:
+    struct orders {
+        std::atomic<bool> reads{false}, enough{false}, gave_up{false};
+    };
+    explicit reader(std::shared_ptr<orders> o) : orders_(std::move(o)) {}
+    std::unique_ptr<generation> generate(const std::string&, std::size_t) override {
+        return std::make_unique<text>(orders_);
+    }
+
+private:
+    class text final : public generation {
+    public:
+        explicit text(std::shared_ptr<orders> o) : orders_(std::move(o)) {}
+        bool read_on() override {
+            orders_->reads = true;
+            std::this_thread::sleep_for(1ms);
+            if (!orders_->enough && std::chrono::steady_clock::now() > until_) orders_->gave_up = true;
+            return !orders_->enough && !orders_->gave_up;
+        }
+        std::optional<std::string> next() override { return "a"; }
+
+    private:
+        std::shared_ptr<orders> orders_;
+        const std::chrono::steady_clock::time_point until_ = std::chrono::steady_clock::now() + 60s;
+    };
+    std::shared_ptr<orders> orders_;
+};
+
+}  // namespace
+
+TEST_CASE("others get their turns while a long prompt is read", "[examples]") {
+    const auto files = server::written(two_tenants);
+    const auto orders = std::make_shared<reader::orders>();
+    model_info info{"reader", "test", {{"text_input", datatype::bytes, {1}}}, {{"text_output", datatype::bytes, {1}}},
+                    0,        true};
+    service core(
+        {.tenants = *files / "tenants", .node = {.memory = gpushare::bytes{64 << 20}, .sms = 1}},
+        {tiny_mlp(), {info, [orders](std::pmr::memory_resource&) { return std::make_unique<reader>(orders); }}});
+    const auto text = core.generate(core.authenticate(chat_key), "reader", {.prompt = "a", .most_tokens = 4});
+    std::string said;
+    std::promise<token_stream::end> ended;
+    text->more(
+        8, [&](const std::string& t) { return said += t, true; },
+        [&](token_stream::end e) { ended.set_value(std::move(e)); });
+    eventually([&] { return orders->reads.load(); });
+    core.infer(core.authenticate(batch_key), "mlp", parse_infer(rows_of_mlp(1), {}),
+               [&](const answer&) { orders->enough = true; });
+    const auto end = ended.get_future().get();
+    CHECK_FALSE(orders->gave_up);
+    CHECK(orders->enough);
+    CHECK(end.last);
+    CHECK(end.status() == 200);
+    CHECK(said == "aaaa");
+}
+
 TEST_CASE("an engine that breaks twice is followed by one, not by two", "[examples]") {
     server s;
     const auto chat = s.core->authenticate(chat_key);
@@ -719,6 +807,31 @@ TEST_CASE("a large body is answered as a small one is, though another thread rea
     auto streamed = s.connect();
     const auto all = streamed.ask("POST", "/v2/models/letters/generate_stream", chat_key, padding + text);
     CHECK(all.status == 200);
+}
+
+TEST_CASE("a large answer is written as a small one is, though another thread writes it", "[examples]") {
+    server s;
+    s.go->store(true);
+    auto c = s.connect();
+    const auto n = GENERATE(std::size_t{100}, std::size_t{4000}, std::size_t{40'000}, std::size_t{300'000});
+    const bool binary = GENERATE(true, false);
+    CAPTURE(n, binary);
+    const auto bytes = n * sizeof(float);
+    const std::string head = R"({"parameters":{"binary_data_output":)" + std::string(binary ? "true" : "false") +
+                             R"(},"inputs":[{"name":"INPUT","datatype":"FP32","shape":[)" + std::to_string(n) +
+                             R"(],"parameters":{"binary_data_size":)" + std::to_string(bytes) + "}}]}";
+    const auto ask = [&] {
+        return c.ask("POST", "/v2/models/wide/infer", chat_key, head + std::string(bytes, '\0'),
+                     "Inference-Header-Content-Length: " + std::to_string(head.size()) + "\r\n");
+    };
+    for (int i = 0; i < 2; ++i) {
+        const auto a = ask();
+        CHECK(a.status == 200);
+        if (binary)
+            CHECK(std::string_view(a.body).ends_with(std::string(bytes, '\0')));
+        else
+            CHECK(json::parse(a.body).at("outputs").elements(1).at(0).at("data").elements(n).size() == n);
+    }
 }
 
 TEST_CASE("who sends slowly is closed, and doesn't keep others from coming", "[examples]") {

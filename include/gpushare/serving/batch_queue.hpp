@@ -32,9 +32,8 @@ struct batch_rule {
     /// how long a batch runs, as far as known: one goes in time for the earliest deadline in the
     /// queue, and what can't meet its own any more has expired
     ns takes{};
-    ns slack = std::chrono::microseconds(
-        /// a batch goes so much earlier than its deadlines ask for: timers and threads are late
-        200);
+    /// a batch goes so much earlier than its deadlines ask for: timers and threads are late
+    ns slack = std::chrono::microseconds(200);
 };
 
 /// Items that wait to be run together: a higher level first, and within a level in the order of
