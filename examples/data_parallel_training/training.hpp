@@ -46,7 +46,8 @@ struct training_options {
     std::size_t least_on_wire = 1000;  // elements: smaller gradients stay float32
     // each rank steps its shard of every parameter, and the others get it from there
     bool sharded = false;
-    bool error_feedback = false;                       // what 16 bits round off is added to the next step's
+    // what 16 bits round off is added to the next step's
+    bool error_feedback = false;
     gpushare::ns patience = std::chrono::seconds(30);  // with another rank
     std::uint64_t seed = 1;
 };

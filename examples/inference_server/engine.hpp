@@ -29,9 +29,10 @@ namespace inference_server {
 class generation {
 public:
     virtual ~generation() = default;
-    /// Computes a part of the prompt, if there is more of it, and says whether there is still more. The server calls it
-    /// before next() until there is none. Between two calls more urgent work goes first, and between some of them others'.
-    /// An engine that computes the prompt in generate() or next() leaves it as it is.
+    /// Computes a part of the prompt, if there is more of it, and says whether there is still more.
+    /// The server calls it before next() until there is none. Between two calls more urgent work
+    /// goes first, and between some of them others'. An engine that computes the prompt in
+    /// generate() or next() leaves it as it is.
     virtual bool read_on() { return false; }
     /// The next piece; none at the end.
     virtual std::optional<std::string> next() = 0;

@@ -856,8 +856,8 @@ void grpc_server::shell::accept() {
             if (!e) came(std::move(socket));
             return;
         }
-        auto pause =
-            std::make_shared<asio::steady_timer>(strangers.thread.io(), 50ms);  // no file descriptors, as a rule
+        // no file descriptors, as a rule
+        auto pause = std::make_shared<asio::steady_timer>(strangers.thread.io(), 50ms);
         pause->async_wait([this, pause](error_code) {
             if (!strangers.stopping) accept();
         });

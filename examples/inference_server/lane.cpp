@@ -933,7 +933,8 @@ struct token_stream::piece {
         }
         last = last || most > 0 || of.left_ == 0;
     }
-    /// Whether there is more of the prompt. A long one goes on in another submission, behind what waits.
+    /// Whether there is more of the prompt. A long one goes on in another submission, behind what
+    /// waits.
     bool read(place& context) const {
         const auto turn_ends = std::chrono::steady_clock::now() + read_together;
         for (; text->text_->read_on(); give_way(context))

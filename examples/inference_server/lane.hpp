@@ -86,11 +86,12 @@ public:
     token_stream& operator=(const token_stream&) = delete;
     ~token_stream();
 
-    /// Makes up to `most` tokens as one submission, behind those that read the prompt. `on_token` is
-    /// called for each token as it comes, and answers whether its reader is still there; `on_end` is
-    /// called once. Any thread may call both. on_end mustn't throw; if on_token throws, the text is
-    /// over. A text that is over gives an error. One that begins waits until there is memory for it.
-    /// Throws std::bad_alloc if the host has no memory for the arguments; then neither is called.
+    /// Makes up to `most` tokens as one submission, behind those that read the prompt. `on_token`
+    /// is called for each token as it comes, and answers whether its reader is still there;
+    /// `on_end` is called once. Any thread may call both. on_end mustn't throw; if on_token throws,
+    /// the text is over. A text that is over gives an error. One that begins waits until there is
+    /// memory for it. Throws std::bad_alloc if the host has no memory for the arguments; then
+    /// neither is called.
     void more(std::uint32_t most, std::function<bool(std::string)> on_token, std::function<void(end)> on_end);
 
 private:

@@ -107,14 +107,15 @@ std::vector<service::running> service::stop(instant deadline, const std::stop_to
     std::vector<running> left;
     for (const auto& l : lanes)
         if (l->works()) left.push_back({std::string(l->whose()), l->info().name});
-    // A reload that is under way notes them itself. One that failed half way, and wasn't made again, has left some.
+    // A reload that is under way notes them itself. One that failed half way, and wasn't made
+    // again, has left some.
     if (const std::unique_lock reloading(reloading_, std::try_to_lock); reloading) note_gone();
     bill();
     const std::lock_guard billing(billing_);
     if (!unwritten_.empty()) tell("the journal can't be written, and this isn't in it:");
     std::ranges::reverse(unwritten_);
-    for (; !unwritten_.empty(); unwritten_.pop_back())  // where to_text() has no memory the rest stays
-        std::fputs(to_text(unwritten_.back()).c_str(), stderr);
+    // where to_text() has no memory the rest stays
+    for (; !unwritten_.empty(); unwritten_.pop_back()) std::fputs(to_text(unwritten_.back()).c_str(), stderr);
     return left;
 }
 
@@ -487,8 +488,8 @@ void service::close_gone(const tenants_file& next, instant deadline) {
     close_all(lanes, deadline);
 }
 
-// The directory has applied a file: those that it no longer has used no more than they have by now. It may have some of
-// them after all, where an earlier file failed half way.
+// The directory has applied a file: those that it no longer has used no more than they have by now.
+// It may have some of them after all, where an earlier file failed half way.
 void service::note_gone() {
     const std::lock_guard billing(billing_);
     gone_.reserve(gone_.size() + leaving_.size());
@@ -567,7 +568,8 @@ void service::apply(tenants_file next) {
     close_gone(next, deadline);
     const auto outcomes = tenants_.apply(specs, deadline);
     note_gone();
-    bill();  // the last of theirs, and where the new ones begin: before anybody can ask anything of these
+    // the last of theirs, and where the new ones begin: before anybody can ask anything of these
+    bill();
     std::string why;
     for (const auto& o : outcomes)
         if (o.what == gpushare::directory_outcome::kind::refused) why += o.why + "; ";
@@ -590,8 +592,8 @@ namespace {
 /// is.
 constexpr gpushare::ns clocks_differ{10'000'000};
 
-/// The same amounts in fewer lines: one for each span of a tenant's without a gap. Where the host has no memory the lines
-/// stay as they are.
+/// The same amounts in fewer lines: one for each span of a tenant's without a gap. Where the host
+/// has no memory the lines stay as they are.
 void sum_by_tenant(std::vector<gpushare::usage_line>& lines) noexcept try {
     std::vector<gpushare::usage_line> sums;
     std::map<std::string, std::size_t, std::less<>> last;
@@ -648,14 +650,16 @@ void service::read_meter(tenant& t, gpushare::wall_time time, instant passing) {
     if (auto line = row.meter->read(time, passing, r)) unwritten_.push_back(*std::move(line));
 }
 
-// Once a second, at each change, and at the end. The usage of those that are gone is final. No bill is ever dropped:
-// where the host has no memory, what wasn't read is read the next time.
+// Once a second, at each change, and at the end. The usage of those that are gone is final. No bill
+// is ever dropped: where the host has no memory, what wasn't read is read the next time.
 void service::bill() {
     const std::lock_guard billing(billing_);
     const auto time = std::chrono::time_point_cast<gpushare::ns>(std::chrono::system_clock::now());
-    const auto passing = gpushare::host::steady_clock{}.now();  // bills memory, also while the time of day is set
+    // bills memory, also while the time of day is set
+    const auto passing = gpushare::host::steady_clock{}.now();
     const auto there = tenants_.all();
-    unwritten_.reserve(unwritten_.size() + gone_.size() + there.size());  // a line that was read has its place
+    // a line that was read has its place
+    unwritten_.reserve(unwritten_.size() + gone_.size() + there.size());
     for (; !gone_.empty(); gone_.erase(gone_.begin())) {
         const auto& t = gone_.front();
         read_meter(*t, time, passing);

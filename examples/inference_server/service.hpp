@@ -168,7 +168,8 @@ private:
         std::map<std::string, std::shared_ptr<lane>, std::less<>> lanes;  // by model
         own_models models;
         std::optional<gpushare::usage_meter> meter;
-        const tenant* metered = nullptr;  // whose the meter is: a predecessor's until that one's last bill
+        // whose the meter is: a predecessor's until that one's last bill
+        const tenant* metered = nullptr;
         bool asleep = false;
     };
 

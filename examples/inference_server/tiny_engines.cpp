@@ -81,7 +81,8 @@ public:
             try {
                 const auto text = generate(std::string(prompt), 16);
                 while (text->read_on()) give_way(on);
-                while (const auto letter = text->next()) {  // fewer than 16 at the longest text's end
+                // fewer than 16 at the longest text's end
+                while (const auto letter = text->next()) {
                     all.back() += *letter;
                     give_way(on);
                 }

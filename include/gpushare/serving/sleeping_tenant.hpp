@@ -692,7 +692,8 @@ private:
         const auto is_settled = [&] { return g.is == state::awake || g.is == state::asleep; };
         if (!wait_for(is_settled)) return {.code = errc::deadline_exceeded};
         if (g.is == to) return {};
-        const state before = std::exchange(g.is, state::leaving);  // nobody gets a lease from now on
+        // nobody gets a lease from now on
+        const state before = std::exchange(g.is, state::leaving);
         const bool unused = wait_for([&] { return g.users == 0; });
         if (unused) g.is = state::changing;
         lock.unlock();

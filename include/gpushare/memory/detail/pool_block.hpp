@@ -81,7 +81,8 @@ struct alignas(64) pool_block {
     bool own = false;  // in a segment of large blocks: all of it, or a part
     // of the range, in its first block: as the upstream was asked for it
     std::uint8_t log_alignment = 0;
-    std::uint64_t size = 0;                          // bytes, whole granules; fixed while the block isn't free
+    // bytes, whole granules; fixed while the block isn't free
+    std::uint64_t size = 0;
     pool_block *before = nullptr, *after = nullptr;  // neighbours in the range
     pool_block* next = nullptr;                      // in a list of free blocks, or in a pool_chain
     union {

@@ -453,7 +453,8 @@ struct alignas(64) quota_node {
     std::uint64_t hooks_made_ = 0;
     // set by the first hook, for the end of the tree
     void (*orphan_hooks_)(quota_node&) noexcept = nullptr;
-    std::atomic<ask_function> ask_next_{nullptr};                             // set by the first hook
+    // set by the first hook
+    std::atomic<ask_function> ask_next_{nullptr};
     bool (*in_hook_)(const quota_node&, std::thread::id) noexcept = nullptr;  // likewise
     bool polled_ = false;  // a waiter polls the hooks that have a wait function
 };
