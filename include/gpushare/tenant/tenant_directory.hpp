@@ -225,11 +225,16 @@ private:
                 at = tenants_.erase(at);
             }
         }
-        std::erase_if(closing_, [&](const std::shared_ptr<tenant>& t) {
-            const bool complete = t->close(deadline).complete;
-            outcomes.push_back({t->name(), complete ? kind::closed : kind::closing});
-            return complete;
-        });
+        for (auto at = closing_.begin(); at != closing_.end();) {
+            // First what may throw: then the tenant is still in closing_.
+            directory_outcome& told = outcomes.emplace_back(directory_outcome{(*at)->name(), kind::closing});
+            if (!(*at)->close(deadline).complete) {
+                ++at;
+                continue;
+            }
+            told.what = kind::closed;
+            at = closing_.erase(at);
+        }
     }
 
     // Makes all changes as one. Leaves out a change that finds no room, so that the others aren't
