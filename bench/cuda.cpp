@@ -9,14 +9,19 @@
 #include <cstdio>
 #include <exception>
 #include <fstream>
+#include <future>
 #include <map>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include <gpushare/backend/cuda/launch_gate.hpp>
 #include <gpushare/backend/cuda/node.hpp>
 #include <gpushare/backend/host/clock.hpp>
 #include <gpushare/compute/compute_limiter.hpp>
+#include <gpushare/compute/launch_gate.hpp>
 #include <gpushare/interop/detail/torch_memory.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 
@@ -307,6 +312,55 @@ double calls_per_free_on_the_same_stream() {
     return worst;
 }
 
+/// From the end of an urgent client's work to the return of a held launch, in us. The end is the device's, behind a scope
+/// that is over, or the scope's.
+struct held_wakes {
+    std::vector<double> by_device, by_host;
+};
+held_wakes wakes() {
+    constexpr int rounds = 300;
+    constexpr auto length = 300us;
+    using clock = gpushare::host::steady_clock;
+    static const char urgent_kernel = 0, held_kernel = 0;
+    standin::reset({.devices = 1});
+    gpushare::cuda::node node;
+    gpushare::cuda::launch_gate<gpushare::launch_gate> gate{node, gpushare::device_id{0},
+                                                            gpushare::launch_gate({.linger = gpushare::ns{0}})};
+    const auto urgent = gate.add({.level = 1}), batch = gate.add({});
+    auto theirs = node.make_stream({0}), ours = node.make_stream({0});
+    const auto launch = [](stream& s, const char& kernel, gpushare::ns time) {
+        if (standin::detail::launch(s.native_handle(), &kernel, false, time, [] {}) != cudaSuccess)
+            throw std::runtime_error("cuda.held_wake_us: a launch failed");
+    };
+    const auto held_launch = [&] {
+        const auto inside = gate.enter(batch);
+        launch(ours, held_kernel, gpushare::ns{0});
+        return clock::now();
+    };
+    const auto us = [](gpushare::ns t) { return static_cast<double>(t.count()) / 1e3; };
+    held_wakes all;
+    for (int i = 0; i < rounds; ++i) {
+        gpushare::instant begun{};
+        {
+            const auto inside = gate.enter(urgent);
+            begun = clock::now();
+            launch(theirs, urgent_kernel, length);
+        }
+        all.by_device.push_back(us(held_launch() - begun - length));
+    }
+    for (int i = 0; i < rounds; ++i) {
+        std::optional request(gate.announce(urgent));
+        auto held = std::async(std::launch::async, held_launch);
+        const auto begun = clock::now();
+        while (gate.held() == 0 || clock::now() - begun < length) std::this_thread::yield();
+        const auto over = clock::now();
+        request.reset();
+        all.by_host.push_back(us(held.get() - over));
+    }
+    for (auto* const s : {&theirs, &ours}) s->record().wait(gpushare::never);
+    return all;
+}
+
 /// The lines of code in the blocks that the page on engines begins with.
 double lines_of_the_scope() {
     std::ifstream page(GPUSHARE_GPU_PAGE);
@@ -333,6 +387,9 @@ int main(int argc, char** argv) {
         permit_submit(r);
         call_figures(r);
         r.figure("cuda.standin_calls_per_free_same_stream", {calls_per_free_on_the_same_stream()}, "calls");
+        const auto held = wakes();
+        r.figure("cuda.held_wake_us", held.by_device, "us");
+        r.figure("cuda.held_wake_by_host_us", held.by_host, "us");
         r.figure("cuda.torch_scope_lines", {lines_of_the_scope()}, "lines");
         r.write(asked.json());
     } catch (const std::exception& e) {
