@@ -45,6 +45,7 @@
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/gradient/detail/gossip.hpp>
+#include <gpushare/gradient/detail/lent_arrays.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -103,6 +104,17 @@ template <class Net>
         return net.fault();
     else
         return {};
+}
+/// Gives up this rank's work under way, without waiting; a transport without a thread of its own
+/// then tells the others of an abort, too. Returns whether the transport may still touch the work's
+/// memory.
+template <class Net>
+[[nodiscard]] bool gives_up(Net& net) noexcept {
+    try {
+        return net.barrier(std::chrono::steady_clock::now()).buffers_in_use;
+    } catch (...) {
+        return true;
+    }
 }
 /// Calls `make`, which throws where it fails, on all ranks: all have made it, or none has. The rank
 /// that failed gets its own exception, and the other ranks get an operation_error that names this
@@ -427,7 +439,10 @@ requires host_transport<Net>
     if (among.size() != net.size()) return {errc::mismatch, collective_kind::all_gather, net.rank(), 0};
     const auto beside = among.neighbours(net.rank());
     std::vector<float> theirs(x.size() * beside.size());
-    if (const auto f = net.exchange(std::span<const float>(x), beside, std::span(theirs), deadline)) return f;
+    detail::lent_arrays memory(theirs);
+    if (const auto f =
+            memory.to([&] { return net.exchange(std::span<const float>(x), beside, std::span(theirs), deadline); }))
+        return f;
     std::vector<float> weights;
     for (const std::uint32_t q : beside) weights.push_back(among.weight(net.rank(), q));
     const float own = among.weight(net.rank(), net.rank());

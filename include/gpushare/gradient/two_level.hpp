@@ -115,10 +115,11 @@ public:
         [[nodiscard]] bytes carried() const noexcept { return carried_; }
         /// None until a rank has failed, or aborted, as far as it is known here.
         [[nodiscard]] collective_fault fault() const noexcept {
-            // acquire: the thread that closed the group had stored it before.
+            // The group's fault first: a thread that closes the group has stored the word before,
+            // with the rank's number among all.
+            collective_fault f = me_.fault();
             const std::uint64_t word = s_->outer_fault.load(std::memory_order_acquire);
             if (word != 0) return collective_fault::unpacked(word);
-            collective_fault f = me_.fault();
             if (f) f.rank += first();
             return f;
         }
@@ -426,8 +427,7 @@ public:
                 return call();
             } catch (...) {
                 abort(rank(), detail::code_thrown());
-                if (me_.rank() == 0)
-                    s_->in_use = s_->outer.barrier(std::chrono::steady_clock::now()).buffers_in_use || s_->in_use;
+                if (me_.rank() == 0) s_->in_use = detail::gives_up(s_->outer) || s_->in_use;
                 throw;
             }
         }
@@ -451,9 +451,9 @@ public:
             if (me_.rank() == 0) {
                 // A transport without a thread of its own tells the others in its next call, and
                 // gives up work under way. This call doesn't wait.
-                const auto given_up = s_->outer.barrier(std::chrono::steady_clock::now());
-                s_->in_use = s_->in_use || given_up.buffers_in_use;
-                f.buffers_in_use = f.buffers_in_use || given_up.buffers_in_use;
+                const bool in_use = detail::gives_up(s_->outer);
+                s_->in_use = s_->in_use || in_use;
+                f.buffers_in_use = f.buffers_in_use || in_use;
             }
             return f;
         }
@@ -613,7 +613,12 @@ public:
     /// most common one; of two processes, the second one's. Otherwise like all_reduce, without the
     /// devices.
     [[nodiscard]] collective_fault agree_on(std::uint64_t number, instant deadline = never) {
-        return fault_ ? fault_ : agree(number, deadline);
+        if (fault_) return fault_;
+        try {
+            return agree(number, deadline);
+        } catch (...) {
+            return stream_failed(detail::code_thrown());
+        }
     }
     /// all_reduce as an engine of device_buckets, with `patience` for each call. See fault().
     [[nodiscard]] auto engine(ns patience = ns::max()) {
@@ -717,9 +722,7 @@ private:
     }
     void give_up(errc why, std::uint32_t rank) {
         abort(rank, why);
-        // Some transports tell the others in their next call. No work is under way, so the barrier
-        // leaves no buffers in use.
-        (void)outer_.barrier(std::chrono::steady_clock::now());
+        in_use_ = detail::gives_up(outer_) || in_use_;
     }
 
     template <class T, class Inside, class Between, class End>
@@ -894,9 +897,7 @@ private:
         f.rank += first();
         if (asked != 0) f = collective_fault::unpacked(asked);
         outer_.abort(outer_.size() + f.rank, f.code);
-        // A transport without a thread of its own tells the others in its next call, and gives up
-        // work under way. This call doesn't wait.
-        in_use_ = outer_.barrier(std::chrono::steady_clock::now()).buffers_in_use || in_use_;
+        in_use_ = detail::gives_up(outer_) || in_use_;
         return fault_ = f;
     }
     /// A stream, for example, has refused a copy. The work that streams took before still uses the
@@ -917,8 +918,7 @@ private:
     /// A fault of another process, while the devices here are at work: these end.
     [[nodiscard]] collective_fault others_failed(collective_fault f) {
         members_[0].close({f.code, what, 0, 0});
-        // The transport gives up work under way.
-        f.buffers_in_use = outer_.barrier(std::chrono::steady_clock::now()).buffers_in_use;
+        f.buffers_in_use = detail::gives_up(outer_);
         f.what = what;
         return outer_failed(f);
     }

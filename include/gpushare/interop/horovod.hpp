@@ -104,8 +104,14 @@ template <class Net>
 [[nodiscard]] collective_fault tell_all(Net& net, errc why) {
     if (!gpushare::detail::fault_so_far(net)) net.abort(net.rank(), why);
     // A transport without a thread tells the others with its next call. This one doesn't wait.
-    auto f = net.barrier(std::chrono::steady_clock::now());
-    if (!f) f = {why, collective_kind::all_reduce, net.rank(), 0};
+    collective_fault f{why, collective_kind::all_reduce, net.rank(), 0, true};
+    try {
+        if (const auto stands = net.barrier(std::chrono::steady_clock::now()))
+            f = stands;
+        else
+            f.buffers_in_use = false;
+    } catch (...) {  // the memory of work under way is unsafe
+    }
     return f;
 }
 
@@ -296,13 +302,20 @@ public:
         if (packs) each([](std::byte* packed, std::byte* own, std::size_t n) { std::memcpy(packed, own, n); });
         std::byte* const data = packs ? packed_.data() : all.of_rank[0]->data;
         const bool sends = (all.what & is_broadcast) != 0;
-        const auto f = sends ? net_.broadcast(std::span(data, all.elements), root_of(all.what), deadline)
-                             : combine(all, data, deadline);
+        gpushare::detail::lent_arrays memory(packed_);
+        const auto f = memory.to([&] {
+            return sends ? net_.broadcast(std::span(data, all.elements), root_of(all.what), deadline)
+                         : combine(all, data, deadline);
+        });
         if (!f && packs) each([](std::byte* packed, std::byte* own, std::size_t n) { std::memcpy(own, packed, n); });
         return f;
     }
     void abort(errc why) override { net_.abort(net_.rank(), why); }
-    [[nodiscard]] collective_fault fail(errc why) override { return tell_all(net_, why); }
+    [[nodiscard]] collective_fault fail(errc why) override {
+        const auto f = tell_all(net_, why);
+        if (f.buffers_in_use) gpushare::detail::never_free(packed_);
+        return f;
+    }
 
 private:
     [[nodiscard]] collective_fault combine(const request_batch& all, std::byte* data, instant deadline) {
@@ -575,18 +588,21 @@ private:
     [[nodiscard]] bool cycle() {
         requests mine;
         if (leader() == rank()) mine = wait_for_work();
-        std::uint64_t n = mine.size();
-        if (failed(net_->broadcast(std::span(&n, 1), leader(), never))) return true;
-        std::vector<std::uint64_t> asked(n * words_of_a_request);
+        std::vector<std::uint64_t> count{mine.size()}, asked, answers;
+        gpushare::detail::lent_arrays memory(count, asked, answers);
+        if (failed(memory.to([&] { return net_->broadcast(std::span(count), leader(), never); }))) return true;
+        const std::uint64_t n = count.front();
+        asked.resize(n * words_of_a_request);
         for (std::size_t k = 0; k < mine.size(); ++k) {
             asked[k * words_of_a_request] = detail::hash_of(mine[k]->name);
             asked[k * words_of_a_request + 1] = mine[k]->count;
             asked[k * words_of_a_request + 2] = mine[k]->what;
             asked[k * words_of_a_request + 3] = mine[k]->shape;
         }
-        if (n != 0 && failed(net_->broadcast(std::span(asked), leader(), deadline()))) return true;
-        auto answers = answer_to(asked, mine);
-        if (failed(net_->least(std::span(answers), deadline()))) return true;
+        if (n != 0 && failed(memory.to([&] { return net_->broadcast(std::span(asked), leader(), deadline()); })))
+            return true;
+        answers = answer_to(asked, mine);
+        if (failed(memory.to([&] { return net_->least(std::span(answers), deadline()); }))) return true;
         note_who_joined(std::span(answers).subspan(n));
         const bool moved = n != 0 && combine(asked, answers, mine);
         if (fault_of_all()) return true;

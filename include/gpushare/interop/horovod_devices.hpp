@@ -847,7 +847,9 @@ template <number T>
 }
 /// Waits as synchronize(h), but makes `stream` wait for the collective's end.
 inline void synchronize(const handle& h, void* stream) {
-    if (h.of() != nullptr) raise_fault(h.of()->wait(h, stream));
+    if (h.of() == nullptr) return;
+    const auto fault = h.of()->wait(h, stream);
+    detail::raise_with(fault, h.of()->thrown(h));
 }
 /// Hands an array over, and waits for it.
 template <number T>

@@ -227,8 +227,6 @@ public:
         if (!wait_until(lock, [&] { return fault_ || ledger_.has_next(rank); }))
             end_locked(lock, errc::deadline_exceeded, late_rank());
         if (fault_) return fault_;
-        ledger_.goes_on(rank);
-        of_[rank].marked.assign(of_[rank].marked.size(), false);
         try {
             // Waits for this step only: no bucket of the next step is enqueued without this rank.
             lent(rank, current).wait(stream_of(rank).record());
@@ -236,6 +234,8 @@ public:
             end_locked(lock, errc::submission_failed, rank);
             throw;
         }
+        ledger_.goes_on(rank);
+        of_[rank].marked.assign(of_[rank].marked.size(), false);
         return {};
     }
 
