@@ -852,7 +852,16 @@ private:
             if ((how & waits_inside) == 0) return launch_verdict::passes;
             now = time_.now();
         }
-        follow(who, call, e, predicted, now, alone, (how & waits_inside) != 0);
+        try {
+            follow(who, call, e, predicted, now, alone, (how & waits_inside) != 0);
+        } catch (...) {  // after() won't be called
+            if ((how & function_inside) != 0) forget_function(call.stream);
+            if ((how & waits_inside) != 0) {
+                --find(who)->inside;
+                wake();
+            }
+            return abandon_opening(how);
+        }
         note = (static_cast<std::uint64_t>(predicted.count()) + 1) | how;
         return launch_verdict::followed;
     }
@@ -1042,7 +1051,8 @@ private:
             if (!may_wait(call)) return false;
             auto stopped = first_stopped(call);
             if (!stopped && launches && gated && waits_.closed_above(c->level)) stopped = *own;
-            const bool own_runs = gated && call.drains && core_.in_flight(*own) != ns{0};
+            const bool own_runs = gated && call.drains && core_.in_flight(*own) != ns{0} &&
+                                  !core_.awaited(std::nullopt, false, now, since);
             if (!stopped && !own_runs && call.reach >= wait_reach::legacy) return true;
             if (const auto held = core_.awaited(own, needs_all(own, call), now, since); stopped && held) {
                 if (held->held != ns{0}) note_forced({*stopped, held->held_by, held->held, now});
@@ -1120,8 +1130,10 @@ private:
         if (!is_legacy(*call) && !call->is_synchronous()) return a;
         const auto above = core_.closed(who.client, now, since);
         if (!above.goes || above.forced) return above;
+        // At most for the longest hold: other threads of the client may always have work in flight.
         const ns already = core_.in_flight(who.client);
-        return already == ns{0} || already + predicted <= options_.batch ? a : typename Core::answer{.own = true};
+        const bool fits = already == ns{0} || already + predicted <= options_.batch;
+        return fits || core_.awaited(std::nullopt, false, now, since) ? a : typename Core::answer{.own = true};
     }
     // Holds the thread until the launch may go, or the gate holds no thread any more. Returns when
     // that was.

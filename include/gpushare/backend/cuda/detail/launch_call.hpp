@@ -195,11 +195,11 @@ template <class Dimensions>
 }
 
 // A copy or fill of `bytes` bytes. Its key rounds the size up to a power of 2, and its guess takes
-// 25 GB/s, the speed of PCIe.
+// 25 GB/s, the speed of PCIe. A size that no device has counts as 1 PiB.
 [[nodiscard]] inline launch_call transfer(CUstream s, CUpti_CallbackId id, std::uint64_t bytes) noexcept {
     launch_call c;
     std::uint64_t size = 1;
-    while (size < bytes && size < (std::uint64_t{1} << 62)) size *= 2;
+    while (size < bytes && size < (std::uint64_t{1} << 50)) size *= 2;
     c.stream = s;
     c.key = key_of(id, size);
     c.copies = true;

@@ -105,7 +105,11 @@ template <class P>
     const auto& p = *static_cast<const P*>(parameters);
     code_use use{.how = code_use::way::look_up};
     if constexpr (requires { p.nodeParams; }) {
+        if (p.nodeParams == nullptr) return use;
+        // The driver takes a kernel in place of a function.
         use.what = p.nodeParams->func;
+        if constexpr (requires { p.nodeParams->kern; })
+            if (use.what == nullptr) use.what = p.nodeParams->kern;
         use.how = code_use::way::record;
     } else if constexpr (requires { p.hGraphExec; }) {
         use = {.what = p.hGraphExec, .how = code_use::way::change_graph, .graph = true};
