@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The experiments of bench/gpu/torch without a device: the decoder and the slices over the stand-in
+// The experiments of bench/gpu/libtorch without a device: the decoder and the slices over the stand-in
 // for CUDA, with operators that run on the host.
 #include <ATen/cuda/CUDAContextLight.h>
 
-#include "gpu/torch/operators.hpp"
+#include "gpu/libtorch/operators.hpp"
 
 #include "interop/torch/fake_cuda.hpp"
 
