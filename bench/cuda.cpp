@@ -368,7 +368,7 @@ double lines_of_the_scope() {
     double lines = 0;
     for (std::string line; std::getline(page, line) && !line.starts_with("## ");) {
         if (line.starts_with("```"))
-            inside = !inside;
+            inside = line == "```c++";
         else
             lines += inside && !line.empty();
     }
