@@ -150,11 +150,11 @@ TEST_CASE("a block that the upstream doesn't take back in a resize goes back wit
         CHECK_THROWS_AS(mine.resize(h, 128, fail), std::runtime_error);
     }
     CHECK(upstream.bytes() == 192);  // both
-    const void* const now = mine.pointer(h);
+    const void* const there = mine.pointer(h);
     CHECK(mine.resize(h, 256, std::memcpy) == errc::capturing);
     CHECK(mine.try_resize(h, 256, [](void*, const void*, std::size_t) {}).code == errc::capturing);
     CHECK(mine.deallocate(h) == errc::capturing);
-    CHECK(mine.pointer(h) == now);
+    CHECK(mine.pointer(h) == there);
     CHECK(upstream.bytes() == 192);
     upstream.refuse(errc::none);
     SECTION("with the next resize") {
