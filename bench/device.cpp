@@ -284,6 +284,7 @@ int main(int argc, char** argv) {
                                      {"--short", "a hundredth of the cases"});
         const std::uint32_t part = asked.has_option() ? 100 : 1;
         bench::report r("kernels of tests/gpu/jobs.cu for sm_90, on the PTX executor");
+        r.setting("clock", "virtual");  // counts, and ranks are late by the executor's own clock
         const auto unknown = ptx::runtime::unknown_in(ptx_files);
         for (const auto& what : unknown) std::fprintf(stderr, "bench_device: %s\n", what.c_str());
         r.figure("device.opcodes_unknown", {static_cast<double>(unknown.size())}, "opcodes");
@@ -304,7 +305,8 @@ int main(int argc, char** argv) {
             r.figure("device.races", {found.races}, "findings");
             r.figure("device.kernels_compiled", {static_cast<double>(all.compiled.size())}, "kernels");
             r.figure("device.kernels_executed", {static_cast<double>(all.executed.size())}, "kernels");
-            r.figure("device.executor_mips", {found.instructions / found.seconds / 1e6}, "MIPS");  // of one core
+            std::fprintf(stderr, "%.0f million instructions a second of one core's time\n",
+                         found.instructions / found.seconds / 1e6);
             wrong += found.wrong + found.races + static_cast<double>(all.compiled.size() - all.executed.size());
         }
         r.write(asked.json());
