@@ -243,6 +243,18 @@ TEST_CASE("a gradient that never comes is named, and nobody waits for it beyond 
     CHECK(stalled[1] == "embedding");
 }
 
+/// Says when its rank has begun to combine a list.
+struct heard_transport : gs::thread_transport {
+    heard_transport(const gs::member& me, std::atomic<bool>& flag) noexcept
+        : gs::thread_transport(me), entered(&flag) {}
+    template <class List, class Op>
+    gs::collective_fault all_reduce_list(const List& list, const Op& op, gs::instant deadline, bool* finite = nullptr) {
+        *entered = true;
+        return gs::thread_transport::all_reduce_list(list, op, deadline, finite);
+    }
+    std::atomic<bool>* entered;
+};
+
 TEST_CASE("a channel that waits for another one of its rank blames that rank for nothing", "[gradient][buckets]") {
     const gs::communicator group(2, {.channels = 2});
     std::vector<gs::collective_fault> faults(2);
@@ -253,14 +265,17 @@ TEST_CASE("a channel that waits for another one of its rank blames that rank for
         buckets.add("head", b);
         (void)buckets.ready(1);
         if (r == 0) (void)buckets.ready(0);  // rank 1 lacks it, which goes on channel 1
+        std::atomic<bool> entered{false};
         const auto reduce = [&](std::uint32_t channel, gs::ns patience) {
-            gs::thread_transport net(group.rank(r, channel));
+            heard_transport net(group.rank(r, channel), entered);
             while (!buckets.reduce(net, gs::average{}, patience, channel)) {
             }
         };
-        const std::jthread early([&] { reduce(0, r == 0 ? gs::ns(50ms) : gs::ns(1500ms)); });
         const std::jthread late([&] { reduce(1, r == 0 ? gs::ns(800ms) : gs::ns(1500ms)); });
-        faults[r] = buckets.wait();
+        // On rank 0 the early channel's patience is for a channel that is with the other rank.
+        while (r == 0 && !entered) std::this_thread::yield();
+        const std::jthread early([&] { reduce(0, r == 0 ? gs::ns(50ms) : gs::ns(1500ms)); });
+        faults[r] = buckets.wait(std::chrono::steady_clock::now() + 60s);
     });
     for (const auto& f : faults) {
         CHECK(f.code == gs::errc::deadline_exceeded);
@@ -467,13 +482,14 @@ TEST_CASE("a channel that waits for the next step waits for the other channels, 
     buckets.add("a", a);
     gs::collective_fault first, next;
     std::jthread combines([&] { first = buckets.reduce(slow, gs::average{}, gs::ns::max(), 0); });
+    CHECK(buckets.ready(0) == gs::errc::none);
+    while (!slow.entered.load()) std::this_thread::yield();
+    // Only now: before, its patience would be for the other channel's thread to begin.
     std::jthread waits([&] {
         gs::thread_transport net(group.rank(0, 1));
         while (!(next = buckets.reduce(net, gs::average{}, 1ms, 1))) {
         }
     });
-    CHECK(buckets.ready(0) == gs::errc::none);
-    while (!slow.entered.load()) std::this_thread::yield();
     std::this_thread::sleep_for(100ms);  // many times the patience of the channel that waits
     slow.let_go = true;
     slow.let_go.notify_all();
