@@ -218,7 +218,7 @@ public:
         const auto over = [&] { return steps_ != waited_for_ || (fault_ && working_ == 0); };
         awaited_ = !over();
         ++signs_;
-        if (!changed_.wait_until(lock, at_most(deadline), over))
+        if (!changed_.wait_until(lock, detail::within_a_year(deadline), over))
             return {errc::deadline_exceeded, collective_kind::all_reduce, rank_, static_cast<std::uint32_t>(steps_)};
         waited_for_ = steps_;
         return fault_;
@@ -248,12 +248,6 @@ public:
 
 private:
     using registered = detail::registered_gradient<T>;
-
-    /// A deadline that any condition variable accepts: some overflow if they wait until `never`.
-    [[nodiscard]] static instant at_most(instant deadline) noexcept {
-        const instant far = std::chrono::steady_clock::now() + std::chrono::hours(24 * 365);
-        return std::min(deadline, far);
-    }
 
     /// Clears `finite` if another rank has cleared it.
     template <class Net>
@@ -391,7 +385,7 @@ private:
             const std::uint64_t before = signs_;
             const instant until =
                 saturating_add(std::chrono::steady_clock::now(), std::max<ns>(patience, std::chrono::milliseconds(1)));
-            if (changed_.wait_until(lock, at_most(until), seen)) return true;
+            if (changed_.wait_until(lock, detail::within_a_year(until), seen)) return true;
             if (signs_ == before && with_others_ == 0 && (awaited_ || !now_seen_.empty())) return false;
         }
     }
@@ -401,12 +395,10 @@ private:
     [[nodiscard]] static bool tell(Net& net, const collective_fault& fault) noexcept {
         try {
             net.abort(fault.rank, fault.code);
-            // A transport without a thread tells the other ranks in its next call, and ends work
-            // under way.
-            return net.barrier(std::chrono::steady_clock::now()).buffers_in_use;
         } catch (...) {  // the transport has failed: the others end by their own patience
             return true;
         }
+        return detail::gives_up(net);
     }
 
     /// Requires that `channels_` is set.

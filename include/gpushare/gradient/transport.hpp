@@ -26,6 +26,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -115,6 +116,11 @@ template <class Net>
     } catch (...) {
         return true;
     }
+}
+/// `deadline`, or a year from now if that comes first: some condition variables overflow when they
+/// wait until `never`.
+[[nodiscard]] inline instant within_a_year(instant deadline) noexcept {
+    return std::min<instant>(deadline, std::chrono::steady_clock::now() + std::chrono::hours(24 * 365));
 }
 /// Calls `make`, which throws where it fails, on all ranks: all have made it, or none has. The rank
 /// that failed gets its own exception, and the other ranks get an operation_error that names this

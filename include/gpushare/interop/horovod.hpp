@@ -409,14 +409,8 @@ public:
         std::unique_lock lock(mutex_);
         leaves_ = true;
         changed_.notify_all();
-        // Some days at a time: the clock's arithmetic doesn't saturate.
-        constexpr ns far = std::chrono::hours(24);
-        for (const instant until = deadline(); !over_;) {
-            const instant now = std::chrono::steady_clock::now();
-            if (now >= until) break;
-            changed_.wait_until(lock, std::min(until, now + far), [&] { return over_; });
-        }
-        const bool in_time = over_;
+        const bool in_time =
+            changed_.wait_until(lock, gpushare::detail::within_a_year(deadline()), [&] { return over_; });
         lock.unlock();
         if (!in_time) net_->abort(errc::stopped);
         thread_.join();

@@ -53,6 +53,7 @@
 #include <gpushare/detail/device_work.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/gradient/device_buckets.hpp>
+#include <gpushare/gradient/transport.hpp>
 #include <gpushare/interop/detail/named_calls.hpp>
 #include <gpushare/interop/horovod.hpp>
 #include <gpushare/numbers.hpp>
@@ -348,11 +349,8 @@ private:
     }
     template <class Done>
     [[nodiscard]] bool wait_for(std::unique_lock<std::mutex>& lock, const Done& done) {
-        if (options_.patience == ns::max()) {
-            changed_.wait(lock, done);
-            return true;
-        }
-        return changed_.wait_until(lock, saturating_add(std::chrono::steady_clock::now(), options_.patience), done);
+        const instant deadline = saturating_add(std::chrono::steady_clock::now(), options_.patience);
+        return changed_.wait_until(lock, gpushare::detail::within_a_year(deadline), done);
     }
     void finish(request& r, const collective_fault& f) {
         r.fault = f;

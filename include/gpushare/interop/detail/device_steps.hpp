@@ -41,6 +41,7 @@
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/gradient/device_buckets.hpp>
+#include <gpushare/gradient/transport.hpp>
 #include <gpushare/numbers.hpp>
 #include <gpushare/units.hpp>
 
@@ -418,7 +419,6 @@ private:
     template <class Over>
     [[nodiscard]] bool wait_until(std::unique_lock<std::mutex>& lock, const Over& over) {
         using clock = std::chrono::steady_clock;
-        constexpr ns far = std::chrono::hours(24);  // a wait until the last instant may overflow
         for (instant until = saturating_add(clock::now(), patience_); !over();) {
             const instant now = clock::now();
             if (is_away_) {
@@ -427,7 +427,7 @@ private:
             } else if (now >= until) {
                 return false;
             } else {
-                changed_.wait_until(lock, std::min(until, now + far), [&] { return is_away_ || over(); });
+                changed_.wait_until(lock, within_a_year(until), [&] { return is_away_ || over(); });
             }
         }
         return true;
