@@ -109,6 +109,24 @@ struct one_tenant {
 
 }  // namespace
 
+TEST_CASE("an input of another type than the model's is refused before anything runs", "[graph]") {
+    one_tenant t;
+    const auto g = chain();
+    const auto plan = cut_at(g, {1});
+    toy_engine engine(g);
+    load(engine, plan);
+    cut_model model(t.chat, g, plan, engine);
+    example e(g);
+    e.in[0].type = element::i8;  // as large as the model's u8
+    CHECK_THROWS_WITH(model.run(e.in, e.out), "tenant 'chat': input 0 of a model is u8, not i8");
+    e.in[0].type = element::unknown;
+    CHECK_THROWS_AS(model.run(e.in, e.out), gpushare::operation_error);
+    CHECK(e.out[0].data == nullptr);
+    e.in[0].type = element::u8;
+    model.run(e.in, e.out);
+    CHECK(e.right());
+}
+
 TEST_CASE("a cut model gives what the whole one gives, wherever it is cut", "[graph]") {
     one_tenant t;
     const auto seed = support::seed(GENERATE(range<std::uint64_t>(1, 11)));

@@ -422,8 +422,9 @@ private:
         plan_ = bucket_plan(wire_sizes(), order_, choice_.bucket);
         staging_.resize(std::size_t{channels_} * detail::most_buckets_at_once);
         steps_of_channel_.assign(channels_, steps_);
-        arranged_ = true;
+        seen_.reserve(gradients_.size());  // end_step() doesn't allocate
         reset();
+        arranged_ = true;
     }
     void reset() {
         is_ready_.assign(gradients_.size(), false);

@@ -249,6 +249,7 @@ public:
           tensors_(g.values.size()),
           kinds_(g.values.size()),
           given_(g.outputs.size()) {
+        for (const std::uint32_t v : g.inputs) input_types_.push_back(g.values[v].type);
         if (plan.of_graph != fingerprint(g) || plan.pieces.empty())
             throw operation_error(errc::invalid_specification, owner_, "a plan of cuts for another graph");
         for (std::uint32_t v = 0; v < g.values.size(); ++v) prepare(g.values[v], v);
@@ -268,13 +269,14 @@ public:
     [[nodiscard]] bytes held() const noexcept { return blocks_.size(); }
 
     /// Resets every value to its state before the first piece. `inputs` and `outputs` are in the
-    /// model's order. Throws operation_error (invalid_specification) for a wrong number of tensors,
-    /// and what the memory throws.
+    /// model's order. Throws operation_error (invalid_specification) for a wrong number of tensors
+    /// or an input of another type than the model's, and what the memory throws.
     void begin(std::span<const tensor> inputs, std::span<const tensor> outputs) {
         if (inputs.size() != inputs_.size() || outputs.size() != outputs_.size())
             throw operation_error({errc::invalid_specification, inputs.size() + outputs.size(), 0,
                                    inputs_.size() + outputs_.size(), reason::wrong_count},
                                   owner_, "inputs and outputs of a model");
+        for (std::size_t i = 0; i < inputs.size(); ++i) check_type(i, inputs[i].type);
         reset();
         for (std::size_t i = 0; i < outputs.size(); ++i) {
             tensor& t = tensors_[outputs_[i]];
@@ -319,6 +321,14 @@ private:
     };
     static constexpr std::uint64_t unplaced = ~std::uint64_t{0};
 
+    /// An engine may take numbers of the same size for its own.
+    void check_type(std::size_t i, element type) const {
+        if (input_types_[i] == element::unknown || type == input_types_[i]) return;
+        std::string text = owner_.empty() ? "" : "tenant '" + owner_ + "': ";
+        text.append("input ").append(std::to_string(i)).append(" of a model is ");
+        text.append(to_string(input_types_[i])).append(", not ").append(to_string(type));
+        throw operation_error(errc::invalid_specification, owner_, text.c_str());
+    }
     void prepare(const value& v, std::uint32_t number) {
         kinds_[number] = v.kind;
         tensor& t = tensors_[number];
@@ -367,6 +377,7 @@ private:
 
     std::string owner_;
     std::vector<std::uint32_t> inputs_, outputs_;
+    std::vector<element> input_types_{};
     tensor_blocks<Memory> blocks_;  // one for each value, and the last for values that share it
     std::vector<tensor> tensors_;   // by value
     std::vector<value_kind> kinds_;
@@ -409,8 +420,9 @@ public:
     /// in the tenant's memory, valid until the next run; an output that is an input gets the
     /// input's buffer. The next run may have the same array of outputs: a buffer in the tenant's
     /// memory counts as none. `o` is for the run as a whole. Throws operation_error:
-    /// invalid_specification for a wrong number of tensors; the error of a piece, with the engine's
-    /// own exception nested; and as tenant::submit. By then all pieces have ended.
+    /// invalid_specification for a wrong number of tensors, or an input of another type than the
+    /// model's; the error of a piece, with the engine's own exception nested; and as
+    /// tenant::submit. By then all pieces have ended.
     void run(std::span<const tensor> inputs, std::span<tensor> outputs, const request_options& o = {}) {
         values_.begin(inputs, outputs);
         // its block may grow
