@@ -40,6 +40,12 @@ struct shared_pid {
     shared_pid(const shared_pid&) = delete;
     shared_pid& operator=(const shared_pid&) = delete;
     ~shared_pid() { munmap(const_cast<pid_t*>(at), sizeof(pid_t)); }
+    /// Kills it. Requires that there is one: 0 and -1 are whole groups of processes.
+    void end() const {
+        REQUIRE(*at > 0);
+        CHECK(kill(*at, SIGKILL) == 0);
+        *at = 0;
+    }
     volatile pid_t* at;
 };
 /// Leaves a process behind that holds all descriptors, as one that another thread forked.
@@ -119,7 +125,7 @@ TEST_CASE("a process that holds the pipe open delays nothing", "[graph]") {
         30s);
     CHECK(fine.how == kind::done);
     CHECK(fine.text == "fine");
-    kill(*holder.at, SIGKILL);
+    holder.end();
     const auto crashed = run_apart(
         [&]() -> std::string {
             leave_holder(holder);
@@ -127,7 +133,7 @@ TEST_CASE("a process that holds the pipe open delays nothing", "[graph]") {
         },
         30s);
     CHECK(crashed.how == kind::crashed);
-    kill(*holder.at, SIGKILL);
+    holder.end();
 }
 
 TEST_CASE("a crash is a crash where the embedder ignores SIGCHLD", "[graph]") {
