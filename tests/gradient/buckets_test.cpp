@@ -274,7 +274,8 @@ TEST_CASE("a channel that waits for another one of its rank blames that rank for
         const std::jthread late([&] { reduce(1, r == 0 ? gs::ns(800ms) : gs::ns(1500ms)); });
         // On rank 0 the early channel's patience is for a channel that is with the other rank.
         while (r == 0 && !entered) std::this_thread::yield();
-        const std::jthread early([&] { reduce(0, r == 0 ? gs::ns(50ms) : gs::ns(1500ms)); });
+        // On rank 1 it waits for that of rank 0, however late that one begins.
+        const std::jthread early([&] { reduce(0, r == 0 ? gs::ns(50ms) : gs::ns(60s)); });
         faults[r] = buckets.wait(std::chrono::steady_clock::now() + 60s);
     });
     for (const auto& f : faults) {
