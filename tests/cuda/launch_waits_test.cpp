@@ -134,6 +134,25 @@ TEST_CASE("a launch into a piece that began before the request waits as well", "
     CHECK(w.ran == 2);
 }
 
+TEST_CASE("a slow host's piece is open for twice the time of its work", "[cuda][launch_gate]") {
+    const auto [later, share_a_piece] = GENERATE(std::pair{350us, true}, std::pair{450us, false});
+    const standin::session gpu{stepped};
+    waiting_rig w;
+    w.batch_launches(4);  // each is timed behind others
+    standin::advance(1ms);
+    w.ran = 0;
+    const auto inside = w.r.gate->enter(w.r.batch);
+    CHECK(launch(w.s.batch, conv, 1ms, &w.ran) == cudaSuccess);  // longer than predicted
+    standin::advance(later);
+    CHECK(launch(w.s.batch, conv, 100us, &w.ran) == cudaSuccess);
+    auto request = std::make_optional(w.r.gate->announce(w.r.urgent));
+    standin::advance(5ms);
+    CHECK(w.ran == (share_a_piece ? 2 : 1));
+    request.reset();
+    standin::advance(1ms);
+    CHECK(w.ran == 2);
+}
+
 TEST_CASE("the end of a request's work doesn't let lower clients in beside the next request", "[cuda][launch_gate]") {
     const standin::session gpu{stepped};
     waiting_rig w;

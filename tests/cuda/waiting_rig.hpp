@@ -20,7 +20,9 @@
 
 namespace launch_rig {
 
-inline constexpr cuda::launch_shell_options in_streams{.waits = cuda::launch_wait::stream, .gap = ns{0}};
+// Two kernels of a waiting_rig to a piece.
+inline constexpr cuda::launch_shell_options in_streams{
+    .waits = cuda::launch_wait::stream, .piece = 200us, .gap = ns{0}};
 
 /// A rig whose clients' kernels have been timed.
 struct waiting_rig {

@@ -24,8 +24,6 @@ namespace {
 
 namespace cu = gpushare::cuda;
 using gate_type = cu::launch_gate<gpushare::launch_gate>;
-// As in bench/engines/threads.hpp, where the gate costs less by that: 50 us above the default.
-constexpr gpushare::ns piece{250'000};
 using limiter_type = gpushare::compute_limiter<cu::stream, gpushare::host::steady_clock>;
 
 /// A tenant's turns by a limiter: a permit for each pass.
@@ -67,7 +65,6 @@ public:
                       cu::launch_shell_options{
                           .waits = how == strategy::gated ? cu::launch_wait::stream : cu::launch_wait::thread,
                           .waits_in_graphs = graphs,
-                          .piece = piece,
                           .gap = gap});
         if (urgent) requests_.emplace(gate_->add({.level = 1}));
     }

@@ -99,7 +99,7 @@ struct launch_shell_options {
     /// the graph would wait for its own request. The memory of the words is never freed.
     bool waits_in_graphs = false;
     /// Predicted work between two waits in a stream; see launch_gate::piece.
-    ns piece{200'000};
+    ns piece{250'000};
     /// Predicted work after which an event is recorded, if streams don't wait.
     ns batch{150'000};
     ns idle_batch{50'000};  ///< the age from which a held thread ends another client's open batch
@@ -295,8 +295,7 @@ public:
             }
             return;
         }
-        const ns full = is_gated(*c) ? options_.piece : options_.batch;
-        if (in->open().predicted < full && !c->alone && !c->later && !call.of_thread()) return;
+        if (in->open().predicted < full_batch(*c) && !c->alone && !c->later && !call.of_thread()) return;
         c->alone = false;
         if (in->end(true) && std::exchange(c->samples, false)) c->sampled = time_.now();
         settle(who.client, time_.now());
@@ -596,9 +595,7 @@ private:
         core_.spread(who.client, static_cast<std::uint32_t>(c.streams.size()));
         c.alone = times_.first_time(e) || !times_.known(e);
         const bool gated = is_gated(c) && !is_legacy(call) && !inside;
-        if (c.alone || now - in.open().begun >= options_.batch * 2 ||
-            (gated && piece_ends(c, who.client, in, predicted)))
-            (void)in.end();
+        if (c.alone || is_old(c, in, now) || (gated && piece_ends(c, who.client, in, predicted))) (void)in.end();
         if (in.open().launches == 0) {
             if (gated) put_waits(c, in);
             in.begin(now, others_in_flight(who.client), launches_beside(who.client));
@@ -685,6 +682,16 @@ private:
         return in_stream_ && waits_.any_above(c.level);
     }
     [[nodiscard]] static bool is_legacy(const launch_call& call) noexcept { return call.stream == CU_STREAM_LEGACY; }
+    // The predicted work of the client's batches.
+    [[nodiscard]] ns full_batch(const client_state& c) const noexcept {
+        return is_gated(c) ? options_.piece : options_.batch;
+    }
+    // A slow host takes longer to enqueue a batch than the device takes to run it. The batch ends
+    // all the same, so that the gate learns what is over. A piece has as much time as its work asks
+    // for, since each further piece costs a wait.
+    [[nodiscard]] bool is_old(const client_state& c, const launch_batches& in, instant now) const noexcept {
+        return now - in.open().begun >= std::max(full_batch(c), options_.batch) * 2;
+    }
     // Whether to put a wait in front of the next launch. The piece would get too long, or the words
     // were closed since its beginning, so that the rest of the piece would run beside the request.
     [[nodiscard]] bool piece_ends(const client_state& c, std::uint32_t client, const launch_batches& in,
