@@ -88,8 +88,8 @@ struct busy_model {
     double host_pace = 1;      ///< of the recorded time between two launches, without a profiler
     std::uint32_t weight = 1;  ///< of the device time of its level
     bool as_graph = false;     ///< an iteration is one launch
-    /// Of predicted work between two waits in its stream, or one launch; the default of
-    /// launch_shell_options is 200 us.
+    /// Of predicted work between two waits in its stream, or one launch: the default of
+    /// launch_shell_options.
     ns piece{250'000};
 };
 
@@ -123,6 +123,7 @@ struct stage {
     // Requests that are there. While there are any, waits in busy streams are closed.
     unsigned present = 0;
     bool closed = false;
+    std::uint64_t closings = 0;                    // how often they were closed
     std::vector<std::function<void()>> on_hold{};  // what they do when one of them is held
     std::vector<std::function<void()>> on_open{};  // what busy threads do when something has ended or the waits open
 
@@ -130,7 +131,7 @@ struct stage {
 
     void request_arrived() {
         ++present;
-        closed = true;
+        if (!std::exchange(closed, true)) ++closings;
     }
     void request_left() {
         if (--present != 0) return;
@@ -342,11 +343,29 @@ private:
 
     // In front of a batch.
     void put_wait() {
+        closings_ = on_.closings;
         on_.gpu.wait_in_stream(stream_, on_.closed, arrival());
         // An open wait takes the stream's time, and nothing of an SM to speak of.
         wait_ = {.blocks = 1, .block = {32, 0, 0, 0}, .alone = on_.host.wait_in_stream};
         batches_.put_wait();
         on_.gpu.launch(stream_, wait_, arrival(), [this] { batches_.passed_wait(on_.gpu.now()); });
+    }
+
+    // The predicted work of a batch.
+    [[nodiscard]] ns full() const noexcept { return on_.how == strategy::gated ? engine_.piece : batch; }
+    // Whether the open batch ends in front of a launch, as in cuda::launch_gate: the batch is old;
+    // the piece would get too long; or the waits were closed since the beginning of the piece, so
+    // that its rest would run beside the request.
+    [[nodiscard]] bool ends_before(ns takes) const noexcept {
+        if (on_.gpu.now() - begun_batch_ >= std::max(full(), batch) * 2) return true;
+        if (on_.how != strategy::gated) return false;
+        if (batches_.open().predicted.time + takes > on_.gate.piece(client_, engine_.piece)) return true;
+        return on_.closed && closings_ != on_.closings;
+    }
+    void begin_batch() {
+        begun_batch_ = on_.gpu.now();
+        spend_on_batch();
+        if (on_.how == strategy::gated) put_wait();
     }
 
     void launch(const kernel& k, bool last) {
@@ -355,18 +374,13 @@ private:
         const gpushare::launch_cost c = cost_of(k, on_.times.predicted(e));
         const bool alone = !on_.times.known(e) || samples_;
         const bool apart = on_.times.first_time(e) || !on_.times.known(e);  // a batch of its own, to be timed
-        const bool gated = on_.how == strategy::gated;
-        const ns most = on_.gate.piece(client_, engine_.piece);
-        const bool too_long = gated && batches_.open().predicted.time + c.time > most;
-        if (asks() && (apart || too_long) && !batches_.open().entries.empty()) end_batch();
-        if (asks() && batches_.open().entries.empty()) spend_on_batch();
-        if (gated && batches_.open().entries.empty()) put_wait();
         if (asks()) {
+            if (!batches_.open().entries.empty() && (apart || ends_before(c.time))) end_batch();
+            if (batches_.open().entries.empty()) begin_batch();
             on_.gate.launched(client_, {c.time, c.charge, !apart}, on_.gpu.now(), alone);
             batches_.add(e, c, arrival(), on_.in_flight != launched_ - kernels_over_, on_.launches - launched_);
         }
-        const ns full = gated ? engine_.piece : batch;
-        const bool ends = asks() && (apart || each() || batches_.open().predicted.time >= full);
+        const bool ends = asks() && (apart || each() || batches_.open().predicted.time >= full());
         ++on_.launches;
         ++on_.in_flight;
         on_.gpu.launch(stream_, k, arrival(), [this, last] {
@@ -430,6 +444,8 @@ private:
     ns longest_hold_{0};
     ns spent_{0};  // of the host by the gate, for this launch so far
     batch_times batches_;
+    instant begun_batch_{};       // when the open one had its first launch
+    std::uint64_t closings_ = 0;  // when the last wait was put
     gpushare::detail::launch_history history_;
     std::size_t launched_ = 0, kernels_over_ = 0;
     std::deque<std::size_t> ends_;  // behind how many launches there is an event
