@@ -358,7 +358,8 @@ public:
     /// that justifies another wait. A launch that is longer is a piece by itself, and bound()
     /// counts a piece as long as the longest launch. So shorter launches may share a piece with a
     /// long one: that saves waits, and no request waits for longer than it was told. At most twice
-    /// `wanted`, so that a long, rare launch doesn't make all pieces long.
+    /// `wanted`, so that a long, rare launch doesn't make all pieces long. The first launch behind
+    /// a request's arrival gets a wait, too, however short the piece: bound() counts no later one.
     [[nodiscard]] ns piece(client c, ns wanted) const noexcept {
         return wanted + std::clamp(clients_[c].longest - wanted, ns{0}, wanted);
     }
