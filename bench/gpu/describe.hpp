@@ -2,11 +2,17 @@
 // The words that programs which measure on a device share: the device, and how the program ended.
 //
 //   bench::report r(bench::describe_device());
+//   return bench::run_program("figures", read_arguments, run);  // in main
 #pragma once
 
 #include <cuda_runtime_api.h>
 
+#include <concepts>
+#include <cstdio>
+#include <exception>
+#include <stdexcept>
 #include <string>
+#include <type_traits>
 
 #include <gpushare/backend/cuda/device.hpp>
 #include <gpushare/backend/cuda/error.hpp>
@@ -39,6 +45,28 @@ namespace bench {
         case gpushare::errc::no_device: return 3;
         case gpushare::errc::not_supported: return 4;
         default: return 1;
+    }
+}
+
+/// Runs a program by what it was asked for, and returns its exit code: that of `run`, exit_code
+/// where it throws, or 2 where `read` throws std::invalid_argument since it was called wrongly.
+template <std::invocable Read, std::invocable<std::invoke_result_t<Read>> Run>
+[[nodiscard]] int run_program(const char* name, Read read, Run run) {
+    const auto end_with = [name](int code, const std::exception& why) {
+        std::fprintf(stderr, "%s: %s\n", name, why.what());
+        return code;
+    };
+    bool reading = true;
+    try {
+        const auto asked = read();
+        reading = false;
+        return run(asked);
+    } catch (const gpushare::operation_error& e) {
+        return end_with(exit_code(e.code()), e);
+    } catch (const std::invalid_argument& e) {
+        return end_with(reading ? 2 : 1, e);
+    } catch (const std::exception& e) {
+        return end_with(1, e);
     }
 }
 

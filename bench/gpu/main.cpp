@@ -10,39 +10,50 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <exception>
+#include <stdexcept>
 #include <string>
 #include <string_view>
-
-#include <gpushare/error.hpp>
 
 #include "describe.hpp"
 #include "experiments.hpp"
 
 namespace {
 
-int run(std::string_view what, const char* json) {
-    if (what == "--list") {
+struct asked {
+    asked(int argc, char** argv) {
+        if (argc > 2 && argv[argc - 1] == std::string_view("--small")) {
+            bench::small_form = true;
+            --argc;
+        }
+        if (argc > 1) what = argv[1];
+        if (argc > 2) json = argv[2];
+        if (what == "--list" || what == "--device") return;
+        chosen = std::ranges::find(bench::experiments, what, &bench::experiment::name);
+        if (chosen == bench::experiments.end())
+            throw std::invalid_argument("no experiment '" + std::string(what) + "'; gpu_figures --list names them");
+    }
+    std::string_view what;
+    const char* json = nullptr;
+    decltype(bench::experiments)::const_iterator chosen = bench::experiments.end();
+};
+
+int run(const asked& a) {
+    if (a.what == "--list") {
         for (const auto& e : bench::experiments) std::printf("%s %d\n", e.name, e.limit_s);
         return 0;
     }
-    const auto e = std::ranges::find(bench::experiments, what, &bench::experiment::name);
-    if (e == bench::experiments.end() && what != "--device") {
-        std::fprintf(stderr, "gpu_figures: no experiment '%s'; gpu_figures --list names them\n",
-                     std::string(what).c_str());
-        return 2;
-    }
+    const bool measures = a.chosen != bench::experiments.end();
     bench::report r(bench::describe_device());
-    if (e != bench::experiments.end()) {
+    if (measures) {
         bench::start_a_second_thread();
         try {
-            e->run(r);
+            a.chosen->run(r);
         } catch (...) {
-            r.write(json);  // what was measured until then
+            r.write(a.json);  // what was measured until then
             throw;
         }
     }
-    r.write(json);
+    r.write(a.json);
     return 0;
 }
 
@@ -51,17 +62,6 @@ int run(std::string_view what, const char* json) {
 int main(int argc, char** argv) {
     // Loading a kernel at its first launch would wait for the kernels that run.
     setenv("CUDA_MODULE_LOADING", "EAGER", 1);
-    if (argc > 2 && argv[argc - 1] == std::string_view("--small")) {
-        bench::small_form = true;
-        --argc;
-    }
-    try {
-        return run(argc > 1 ? argv[1] : "", argc > 2 ? argv[2] : nullptr);
-    } catch (const gpushare::operation_error& e) {
-        std::fprintf(stderr, "gpu_figures: %s\n", e.what());
-        return bench::exit_code(e.code());
-    } catch (const std::exception& e) {
-        std::fprintf(stderr, "gpu_figures: %s\n", e.what());
-        return 1;
-    }
+    const auto read = [&] { return asked(argc, argv); };
+    return bench::run_program("gpu_figures", read, run);
 }

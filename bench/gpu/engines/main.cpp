@@ -11,13 +11,10 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <exception>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include <gpushare/error.hpp>
 
 #include "../describe.hpp"
 #include "arrivals.hpp"
@@ -104,16 +101,6 @@ int run(const asked& a) {
 }  // namespace
 
 int main(int argc, char** argv) {
-    try {
-        return run(asked(argc, argv));
-    } catch (const gpushare::operation_error& e) {
-        std::fprintf(stderr, "engine_figures: %s\n", e.what());
-        return bench::exit_code(e.code());
-    } catch (const std::invalid_argument& e) {
-        std::fprintf(stderr, "engine_figures: %s\n", e.what());
-        return 2;
-    } catch (const std::exception& e) {
-        std::fprintf(stderr, "engine_figures: %s\n", e.what());
-        return 1;
-    }
+    const auto read = [&] { return asked(argc, argv); };
+    return bench::run_program("engine_figures", read, run);
 }

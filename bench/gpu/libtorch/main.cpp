@@ -6,13 +6,10 @@
 // --small: a form for machines without a device. Exit code 1: it failed, a token differs, or the
 // planted fault wasn't found; 2: it was called wrongly; 3: no device or driver; 4: the device or
 // driver can't do that.
-#include <cstdio>
-#include <exception>
 #include <stdexcept>
 #include <string_view>
 
 #include <torch/headeronly/version.h>
-#include <gpushare/error.hpp>
 
 #include "../describe.hpp"
 #include "experiments.hpp"
@@ -60,16 +57,6 @@ int run(const asked& a) {
 }  // namespace
 
 int main(int argc, char** argv) {
-    try {
-        return run(asked(argc, argv));
-    } catch (const gpushare::operation_error& e) {
-        std::fprintf(stderr, "torch_figures: %s\n", e.what());
-        return bench::exit_code(e.code());
-    } catch (const std::invalid_argument& e) {
-        std::fprintf(stderr, "torch_figures: %s\n", e.what());
-        return 2;
-    } catch (const std::exception& e) {
-        std::fprintf(stderr, "torch_figures: %s\n", e.what());
-        return 1;
-    }
+    const auto read = [&] { return asked(argc, argv); };
+    return bench::run_program("torch_figures", read, run);
 }

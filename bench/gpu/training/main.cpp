@@ -8,14 +8,11 @@
 // parameters differ, or the planted fault wasn't found; 2: it was called wrongly; 3: no device or
 // driver; 4: the device or driver can't do that.
 #include <algorithm>
-#include <cstdio>
-#include <exception>
 #include <stdexcept>
 #include <string_view>
 #include <vector>
 
 #include <torch/version.h>
-#include <gpushare/error.hpp>
 
 #include "../describe.hpp"
 #include "harness.hpp"
@@ -77,16 +74,6 @@ int run(const asked& a) {
 }  // namespace
 
 int main(int argc, char** argv) {
-    try {
-        return run(asked(argc, argv));
-    } catch (const gpushare::operation_error& e) {
-        std::fprintf(stderr, "training_figures: %s\n", e.what());
-        return bench::exit_code(e.code());
-    } catch (const std::invalid_argument& e) {
-        std::fprintf(stderr, "training_figures: %s\n", e.what());
-        return 2;
-    } catch (const std::exception& e) {
-        std::fprintf(stderr, "training_figures: %s\n", e.what());
-        return 1;
-    }
+    const auto read = [&] { return asked(argc, argv); };
+    return bench::run_program("training_figures", read, run);
 }
