@@ -15,6 +15,9 @@ namespace bench {
 void launch_cost(report& r);
 void event_cost(report& r);
 void graph_replay(report& r);
+// waits.cpp
+void waits_on_8_connections(report& r);
+void waits_on_32_connections(report& r);
 // sharing.cpp
 void stream_priority(report& r);
 void share_accuracy(report& r);
@@ -56,6 +59,7 @@ struct experiment {
     const char* name;
     int limit_s;  // it is ended after that
     void (*run)(report&);
+    const char* connections = nullptr;  // hardware queues, if they matter: CUDA_DEVICE_MAX_CONNECTIONS
 };
 
 inline constexpr std::array experiments{
@@ -79,6 +83,8 @@ inline constexpr std::array experiments{
     experiment{"copy_bandwidth", 30, copy_bandwidth},
     experiment{"partition_sizes", 30, partition_sizes},
     experiment{"partition_isolation", 30, partition_isolation},
+    experiment{"waits_on_8_connections", 20, waits_on_8_connections, "8"},
+    experiment{"waits_on_32_connections", 20, waits_on_32_connections, "32"},
     experiment{"fault_in_primary_context", 20, fault_in_primary_context},
     experiment{"fault_in_partition", 20, fault_in_partition},
     experiment{"fault_beside_other_context", 20, fault_beside_other_context},

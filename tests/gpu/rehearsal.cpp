@@ -4,6 +4,7 @@
 // nothing then.
 #include <cuda_runtime_api.h>
 
+#include <cstdint>
 #include <cstdlib>
 
 #include "standins/cuda/standin.hpp"
@@ -13,10 +14,12 @@ namespace bench {
 namespace {
 
 /// Before main, which is the experiments' own: they know of no stand-in. GPUSHARE_REHEARSAL_DRIVER
-/// chooses an older driver.
+/// chooses an older driver; CUDA's own variable the hardware queues.
 bool start() {
     standin::options o{.devices = 2, .memory = gpushare::bytes{12ULL << 30}};
     if (const char* driver = std::getenv("GPUSHARE_REHEARSAL_DRIVER")) o.driver_version = std::atoi(driver);
+    if (const char* queues = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS"))
+        o.connections = static_cast<std::uint32_t>(std::atoi(queues));
     standin::reset(o);
     return true;
 }
