@@ -326,8 +326,18 @@ TEST_CASE("a full table forgets some code and keeps the latest", "[cuda][launch_
         CHECK(seen.has(use));
     }
     for (const char& f : functions) known += seen.has({.what = &f, .context = &context});
-    CHECK(known <= 8192);
-    CHECK(known >= 4096);
+    CHECK(known <= 32'768);
+    CHECK(known >= 16'384);
+}
+
+TEST_CASE("the table keeps all code of a large program", "[cuda][launch_gate]") {
+    constexpr std::uintptr_t functions = 16'000;
+    cuda::detail::loaded_code seen;
+    const auto use = [](std::uintptr_t i) { return code_use{.what = reinterpret_cast<const void*>(i * 16)}; };
+    for (std::uintptr_t i = 1; i <= functions; ++i) seen.add(use(i));
+    std::uintptr_t known = 0;
+    for (std::uintptr_t i = 1; i <= functions; ++i) known += seen.has(use(i)) ? 1U : 0U;
+    CHECK(known == functions);
 }
 
 // ---- how a held thread looks

@@ -8,8 +8,9 @@
 //   if (!seen.has(use)) { ...the launch may wait...  seen.add(use); }
 //   seen.clear();  // a module was unloaded: handles may be used again
 //
-// The table has a fixed size and takes no lock. If a row is full, the table forgets one use, and
-// the next such use counts as the first again.
+// The table has a fixed size and takes no lock. A use may be in either of two rows. If both rows
+// are full, the table forgets another use, which counts as a first use when it comes again. So a
+// program with too much code has waits opened more often than needed, and never too rarely.
 #pragma once
 
 #include <array>
@@ -46,31 +47,27 @@ class loaded_code {
 public:
     [[nodiscard]] bool has(const code_use& use) const noexcept {
         const std::uint64_t key = key_of(use);
-        const auto& in = row_of(key);
-        for (const auto& k : in)
-            if (k.load(std::memory_order_relaxed) == key) return true;
-        return false;
+        return is_in(first_row(key), key) || is_in(second_row(key), key);
     }
     /// The use is over, and the driver has loaded what it needs.
     void add(const code_use& use) noexcept {
         const std::uint64_t key = key_of(use);
         if (has(use)) return;
         // relaxed: the driver orders its own loads, and a key tells of nothing else.
-        for (auto& k : row_of(key)) {
-            std::uint64_t none = 0;
-            if (k.compare_exchange_strong(none, key, std::memory_order_relaxed)) return recorded(use);
-        }
-        row_of(key)[next_.fetch_add(1, std::memory_order_relaxed) % in_row].store(key, std::memory_order_relaxed);
+        if (fits(rows_[first_row(key)], key) || fits(rows_[second_row(key)], key)) return recorded(use);
+        rows_[first_row(key)][next_.fetch_add(1, std::memory_order_relaxed) % in_row].store(key,
+                                                                                            std::memory_order_relaxed);
         recorded(use);
     }
     /// The executable graph is new, although there was an earlier one with the same handle.
     void forget(const void* graph) noexcept {
         for (const auto how : {code_use::way::launch, code_use::way::change_graph}) {
-            std::uint64_t key = key_of({.what = graph, .how = how, .graph = true});
-            for (auto& k : row_of(key)) {
-                std::uint64_t same = key;
-                (void)k.compare_exchange_strong(same, 0, std::memory_order_relaxed);
-            }
+            const std::uint64_t key = key_of({.what = graph, .how = how, .graph = true});
+            for (const std::size_t place : {first_row(key), second_row(key)})
+                for (auto& k : rows_[place]) {
+                    std::uint64_t same = key;
+                    (void)k.compare_exchange_strong(same, 0, std::memory_order_relaxed);
+                }
         }
     }
     void clear() noexcept {
@@ -79,9 +76,22 @@ public:
     }
 
 private:
-    static constexpr std::size_t in_row = 8;
+    static constexpr std::size_t in_row = 8, bits_of_row = 12;
     using row = std::array<std::atomic<std::uint64_t>, in_row>;
 
+    [[nodiscard]] bool is_in(std::size_t place, std::uint64_t key) const noexcept {
+        for (const auto& k : rows_[place])
+            if (k.load(std::memory_order_relaxed) == key) return true;
+        return false;
+    }
+    // Puts the key into a free place of the row, if there is one.
+    [[nodiscard]] static bool fits(row& in, std::uint64_t key) noexcept {
+        for (auto& k : in) {
+            std::uint64_t none = 0;
+            if (k.compare_exchange_strong(none, key, std::memory_order_relaxed)) return true;
+        }
+        return false;
+    }
     // Once a function was recorded for the first time, each graph may have it: so each graph counts
     // as unused again.
     void recorded(const code_use& use) noexcept {
@@ -95,13 +105,16 @@ private:
         const void* const context = use.graph ? nullptr : use.context;
         return launches::key_of(launches::number(use.what), of_name, launches::number(context), turn, use.how) | 1;
     }
-    [[nodiscard]] static std::size_t place_of(std::uint64_t key) noexcept {
-        return static_cast<std::size_t>((key * 0x9e3779b97f4a7c15U) >> 54);
+    // Two independent parts of a mixed key.
+    [[nodiscard]] static std::uint64_t mixed(std::uint64_t key) noexcept { return key * 0x9e3779b97f4a7c15U; }
+    [[nodiscard]] static std::size_t first_row(std::uint64_t key) noexcept {
+        return static_cast<std::size_t>(mixed(key) >> (64 - bits_of_row));
     }
-    [[nodiscard]] row& row_of(std::uint64_t key) noexcept { return rows_[place_of(key)]; }
-    [[nodiscard]] const row& row_of(std::uint64_t key) const noexcept { return rows_[place_of(key)]; }
+    [[nodiscard]] static std::size_t second_row(std::uint64_t key) noexcept {
+        return static_cast<std::size_t>(mixed(key) >> (64 - 2 * bits_of_row)) & ((1U << bits_of_row) - 1);
+    }
 
-    std::array<row, 1024> rows_{};
+    std::array<row, std::size_t{1} << bits_of_row> rows_{};
     std::atomic<std::uint64_t> functions_in_graphs_{0};
     std::atomic<std::size_t> next_{0};
 };
