@@ -444,6 +444,39 @@ TEST_CASE("a bound trusts predictions as far as they were right", "[launch_gate]
     CHECK(gate.bound(urgent) < 82us);  // a launch that is timed for the first time says nothing of the others
 }
 
+TEST_CASE("a synchronous copy that is over early says nothing about the client's other launches", "[launch_gate]") {
+    launch_gate gate{{.in_flight = 200us}};
+    const auto urgent = gate.add({.level = 1}), batch = gate.add({}), neighbour = gate.add({});
+    gate.launched(batch, {.time = 20us, .charge = 20us, .sure = false}, begin, true);
+    gate.launched(batch, {.time = 30us, .charge = {}}, begin);  // the copy
+    gate.overtook(batch, {.time = 30us, .charge = {}}, {.time = 30us, .charge = {}}, begin);
+    gate.arrived(urgent, begin);
+    CHECK(gate.bound(urgent) == 20us + 200us + 30us);  // the kernel may still take any time
+    gate.left(urgent, begin);
+    CHECK_FALSE(gate.ask(neighbour, 10us, begin + 1ms).goes);  // and still runs alone
+    gate.finished(batch, 20us, 25us, begin);
+    CHECK(gate.ask(neighbour, 10us, begin + 1ms).goes);
+}
+
+TEST_CASE("a bound forgets a long launch that hasn't come again", "[launch_gate]") {
+    launch_gate gate{{.in_flight = 200us}};
+    const auto urgent = gate.add({.level = 1}), batch = gate.add({});
+    const auto launches = [&](ns takes, instant now) {
+        gate.launched(batch, takes, now);
+        gate.finished(batch, takes, takes, now);
+    };
+    gate.took(batch, 250us);  // pieces of work
+    launches(40ms, begin);    // the copy of a model's weights
+    for (int i = 1; i <= 9; ++i) launches(100us, begin + i * 1s);
+    CHECK(gate.bound(urgent) == 40ms);
+    launches(2ms, begin + 11s);
+    CHECK(gate.bound(urgent) == 40ms);
+    launches(100us, begin + 22s);
+    CHECK(gate.bound(urgent) == 2ms);
+    launches(100us, begin + 33s);
+    CHECK(gate.bound(urgent) == 250us);
+}
+
 TEST_CASE("a request whose thread computes is in nobody's way on its level", "[launch_gate]") {
     launch_gate gate{{.ahead = 100us}};
     const auto a = gate.add({.weight = 1}), b = gate.add({.weight = 1});

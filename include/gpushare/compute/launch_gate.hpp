@@ -253,7 +253,7 @@ public:
         if (alone) s.timed = s.in_flight;
         if (!predicted.sure) s.unsure = s.in_flight;
         if (!has_above(s.level)) s.unchecked = s.in_flight;
-        s.longest = std::max(s.longest, predicted.time);
+        note_longest(s, predicted.time, now);
         s.virtual_time += predicted.charge.count() / s.weight;
         if (s.limited) spend(s, predicted.charge, now);
         if (s.by_due) s.due.pace.spend(predicted.charge, now);
@@ -265,26 +265,27 @@ public:
     /// charge.
     void finished(client c, launch_cost predicted, launch_cost measured, instant now) noexcept {
         state& s = clients_[c];
-        // A first measurement says nothing about predictions.
-        const ns late = s.unsure == ns{0} ? measured.time - predicted.time : ns{0};
-        s.late = std::max(late, s.late - s.late / 64);
-        s.in_flight -= std::min(predicted.time, s.in_flight);
-        s.timed -= std::min(predicted.time, s.timed);
-        s.unsure -= std::min(predicted.time, s.unsure);
-        s.unchecked -= std::min(predicted.time, s.unchecked);
-        s.virtual_time += (measured.charge - predicted.charge).count() / s.weight;
-        s.charged += measured.charge;
-        if (s.limited) adjust(s, predicted.charge, measured.charge);
-        if (s.by_due) s.due.pace.adjust(measured.charge - predicted.charge);
-        s.seen = now;
+        end(s, predicted, measured, now);
+        for (ns* const until : {&s.timed, &s.unsure, &s.unchecked}) *until -= std::min(predicted.time, *until);
     }
-    /// The same for launches that fill the device.
+    /// The same for a launch that may have ended before the client's earlier launches: a
+    /// synchronous copy, or a launch that the device's driver refused.
+    void overtook(client c, launch_cost predicted, launch_cost measured, instant now) noexcept {
+        state& s = clients_[c];
+        end(s, predicted, measured, now);
+        for (ns* const until : {&s.timed, &s.unsure, &s.unchecked}) *until = std::min(*until, s.in_flight);
+    }
+    /// As the first finished(), for launches that fill the device.
     void finished(client c, ns predicted, ns measured, instant now) noexcept {
         finished(c, {predicted, predicted}, {measured, measured}, now);
     }
     /// A launch of `c` took up to `longest`, longer than predicted; bound() takes this time into
-    /// account.
-    void took(client c, ns longest) noexcept { clients_[c].longest = std::max(clients_[c].longest, longest); }
+    /// account. Before the first launch of `c`: no launch or piece of work counts as shorter.
+    void took(client c, ns longest) noexcept {
+        state& s = clients_[c];
+        if (s.forgets != never) return note_longest(s, longest, s.seen);
+        s.least = s.longest = std::max(s.longest, longest);
+    }
     /// The launches of `c` go into this many streams. In each of them, one piece may be past its
     /// wait.
     void spread(client c, std::uint32_t streams) noexcept { clients_[c].streams = std::max(streams, 1U); }
@@ -411,8 +412,12 @@ private:
         bool waits = false;        // a launch of the client is held
         bool wants_alone = false;  // its held launch is to run alone, and waits for others
         std::uint32_t requests = 0;
-        ns in_flight{0}, longest{0}, charged{0};
-        ns timed{0};  // predicted time in flight, until a launch that is timed alone is over
+        ns in_flight{0}, charged{0};
+        ns longest{0};  // the longest launch of this period and of the one before; at least `least`
+        ns lately{0};   // the longest launch of this period
+        ns least{0};
+        instant forgets = never;  // when the period ends; `never` before the first launch
+        ns timed{0};              // predicted time in flight, until a launch that is timed alone is over
         // Predicted time in flight, until no launch without a measured time is in flight.
         ns unsure{0};
         // Predicted time in flight, until the work launched without a higher client is over.
@@ -449,6 +454,14 @@ private:
         if (!s.soft) s.charging = s.lent = ns{0};
         if (s.slo == ns{0}) s.open = {};
     }
+    // A rare long launch, such as the copy of a model's weights, counts for two periods at most.
+    static void note_longest(state& s, ns time, instant now) noexcept {
+        constexpr ns period{10'000'000'000};
+        if (now >= s.forgets) s.longest = std::max(s.least, std::exchange(s.lately, ns{0}));
+        if (now >= s.forgets || s.forgets == never) s.forgets = saturating_add(now, period);
+        s.lately = std::max(s.lately, time);
+        s.longest = std::max(s.longest, time);
+    }
     // Updates for each client of a level whether deadlines order the level, and the client's pace.
     void order_level(int level) noexcept {
         bool goals = false, shares = false;
@@ -466,6 +479,18 @@ private:
             const std::uint64_t part = shares ? std::uint64_t{s.weight} * 1'000'000 / weights : 1'000'000;
             s.rate = static_cast<std::int64_t>(part);
         }
+    }
+
+    static void end(state& s, launch_cost predicted, launch_cost measured, instant now) noexcept {
+        // A first measurement says nothing about predictions.
+        const ns late = s.unsure == ns{0} ? measured.time - predicted.time : ns{0};
+        s.late = std::max(late, s.late - s.late / 64);
+        s.in_flight -= std::min(predicted.time, s.in_flight);
+        s.virtual_time += (measured.charge - predicted.charge).count() / s.weight;
+        s.charged += measured.charge;
+        if (s.limited) adjust(s, predicted.charge, measured.charge);
+        if (s.by_due) s.due.pace.adjust(measured.charge - predicted.charge);
+        s.seen = now;
     }
 
     void present(client c, instant now) noexcept {
