@@ -456,7 +456,7 @@ private:
     }
     // A rare long launch, such as the copy of a model's weights, counts for two periods at most.
     static void note_longest(state& s, ns time, instant now) noexcept {
-        constexpr ns period{10'000'000'000};
+        constexpr ns period = std::chrono::seconds(10);
         if (now >= s.forgets) s.longest = std::max(s.least, std::exchange(s.lately, ns{0}));
         if (now >= s.forgets || s.forgets == never) s.forgets = saturating_add(now, period);
         s.lately = std::max(s.lately, time);
