@@ -109,7 +109,9 @@ cudaError_t allocate_from(machine& m, void** out, std::size_t size, const std::s
 CUresult pointer_attribute(void* out, CUpointer_attribute what, CUdeviceptr at) {
     return driver(enter({"cuPointerGetAttribute"}, nullptr, [&](machine& m) {
         const auto* const p = reinterpret_cast<const void*>(at);
-        if (what != CU_POINTER_ATTRIBUTE_MEMORY_TYPE || m.is_pageable(p)) return cudaErrorInvalidValue;
+        if (m.is_pageable(p)) return cudaErrorInvalidValue;
+        if (what == CU_POINTER_ATTRIBUTE_IS_MANAGED) return *static_cast<unsigned*>(out) = 0, cudaSuccess;
+        if (what != CU_POINTER_ATTRIBUTE_MEMORY_TYPE) return cudaErrorInvalidValue;
         *static_cast<unsigned*>(out) = m.place_of(p).device < 0 ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
         return cudaSuccess;
     }));

@@ -68,6 +68,7 @@ struct options {
                                 // nor on the host's memory. Without, a compiled kernel that needs
                                 // them is a finding
     timing time = timing::automatic;
+    ns synchronous_copy{};  // how long a synchronous copy or fill takes on the device
     poison_scope scope = poison_scope::device;
     std::size_t log_capacity = 4096;  // calls
 

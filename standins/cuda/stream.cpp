@@ -35,6 +35,8 @@ std::shared_ptr<stream> machine::find_stream(const char* who, cudaStream_t handl
         stand_in = std::make_shared<stream>();
         stand_in->id = ++last_id;
         stand_in->in = current();
+        if (handle == cudaStreamPerThread)
+            stand_in->connection = device(d).streams_made++ % std::max(1U, chosen.connections);
     }
     return stand_in;
 }
@@ -69,6 +71,13 @@ operation copying(void* to, const void* from, std::size_t size) {
     return {.effect = copy, .writes = range_of(to, size), .reads = range_of(from, size)};
 }
 
+/// The source may change once the call has returned.
+operation copying_staged(void* to, const void* from, std::size_t size) {
+    const auto* const begin = static_cast<const char*>(from);
+    const auto staged = std::make_shared<const std::vector<char>>(begin, begin + size);
+    return {.effect = [=] { std::memcpy(to, staged->data(), size); }, .writes = range_of(to, size)};
+}
+
 /// Whether the stream may copy from or to there. Memory of cudaMalloc goes between any devices,
 /// through the host if it must. (Runtime API, cudaMemcpyDefault: unified virtual addressing tells
 /// where a pointer points.) That of pools and virtual memory goes only where it is open to the
@@ -80,19 +89,47 @@ bool copies(const machine& m, const void* p, const stream& on, int current) {
     return where.peers_alone || (m.reaches(on.in->device, where) && m.reaches(current, where));
 }
 
-/// body(machine&, stream&), and then waits for the legacy stream and for the streams that it waits
-/// for.
-template <class Body>
-cudaError_t in_legacy_stream(const char* name, Body body) {
-    return on_stream({.name = name, .unsafe = true}, nullptr, [&](machine& m, stream& on) {
-        const auto others = [&] {
-            return std::ranges::any_of(
-                m.busy, [&](const auto& s) { return s->blocking && s->in->device == on.in->device && m.has_work(*s); });
-        };
-        if (!m.wait(name, [&] { return !others(); })) return cudaErrorUnknown;
-        if (const cudaError_t code = body(m, on); code != cudaSuccess) return code;
-        return m.wait(name, [&] { return !m.has_work(on); }) ? cudaSuccess : cudaErrorUnknown;
-    });
+/// When a synchronous copy or fill returns. (Runtime API, "API synchronization behavior".)
+enum class returns : std::uint8_t {
+    once_enqueued,  // from device to device, and a fill of device memory
+    once_staged,    // from pageable memory to a device: waits for the stream first
+    when_over,
+};
+returns when_copied(const machine& m, const void* to, const void* from) {
+    if (m.place_of(to).device < 0) return returns::when_over;
+    if (m.place_of(from).device >= 0) return returns::once_enqueued;
+    return m.is_pageable(from) ? returns::once_staged : returns::when_over;
+}
+returns when_filled(const machine& m, const void* to) {
+    return m.place_of(to).device < 0 ? returns::when_over : returns::once_enqueued;
+}
+
+/// The streams with work for which the legacy stream waits.
+std::vector<std::shared_ptr<stream>> before_legacy(const machine& m, const stream& legacy) {
+    std::vector<std::shared_ptr<stream>> all;
+    for (const auto& s : m.busy)
+        if (s->blocking && s->in->device == legacy.in->device && m.has_work(*s)) all.push_back(s);
+    return all;
+}
+
+/// Enqueues what make(machine&) gives, behind the streams for which the legacy stream waits.
+template <class Make>
+cudaError_t in_legacy_stream(const char* name, machine& m, stream& on, returns when, Make make) {
+    if (when == returns::once_enqueued) {
+        for (const auto& s : before_legacy(m, on)) {
+            const auto passed = std::make_shared<mark>(mark{.device = on.in->device});
+            m.enqueue(*s, {.reaches = passed});
+            m.enqueue(on, {.awaited = passed});
+        }
+    } else if (!m.wait(name, [&] { return before_legacy(m, on).empty() && !m.has_work(on); })) {
+        return cudaErrorUnknown;
+    }
+    operation op = make();
+    op.length = m.chosen.synchronous_copy;
+    m.enqueue(on, std::move(op));
+    m.run();  // in an idle stream it is over at once
+    if (when != returns::when_over) return cudaSuccess;
+    return m.wait(name, [&] { return !m.has_work(on); }) ? cudaSuccess : cudaErrorUnknown;
 }
 
 /// Whether the event's last recording lies in a capture, which such a call invalidates.
@@ -373,32 +410,35 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t size, cudaMe
     });
 }
 
-// Synchronous ones, in the legacy default stream: they wait for the streams that synchronise with
-// it. (Runtime API, "API synchronization behavior"; a copy within a device needn't wait, and here
-// it does.)
+// Synchronous ones, in the legacy default stream, behind the streams that synchronise with it.
 
 cudaError_t cudaMemcpy(void* to, const void* from, std::size_t size, cudaMemcpyKind) {
+    constexpr call_info info{.name = "cudaMemcpy", .unsafe = true};
     const cuMemcpy_params told{reinterpret_cast<CUdeviceptr>(to), reinterpret_cast<CUdeviceptr>(from), size};
     return traced_call(CUPTI_DRIVER_TRACE_CBID_cuMemcpy, "cuMemcpy", told, [&] {
-        return in_legacy_stream("cudaMemcpy", [&](machine& m, stream& on) {
+        return on_stream(info, nullptr, [&](machine& m, stream& on) {
             if (size == 0) return cudaSuccess;
             const int current = m.current()->device;
             if (to == nullptr || from == nullptr || !copies(m, to, on, current) || !copies(m, from, on, current))
                 return cudaErrorInvalidValue;
-            m.enqueue(on, copying(to, from, size));
-            return cudaSuccess;
+            const returns when = when_copied(m, to, from);
+            return in_legacy_stream(info.name, m, on, when, [&] {
+                return when == returns::once_staged ? copying_staged(to, from, size) : copying(to, from, size);
+            });
         });
     });
 }
 
 cudaError_t cudaMemset(void* to, int value, std::size_t size) {
+    constexpr call_info info{.name = "cudaMemset", .unsafe = true};
     const cuMemsetD8_v2_params told{reinterpret_cast<CUdeviceptr>(to), static_cast<unsigned char>(value), size};
     return traced_call(CUPTI_DRIVER_TRACE_CBID_cuMemsetD8_v2, "cuMemsetD8_v2", told, [&] {
-        return in_legacy_stream("cudaMemset", [&](machine& m, stream& on) {
+        return on_stream(info, nullptr, [&](machine& m, stream& on) {
             if (size == 0) return cudaSuccess;
             if (to == nullptr || !m.reaches(on.in->device, m.place_of(to))) return cudaErrorInvalidValue;
-            m.enqueue(on, {.effect = [=] { std::memset(to, value, size); }, .writes = range_of(to, size)});
-            return cudaSuccess;
+            return in_legacy_stream(info.name, m, on, when_filled(m, to), [&]() -> operation {
+                return {.effect = [=] { std::memset(to, value, size); }, .writes = range_of(to, size)};
+            });
         });
     });
 }

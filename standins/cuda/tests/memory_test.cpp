@@ -18,6 +18,7 @@ namespace standin_memory_test {
 using namespace std::chrono_literals;
 using Catch::Matchers::Contains;
 using gpushare::bytes;
+using gpushare::ns;
 using raw::make_event;
 using raw::make_stream;
 
@@ -72,6 +73,46 @@ TEST_CASE("freeing device memory waits for the device", "[cuda][standin]") {
     CHECK(cudaFree(p) == cudaSuccess);
     CHECK(ran == 1);
     raw::destroy(s);
+}
+
+TEST_CASE("a synchronous copy or fill may return before it is over", "[cuda][standin]") {
+    const standin::session gpu{{.devices = 1, .time = manual, .synchronous_copy = 1ms}};
+    {
+        void *to = nullptr, *from = nullptr;
+        REQUIRE(cudaMalloc(&to, 64) == cudaSuccess);
+        REQUIRE(cudaMalloc(&from, 64) == cudaSuccess);
+        std::memset(to, 0, 64);
+        std::memset(from, 2, 64);
+        const auto now = [&] { return int{static_cast<const char*>(to)[63]}; };
+        const auto after = [&](ns time) {
+            standin::advance(time);
+            return now();
+        };
+        CHECK(cudaMemset(to, 1, 64) == cudaSuccess);
+        CHECK(after(999us) == 0);
+        CHECK(after(1us) == 1);
+        CHECK(cudaMemcpy(to, from, 64, cudaMemcpyDefault) == cudaSuccess);
+        CHECK(now() == 1);
+        CHECK(after(1ms) == 2);
+        std::vector<char> pageable(64, 3);
+        CHECK(cudaMemcpy(to, pageable.data(), 64, cudaMemcpyDefault) == cudaSuccess);
+        pageable.assign(64, 0);  // it has been staged
+        CHECK(now() == 2);
+        CHECK(after(1ms) == 3);
+
+        cudaStream_t blocking = nullptr;  // the legacy stream waits for it
+        REQUIRE(cudaStreamCreateWithPriority(&blocking, cudaStreamDefault, 0) == cudaSuccess);
+        standin::hold(blocking);
+        CHECK(cudaMemsetAsync(from, 4, 64, blocking) == cudaSuccess);
+        CHECK(cudaMemcpy(to, from, 64, cudaMemcpyDefault) == cudaSuccess);
+        CHECK(after(10ms) == 3);
+        standin::let_go(blocking);
+        CHECK(after(1ms) == 4);
+        CHECK(cudaStreamDestroy(blocking) == cudaSuccess);
+        CHECK(cudaFree(to) == cudaSuccess);
+        CHECK(cudaFree(from) == cudaSuccess);
+    }
+    (void)standin::take_findings();  // that it uses the default stream
 }
 
 TEST_CASE("a pool reserves in steps, and its limit is rounded up to them", "[cuda][standin]") {
