@@ -8,7 +8,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <cstring>
 #include <future>
 #include <optional>
 #include <thread>
@@ -321,143 +320,8 @@ TEST_CASE("a request's synchronous copy comes through beside closed streams", "[
     (void)standin::take_findings();
 }
 
-namespace {
-
-/// The synchronous copies and fills that return before they are over.
-enum class early : std::uint8_t { fill, within_device, from_pageable };
-
-struct early_copies {
-    early_copies() {
-        REQUIRE(cudaMalloc(&to, 64) == cudaSuccess);
-        REQUIRE(cudaMalloc(&from, 64) == cudaSuccess);
-        std::memset(to, 0, 64);
-        std::memset(from, 7, 64);
-        pageable.fill(7);
-    }
-    ~early_copies() {
-        CHECK(cudaFree(to) == cudaSuccess);
-        CHECK(cudaFree(from) == cudaSuccess);
-    }
-    [[nodiscard]] cudaError_t go(early how) const {
-        if (how == early::fill) return cudaMemset(to, 7, 64);
-        const void* const source = how == early::within_device ? from : pageable.data();
-        return cudaMemcpy(to, source, 64, cudaMemcpyDefault);
-    }
-    [[nodiscard]] bool over() const { return static_cast<const char*>(to)[63] == 7; }
-
-    void *to = nullptr, *from = nullptr;
-    std::array<char, 64> pageable{};
-};
-constexpr standin::options slow_copies{.devices = 1, .time = manual, .synchronous_copy = 300us};
-
-}  // namespace
-
-TEST_CASE("a synchronous copy or fill that returns early counts until it is over", "[cuda][launch_gate]") {
-    const early how = GENERATE(early::fill, early::within_device, early::from_pageable);
-    const standin::session gpu{slow_copies};
-    {
-        rig r;
-        const streams s;
-        const early_copies memory;
-        {
-            const auto inside = r.gate->enter(r.urgent);
-            REQUIRE(memory.go(how) == cudaSuccess);
-        }
-        CHECK_FALSE(memory.over());
-        standin::advance(100us);
-        CHECK(r.gate->in_flight(r.urgent) > 0ns);
-        std::atomic<int> ran{0};
-        auto engine = std::async(std::launch::async, [&] {
-            const auto inside = r.gate->enter(r.batch);
-            return launch(s.batch, conv, 10us, &ran);
-        });
-        CHECK(eventually([&] { return r.gate->held() == 1; }));
-        standin::advance(199us);
-        CHECK(ran == 0);
-        CHECK(eventually([&] {  // the linger begins once a thread has seen the end
-            standin::advance(100us);
-            return ran == 1;
-        }));
-        CHECK(memory.over());
-        CHECK(engine.get() == cudaSuccess);
-        CHECK(r.gate->in_flight(r.urgent) == 0ns);
-        CHECK(r.gate->usage(r.urgent).launches == 1);
-        CHECK(r.gate->usage(r.urgent).device_time == 0ns);
-    }
-    (void)standin::take_findings();  // that they use the default stream
-}
-
-TEST_CASE("an early copy that the driver refuses counts for nothing", "[cuda][launch_gate][fault]") {
-    const standin::session gpu{slow_copies};
-    {
-        rig r;
-        const early_copies memory;
-        standin::inject({.call = "cudaMemset", .code = cudaErrorInvalidValue});
-        {
-            const auto inside = r.gate->enter(r.batch);
-            CHECK(memory.go(early::fill) == cudaErrorInvalidValue);
-        }
-        CHECK(r.gate->in_flight(r.batch) == 0ns);
-        CHECK(r.gate->usage(r.batch).launches == 0);
-    }
-    (void)standin::take_findings();
-}
-
-TEST_CASE("waits that are opened for an early copy stay open until it is over", "[cuda][launch_gate][fault]") {
-    const early how = GENERATE(early::fill, early::within_device, early::from_pageable);
-    const standin::session gpu{slow_copies};
-    {
-        waiting_rig w;
-        const early_copies memory;
-        cudaStream_t blocking = nullptr;
-        REQUIRE(cudaStreamCreateWithPriority(&blocking, cudaStreamDefault, 0) == cudaSuccess);
-        auto request = std::make_optional(w.r.gate->announce(w.r.urgent));
-        {
-            const auto inside = w.r.gate->enter(w.r.batch);  // several pieces
-            for (int i = 0; i < 5; ++i) CHECK(launch(blocking, conv, 100us, &w.ran) == cudaSuccess);
-        }
-        standin::advance(1ms);
-        CHECK(w.ran == 0);
-        CHECK(meanwhile([&] {
-                  const auto inside = w.r.gate->enter(w.r.urgent);
-                  return memory.go(how);
-              }) == cudaSuccess);
-        CHECK(w.ran == 5);
-        CHECK(memory.over());
-        w.batch_launches(1);  // closed again
-        standin::advance(1ms);
-        CHECK(w.ran == 5);
-        request.reset();
-        standin::advance(1ms);
-        CHECK(w.ran == 6);
-        raw::destroy(blocking);
-    }
-    (void)standin::take_findings();
-}
-
-TEST_CASE("the end of a request behind an early copy opens the waits", "[cuda][launch_gate][fault]") {
-    const early how = GENERATE(early::fill, early::within_device, early::from_pageable);
-    const standin::session gpu{slow_copies};
-    {
-        waiting_rig w;
-        const early_copies memory;
-        auto request = std::make_optional(w.r.gate->announce(w.r.urgent));
-        w.batch_launches(1);
-        CHECK(meanwhile([&] {
-                  const auto inside = w.r.gate->enter(w.r.urgent);
-                  return memory.go(how);
-              }) == cudaSuccess);
-        CHECK(memory.over());  // so that nothing of the request stays in the legacy stream
-        CHECK(w.ran == 0);
-        request.reset();
-        standin::advance(1ms);
-        CHECK(w.ran == 1);
-    }
-    (void)standin::take_findings();
-}
-
 TEST_CASE("a lower client's launch waits while a request is inside a synchronous copy", "[cuda][launch_gate]") {
-    const standin::session gpu{slow_copies};
+    const standin::session gpu{{.devices = 1, .time = manual, .synchronous_copy = 300us}};
     {
         rig r;
         const streams s;

@@ -249,11 +249,11 @@ public:
         s.waits = s.wants_alone = false;
         for (state& o : clients_)
             if (o.level == s.level) o.has_turn = &o == &s;
+        note_longest(s, predicted.time, now);
         s.in_flight += predicted.time;
         if (alone) s.timed = s.in_flight;
         if (!predicted.sure) s.unsure = s.in_flight;
         if (!has_above(s.level)) s.unchecked = s.in_flight;
-        note_longest(s, predicted.time, now);
         s.virtual_time += predicted.charge.count() / s.weight;
         if (s.limited) spend(s, predicted.charge, now);
         if (s.by_due) s.due.pace.spend(predicted.charge, now);
@@ -454,11 +454,13 @@ private:
         if (!s.soft) s.charging = s.lent = ns{0};
         if (s.slo == ns{0}) s.open = {};
     }
-    // A rare long launch, such as the copy of a model's weights, counts for two periods at most.
+    // A rare long launch, such as the copy of a model's weights, is forgotten after two periods.
+    // Only while nothing is in flight: bounds of queued work may rely on it.
     static void note_longest(state& s, ns time, instant now) noexcept {
         constexpr ns period = std::chrono::seconds(10);
-        if (now >= s.forgets) s.longest = std::max(s.least, std::exchange(s.lately, ns{0}));
-        if (now >= s.forgets || s.forgets == never) s.forgets = saturating_add(now, period);
+        const bool over = now >= s.forgets && s.in_flight == ns{0};
+        if (over) s.longest = std::max(s.least, std::exchange(s.lately, ns{0}));
+        if (over || s.forgets == never) s.forgets = saturating_add(now, period);
         s.lately = std::max(s.lately, time);
         s.longest = std::max(s.longest, time);
     }

@@ -273,13 +273,33 @@ public:
         }
     }
     void after(launch_owner who, const launch_call& call, std::uint64_t note, CUresult result) noexcept override {
-        std::unique_lock lock(mutex_);
-        const bool opened = (note & waits_opened) != 0;
-        const bool goes_on = in_stream_ && (note & returns_first) != 0 && result == CUDA_SUCCESS;
-        if (opened && !goes_on) end_opening();
+        const std::lock_guard lock(mutex_);
+        if ((note & waits_opened) != 0) end_opening();
         if ((note & function_inside) != 0) forget_function(call.stream);
-        enqueued(who, call, note, result);
-        if (goes_on && (opened || has_below(who))) await_end(lock, who, call, opened);
+        client_state* const c = find(who);
+        if (c == nullptr) return;
+        if ((note & waits_inside) != 0) {
+            --c->inside;
+            wake();
+        }
+        if (call.host) return;
+        const ns predicted{static_cast<std::int64_t>((note & (waits_inside - 1)) - 1)};
+        if (call.is_synchronous()) return after_synchronous(*c, who.client, predicted, result);
+        launch_batches* const in = c->on(call);
+        if (in == nullptr) return;
+        if (result != CUDA_SUCCESS) {
+            const ns charge = charged(call, predicted);
+            if (in->take_back(predicted, charge)) {
+                const instant now = time_.now();
+                core_.overtook(who.client, {predicted, charge}, {ns{0}, ns{0}}, now);
+                absent_if_idle(*c, who.client, now);
+            }
+            return;
+        }
+        if (in->open().predicted < full_batch(*c) && !c->alone && !c->later && !call.of_thread()) return;
+        c->alone = false;
+        if (in->end(true) && std::exchange(c->samples, false)) c->sampled = time_.now();
+        settle(who.client, time_.now());
     }
     // The driver may wait for a stream whose waits are closed, and the thread can't act inside the
     // driver. So the thread waits here, until its work is over or the waits are opened for it. The
@@ -457,8 +477,8 @@ public:
 private:
     using entry = gpushare::detail::launch_times::entry;
     // Flags of a launch, kept in `note` beside the predicted time from before() to after().
-    static constexpr std::uint64_t returns_first = std::uint64_t{1} << 52, waits_inside = std::uint64_t{1} << 53,
-                                   waits_opened = std::uint64_t{1} << 54, function_inside = std::uint64_t{1} << 55;
+    static constexpr std::uint64_t waits_inside = std::uint64_t{1} << 53, waits_opened = std::uint64_t{1} << 54,
+                                   function_inside = std::uint64_t{1} << 55;
     static constexpr std::uint32_t nobody = std::numeric_limits<std::uint32_t>::max();
 
     struct client_state {
@@ -588,47 +608,6 @@ private:
         core_.launched(who.client, {predicted, charge, !c.alone}, now, alone);
         present(c, who.client, now);
     }
-    // Follows a synchronous copy that may return before it is over, by an event behind the copy. An
-    // event in front of it would stop other streams once more.
-    void follow_untimed(launch_owner who, client_state& c, const launch_call& call, instant now) {
-        launch_batches& in = c.on_or_new(call, device_);
-        core_.spread(who.client, static_cast<std::uint32_t>(c.streams.size()));
-        (void)in.end();
-        in.begin_untimed(now);
-        in.add(entry_of(who, call), call.key, call.guess, charged(call, call.guess));
-    }
-    // The driver has enqueued the launch, or refused it.
-    void enqueued(launch_owner who, const launch_call& call, std::uint64_t note, CUresult result) noexcept {
-        client_state* const c = find(who);
-        if (c == nullptr) return;
-        if ((note & waits_inside) != 0) {
-            --c->inside;
-            wake();
-        }
-        if (call.host) return;
-        const ns predicted{static_cast<std::int64_t>((note & (returns_first - 1)) - 1)};
-        const bool untimed = (note & returns_first) != 0;
-        if (call.is_synchronous() && !untimed) return after_synchronous(*c, who.client, predicted, result);
-        launch_batches* const in = c->on(call);
-        if (in == nullptr) return;
-        if (result != CUDA_SUCCESS) {
-            const ns charge = charged(call, predicted);
-            if (in->take_back(predicted, charge)) {
-                const instant now = time_.now();
-                core_.overtook(who.client, {predicted, charge}, {ns{0}, ns{0}}, now);
-                absent_if_idle(*c, who.client, now);
-            }
-            return;
-        }
-        if (untimed) {
-            (void)in->end(true);
-            return settle(who.client, time_.now());
-        }
-        if (in->open().predicted < full_batch(*c) && !c->alone && !c->later && !call.of_thread()) return;
-        c->alone = false;
-        if (in->end(true) && std::exchange(c->samples, false)) c->sampled = time_.now();
-        settle(who.client, time_.now());
-    }
     // A client counts as present while its work is in flight, also outside of its scopes.
     void present(client_state& c, std::uint32_t number, instant now) noexcept {
         if (std::exchange(c.present, true)) return;
@@ -677,15 +656,12 @@ private:
         const bool shared = !b.call && (b.shared || b.of_others != launches_beside(number));
         if (shared) took.reset();
         const ns measured = took ? taken(b, *took) : b.predicted;
-        const std::uint32_t gaps = b.call || b.untimed ? 0 : b.launches;
+        const std::uint32_t gaps = b.call ? 0 : b.launches;
         const ns net = without_gaps(measured, gaps), expected = without_gaps(b.predicted, gaps);
         const double scale =
             expected > ns{0} ? static_cast<double>(net.count()) / static_cast<double>(expected.count()) : 0;
         const ns charge{static_cast<std::int64_t>(static_cast<double>(b.charge.count()) * scale)};
-        if (b.untimed)
-            core_.overtook(number, {b.predicted, b.charge}, {measured, charge}, now);
-        else
-            core_.finished(number, {b.predicted, b.charge}, {measured, charge}, now);
+        core_.finished(number, {b.predicted, b.charge}, {measured, charge}, now);
         if (b.launches == 1) core_.took(number, measured);
         if (b.call) c.call_takes = std::max(ns{1000}, (c.call_takes * 3 + measured) / 4);
         if (took) times_.learn(b.known(), b.launches, *took, b.exact());
@@ -820,54 +796,9 @@ private:
         begin_opening();
         return waits_opened;
     }
-    // Whether a synchronous copy or fill may return before it is over: within a device, from
-    // pageable memory to a device, and a fill of device memory. Memory of which the driver says
-    // nothing counts as a device's. (Driver API, "API synchronization behavior".)
-    [[nodiscard]] bool returns_early(const launch_call& call) const noexcept {
-        enum class memory : std::uint8_t { device, pageable, other };
-        const auto kind_of = [api = &device_->api()](CUdeviceptr p) {
-            if (p == 0 || !api->pointer_get_attribute) return memory::device;
-            unsigned kind = 0, managed = 0;
-            const CUresult code = api->pointer_get_attribute(&kind, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, p);
-            if (code == CUDA_ERROR_INVALID_VALUE) return memory::pageable;
-            (void)api->pointer_get_attribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, p);
-            const bool is_host = code == CUDA_SUCCESS && kind == CU_MEMORYTYPE_HOST;
-            return is_host || managed != 0 ? memory::other : memory::device;
-        };
-        const relaxed_capture relaxed(device_->api());
-        return kind_of(call.ends[0]) == memory::device && kind_of(call.ends[1]) != memory::other;
-    }
-    [[nodiscard]] bool has_below(launch_owner who) noexcept {
-        const client_state* const c = find(who);
-        return c != nullptr &&
-               std::ranges::any_of(clients_, [&](const client_state& o) { return o.used && o.level < c->level; });
-    }
-    // A copy has returned and is perhaps not over. If its request ended now, or the waits that were
-    // opened for it closed, the copy could stay behind a lower client's work, and that work behind
-    // the copy's request. So the thread waits for the end of the copy, but no longer than for the
-    // longest hold. The mutex is given up meanwhile.
-    void await_end(std::unique_lock<std::mutex>& lock, launch_owner who, const launch_call& call,
-                   bool opened) noexcept {
-        const instant since = time_.now();
-        ++looking_;
-        for (unsigned looks = 0; !closed_ && !device_->health().lost(); ++looks) {
-            const instant now = time_.now();
-            if (find(who) == nullptr || core_.awaited(std::nullopt, false, now, since)) break;
-            settle(who.client, now);
-            const launch_batches* const in = find(who)->on(call);
-            if (in == nullptr || !in->in_flight()) break;
-            if (!opened && is_legacy(call) && first_stopped(sync_of(call))) {
-                begin_opening();
-                opened = true;
-            }
-            nap(lock, looks);
-        }
-        --looking_;
-        if (opened) end_opening();
-    }
-    // A synchronous copy holds its thread, as a launch into the legacy stream does. It counts as
-    // over when it returns, after its predicted time. An event behind the copy would stop other
-    // streams, so only a copy that may return before it is over gets one.
+    // A synchronous copy holds its thread, as a launch into the legacy stream does. An event behind
+    // the copy would stop other streams. So the copy counts as over when it returns, after its
+    // predicted time.
     [[nodiscard]] launch_verdict before_synchronous(std::unique_lock<std::mutex>& lock, launch_owner who,
                                                     const launch_call& call, std::uint64_t& note) noexcept {
         if (in_stream_ && find(who)->requests != 0) {
@@ -881,17 +812,11 @@ private:
         client_state* const c = find(who);
         if (c == nullptr) return abandon_opening(how);
         const instant now = time_.now();
-        const bool early = returns_early(call);
-        try {
-            if (early) follow_untimed(who, *c, call, now);
-        } catch (...) {  // no memory for a new stream: after() won't be called
-            return abandon_opening(how);
-        }
         ++launches_;
         ++c->launches;
         core_.launched(who.client, {call.guess, charged(call, call.guess)}, now, false);
         present(*c, who.client, now);
-        note = (static_cast<std::uint64_t>(call.guess.count()) + 1) | how | (early ? returns_first : 0);
+        note = (static_cast<std::uint64_t>(call.guess.count()) + 1) | how;
         return launch_verdict::followed;
     }
     void after_synchronous(client_state& c, std::uint32_t number, ns predicted, CUresult result) noexcept {

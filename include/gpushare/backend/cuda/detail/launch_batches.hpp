@@ -49,7 +49,6 @@ struct launch_batch {
     bool busy = false;            // the device had earlier work until the whole batch was enqueued
     bool call = false;            // a whole call of an engine, whose launches aren't seen
     bool shared = false;          // other clients had launches in flight when it began
-    bool untimed = false;         // a synchronous copy, with an event only behind it
     std::uint64_t of_others = 0;  // the number of other clients' launches until then
     instant begun{};              // when its first launch was made
     point_state *from = nullptr, *to = nullptr;
@@ -219,15 +218,6 @@ public:
         } else {
             open_.from = record();
         }
-    }
-    /// Begins a batch that has no event in front of it, so that its time stays unknown. For the
-    /// legacy default stream, where each event stops other streams.
-    void begin_untimed(instant now) noexcept {
-        if (open_.launches != 0) return;
-        release(open_);
-        open_ = {};
-        open_.begun = now;
-        open_.untimed = true;
     }
     void add(gpushare::detail::launch_times::entry e, std::uint64_t key, ns predicted, ns charge) noexcept {
         history_.add(key);

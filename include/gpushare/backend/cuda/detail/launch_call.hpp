@@ -52,16 +52,15 @@ struct launch_call {
     wait_reach waits = wait_reach::none;
     // The thread whose per-thread default stream this is; 0: another stream.
     std::uint64_t thread = 0;
-    // The addresses of a copy, which may be host memory; of a synchronous copy or fill, where it
-    // goes to and where it comes from. For a batch of copies, plain ones or in three dimensions,
-    // the addresses are in the spans below. Valid only inside the callback.
+    // The addresses of a copy, which may be host memory. For a batch of copies, plain ones or in
+    // three dimensions, the addresses are in the spans below. Valid only inside the callback.
     std::array<CUdeviceptr, 2> ends{};
     std::array<std::span<const CUdeviceptr>, 2> lists{};
     std::span<const CUDA_MEMCPY3D_BATCH_OP> operations{};
 
     /// Whether the stream is the per-thread default stream, which differs for each thread.
     [[nodiscard]] bool of_thread() const noexcept { return stream == CU_STREAM_PER_THREAD; }
-    /// Whether the call is a synchronous copy or fill. Some of these return before they are over.
+    /// Whether the call is a synchronous copy or fill, which counts as over when the call returns.
     [[nodiscard]] bool is_synchronous() const noexcept {
         return waits == wait_reach::stream || waits == wait_reach::legacy;
     }
@@ -308,8 +307,8 @@ template <class P>
 template <class P>
 void find_ends(launch_call& to, const P& c) noexcept {
     if constexpr (requires { c.pCopy; })
-        to.ends = {end_of(c.pCopy->dstMemoryType, c.pCopy->dstHost, c.pCopy->dstDevice),
-                   end_of(c.pCopy->srcMemoryType, c.pCopy->srcHost, c.pCopy->srcDevice)};
+        to.ends = {end_of(c.pCopy->srcMemoryType, c.pCopy->srcHost, c.pCopy->srcDevice),
+                   end_of(c.pCopy->dstMemoryType, c.pCopy->dstHost, c.pCopy->dstDevice)};
     if constexpr (requires {
                       c.dst;
                       c.src;
@@ -338,23 +337,9 @@ struct synchronous_copy {
     CUpti_CallbackId id, of_thread;
     launch_call (*read)(CUpti_CallbackId id, const void* parameters) noexcept;
 };
-// Where a synchronous copy or fill goes to, and where it comes from. 0: an array, or memory that
-// the call names as the device's.
-template <class P>
-void find_both_ends(launch_call& to, const P& c) noexcept {
-    if constexpr (requires { c.pCopy; }) return find_ends(to, c);
-    if constexpr (requires { c.src; }) return find_ends(to, c);
-    if constexpr (requires { c.dstDevice; }) to.ends[0] = c.dstDevice;
-    if constexpr (requires { c.dstHost; }) to.ends[0] = reinterpret_cast<CUdeviceptr>(c.dstHost);
-    if constexpr (requires { c.srcDevice; }) to.ends[1] = c.srcDevice;
-    if constexpr (requires { c.srcHost; }) to.ends[1] = reinterpret_cast<CUdeviceptr>(c.srcHost);
-}
 template <class P, class OfThread, std::uint64_t element = 1>
 [[nodiscard]] launch_call moved_now(CUpti_CallbackId id, const void* p) noexcept {
-    const auto& c = as<P, OfThread>(p);
-    launch_call call = transfer(nullptr, id, elements_of(c) * element);
-    find_both_ends(call, c);
-    return call;
+    return transfer(nullptr, id, elements_of(as<P, OfThread>(p)) * element);
 }
 // Synchronous copies and fills, which go into the default stream. (Programming Guide, "Default
 // Stream"; Driver API, "API synchronization behavior".)
