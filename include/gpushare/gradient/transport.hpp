@@ -138,6 +138,9 @@ void make_on_all(Net& net, const Make& make, const Undo& undo, instant deadline)
     }
     try {
         auto f = net.all_reduce(std::span<const std::uint64_t>(&mine, 1), std::span(&least, 1), minimum{}, deadline);
+        // No rank goes on, and perhaps fails, before all ranks have the answer. If the barrier
+        // fails, each rank's next call reports the fault.
+        if (!f) (void)net.barrier(deadline);
         if (!f && least != good)
             f = {static_cast<errc>(least & 0xffU), collective_kind::all_reduce, static_cast<std::uint32_t>(least >> 32),
                  0};
