@@ -88,7 +88,7 @@ struct stream_beside {
     std::optional<double> end_us;  ///< when its kernel was seen to be over; none where the word was opened first
 };
 
-/// What a closed wait did to the streams beside it.
+/// The effect of a closed wait on the streams beside it.
 struct queue_sharing {
     std::array<std::uint32_t, 2> blocked{};  ///< of each group
     /// Until the last of the others was over, over the same streams' time beside an open wait; none
