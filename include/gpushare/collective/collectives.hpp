@@ -1,51 +1,52 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives of threads: one thread per rank calls them. `me` is its rank: see communicator.hpp.
+// Collectives of threads. Each rank is one thread, and every thread calls the collective with its
+// own rank `me` (see communicator.hpp).
 //
-// All-reduce: every rank gets the combination of all ranks' elements. The bits are the same on
-// every rank, at every run, by every algorithm, because each element's values are always combined
-// in the order of the ranks: floats in float or wider, integers in integers. Any length, any
-// alignment that T allows, any number of ranks from 1.
+// All-reduce: every rank gets the combination of all ranks' elements. Each element's values are
+// always combined in the order of the ranks: floats in float or wider, integers in integers. So the
+// bits are the same on every rank, at every run and by every algorithm. Arrays may have any length
+// and any alignment that T allows, and a group may have any number of ranks from 1.
 //
 //   const std::span<float> gradient(array);
 //   gpushare::all_reduce(me, gradient, std::span(out));  // a sum, out of place
 //   gpushare::all_reduce(me, gradient, gradient, gpushare::average{}, deadline);    // in place
 //
-// The others: reduce_scatter, all_gather, broadcast, reduce, all_to_all, barrier. Data goes once,
-// straight from the senders' buffers to the receivers': all ranks meet, each does its part, all
-// finish.
+// The other collectives are reduce_scatter, all_gather, broadcast, reduce, all_to_all and barrier.
+// Data is copied once, straight from the senders' buffers to the receivers': all ranks meet, each
+// rank does its part, and all ranks finish.
 //
 //   // in, out and data are spans
 //   gpushare::reduce_scatter(me, in, out);  // in: size() * out.size() elements; rank r gets part r
 //   gpushare::all_gather(me, in, out);             // out: size() * in.size() elements
 //   gpushare::broadcast(me, data, 0);
 //
-// All take a deadline, return the fault (`try_` calls) or throw it, and combine in rank order as
-// all_reduce does.
+// Every collective takes a deadline and combines in rank order, as all_reduce does. The `try_`
+// calls return the fault; the other calls throw it.
 //
-// Parts may differ in length, and be empty: all_gatherv, reduce_scatterv, all_to_allv. Ranks that
-// disagree about a length all get errc::mismatch, and none of them waits for a call that can't
-// come:
+// all_gatherv, reduce_scatterv and all_to_allv take parts that differ in length and may be empty.
+// If ranks disagree about a length, all ranks get errc::mismatch, and no rank waits for data that
+// can't come:
 //
 //   const std::uint64_t counts[] = {3, 0, 500};  // of ranks 0, 1 and 2, the same on every rank
 //   gpushare::all_gatherv(me, in, out, counts);  // in: counts[rank] elements, out: 503
 //
-// Collectives of lists work on many arrays at once, in place and without packing them. Ranks tell
-// each other where their lists are, and each rank works on its part of them. One call combines a
-// thousand small gradients. Each element is combined as all_reduce does it, so the way in which
-// arrays are put into lists never changes a bit.
+// Collectives of lists work on many arrays at once, in place and without packing the arrays. Ranks
+// tell each other where their lists are, and each rank works on its part of all lists. So one call
+// combines a thousand small gradients. Each element is combined as all_reduce combines it, so the
+// grouping of arrays into lists never changes a bit.
 //
 //   std::vector<std::span<float>> mine{weights, bias};  // the same sizes on every rank
 //   gpushare::all_reduce_list<float>(me, mine, gpushare::average{});
 //
-// In an exchange, each rank tells where its elements are, and reads only the elements of its
-// neighbours:
+// In an exchange, each rank tells the others where its elements are, and reads only its neighbours'
+// elements:
 //
 //   const std::uint32_t beside[] = {left, right};
 //   // theirs: left's elements, then right's
 //   gpushare::try_exchange(me, std::span<const float>(x), beside, std::span(theirs));
 //
-// combine() combines arrays that are all in this process, to the same bits as a collective of as
-// many ranks. It is for programs that bring other ranks' elements by their own means, for example
+// combine() combines arrays that are all in this process, to the same bits as a collective of that
+// many ranks. It serves programs that fetch other ranks' elements by their own means, for example
 // over a network:
 //
 //   gpushare::combine(3, [&](std::uint32_t r) { return parts[r].data(); }, std::span(sums), gpushare::average{});
@@ -84,11 +85,11 @@ namespace detail {
 
 }  // namespace detail
 
-/// Combines the `in` of all ranks into the `out` of every rank. All have the same size on all
-/// ranks; a rank's `in` and `out` are the same memory or don't overlap. Waits for the other ranks
-/// until `deadline` (of the steady clock). Returns the fault, if any, which is the same on every
-/// rank that was in the collective; the contents of `out` are unspecified then. Returns
-/// errc::mismatch at once if the spans differ in size.
+/// Combines the `in` of all ranks into the `out` of every rank. The arrays have the same size on
+/// all ranks. A rank's `in` and `out` are the same memory or don't overlap. Waits for the other
+/// ranks until `deadline` (of the steady clock). Returns the fault, if any, which is the same on
+/// every rank that was in the collective. After a fault the contents of `out` are unspecified.
+/// Returns errc::mismatch at once if the spans differ in size.
 template <reducible T, class Op = sum>
 [[nodiscard]] collective_fault try_all_reduce(const member& me, std::span<const std::type_identity_t<T>> in,
                                               std::span<T> out, Op op = {}, instant deadline = never) {
@@ -98,20 +99,20 @@ template <reducible T, class Op = sum>
                                  deadline);
 }
 
-/// The same, but throws operation_error with the fault's code: `asked` is the epoch, `left` the
-/// rank.
+/// try_all_reduce, but throws operation_error with the fault's code. The error's `asked` is the
+/// epoch, and `left` is the rank.
 template <reducible T, class Op = sum>
 void all_reduce(const member& me, std::span<const std::type_identity_t<T>> in, std::span<T> out, Op op = {},
                 instant deadline = never) {
     raise_fault(try_all_reduce(me, in, out, op, deadline));
 }
 
-/// Returns when all ranks have called it.
+/// Returns when all ranks have called try_barrier.
 [[nodiscard]] inline collective_fault try_barrier(const member& me, instant deadline = never) {
     return detail::run_in_thread(me, detail::barrier_body{}, deadline);
 }
 
-/// Rank r gets the combination of part r of all inputs. `out` may be that part of `in`.
+/// Rank r gets the combination of part r of all inputs. `out` may be part r of this rank's `in`.
 template <reducible T, class Op = sum>
 [[nodiscard]] collective_fault try_reduce_scatter(const member& me, std::span<const std::type_identity_t<T>> in,
                                                   std::span<T> out, Op op = {}, instant deadline = never) {
@@ -209,9 +210,9 @@ template <collective_kind Kind>
 }  // namespace detail
 
 /// Every rank gets all inputs, in the order of the ranks: `counts[r]` elements of rank r. `counts`
-/// has a number for each rank, the same on all ranks. `in` and `out` are at least as long as their
-/// elements need; `in` may be this rank's part of `out`. errc::mismatch on all ranks if counts
-/// don't fit or differ; no rank waits for its deadline then.
+/// has a number for each rank, the same on all ranks. `in` and `out` are at least as long as the
+/// counts require. `in` may be this rank's part of `out`. If the counts differ between ranks or
+/// don't fit, all ranks get errc::mismatch without waiting for their deadline.
 template <class T>
 requires std::is_trivially_copyable_v<T>
 [[nodiscard]] collective_fault try_all_gatherv(const member& me, std::span<const std::type_identity_t<T>> in,
@@ -222,8 +223,8 @@ requires std::is_trivially_copyable_v<T>
         me, detail::all_gatherv_body<T>{in.data(), in.size(), out.data(), out.size(), counts.data()}, deadline);
 }
 
-/// Rank r gets the combination of part r of all inputs, `counts[r]` elements. `out` may be that
-/// part of `in`. Otherwise as try_all_gatherv.
+/// Rank r gets the combination of part r of all inputs, `counts[r]` elements. `out` may be part r
+/// of this rank's `in`. Otherwise works as try_all_gatherv.
 template <reducible T, class Op = sum>
 [[nodiscard]] collective_fault try_reduce_scatterv(const member& me, std::span<const std::type_identity_t<T>> in,
                                                    std::span<T> out, std::span<const std::uint64_t> counts, Op op = {},
@@ -234,10 +235,10 @@ template <reducible T, class Op = sum>
         deadline);
 }
 
-/// `in` has a part for each rank, one behind the other: sends[q] elements for rank q. `out` gets
-/// the ranks' parts for this rank: receives[q] elements from rank q. Not in place. Otherwise as
-/// try_all_gatherv: if rank q sends a different number than this rank receives, all ranks get
-/// errc::mismatch.
+/// `in` has a part for each rank, one after the other: sends[q] elements for rank q. `out` gets the
+/// ranks' parts for this rank: receives[q] elements from rank q. `in` and `out` must not overlap.
+/// Otherwise works as try_all_gatherv. If rank q sends a different number than this rank receives,
+/// all ranks get errc::mismatch.
 template <class T>
 requires std::is_trivially_copyable_v<T>
 [[nodiscard]] collective_fault try_all_to_allv(const member& me, std::span<const std::type_identity_t<T>> in,
@@ -269,8 +270,8 @@ void all_to_allv(const member& me, std::span<const std::type_identity_t<T>> in, 
     raise_fault(try_all_to_allv(me, in, sends, out, receives, deadline));
 }
 
-/// out[i] = op of from(0)[i], from(1)[i], ... up to from(parts - 1)[i], in this order, computed in
-/// float or wider and rounded once. from(r) points to as many elements as `out` has, and may be
+/// out[i] = op of from(0)[i], from(1)[i], ... up to from(parts - 1)[i], in this order. Computes in
+/// float or wider, and rounds once. from(r) points to as many elements as `out` has, and may be
 /// `out` itself. `parts` is at least 1.
 template <reducible T, class From, class Op = sum>
 requires std::is_invocable_r_v<const T*, const From&, std::uint32_t>
@@ -293,10 +294,10 @@ void combine(std::uint32_t parts, const From& from, std::span<T> out, const Op& 
     one_by_one({0, out.size()});
 }
 
-/// Combines the arrays of all ranks' lists into those of every rank. A rank's arrays don't overlap
-/// each other. Otherwise as try_all_reduce; errc::mismatch if the lists' sizes differ. `finite`, if
-/// given, becomes whether no combined element is infinite or NaN: the same on all ranks. All ranks
-/// give it, or none.
+/// Combines the arrays of all ranks' lists into the arrays of every rank. A rank's arrays don't
+/// overlap each other. Returns errc::mismatch if the lists' sizes differ, and otherwise works as
+/// try_all_reduce. If `finite` is given, `*finite` says afterwards whether every combined element
+/// is finite, with the same answer on all ranks. Either all ranks pass `finite`, or none does.
 template <reducible T, class Op = sum>
 [[nodiscard]] collective_fault try_all_reduce_list(const member& me, std::span<const std::span<T>> list, Op op = {},
                                                    instant deadline = never, bool* finite = nullptr) {
@@ -304,8 +305,8 @@ template <reducible T, class Op = sum>
                                  deadline);
 }
 
-/// The same, but rank r gets only its own shard of each array (shard_of), in its own arrays; the
-/// other elements stay unchanged.
+/// As try_all_reduce_list, but rank r gets only its own shard of each array (shard_of), in its own
+/// arrays. The other elements stay unchanged.
 template <reducible T, class Op = sum>
 [[nodiscard]] collective_fault try_reduce_scatter_list(const member& me, std::span<const std::span<T>> list, Op op = {},
                                                        instant deadline = never, bool* finite = nullptr) {
@@ -313,7 +314,7 @@ template <reducible T, class Op = sum>
         me, detail::combine_list_body<collective_kind::reduce_scatter, T, Op>(list, op, finite), deadline);
 }
 
-/// The reverse: every rank gets the shards of every other rank.
+/// The reverse of try_reduce_scatter_list: every rank gets the shards of every other rank.
 template <class T>
 requires std::is_trivially_copyable_v<T>
 [[nodiscard]] collective_fault try_all_gather_list(const member& me, std::span<const std::span<T>> list,
@@ -357,9 +358,10 @@ struct exchange_body {
 
 }  // namespace detail
 
-/// `out` gets the elements of each neighbour, one array after the other. All ranks call it, with
-/// the same number of elements each; each rank has neighbours of its own, perhaps none.
-/// errc::mismatch at once for a neighbour that isn't a rank, or an `out` of another size.
+/// `out` gets the elements of each neighbour, one array after the other. All ranks call
+/// try_exchange with the same number of elements. Each rank has neighbours of its own, perhaps
+/// none. Returns errc::mismatch at once for a neighbour that isn't a rank, or an `out` of another
+/// size.
 template <class T>
 requires std::is_trivially_copyable_v<T>
 [[nodiscard]] collective_fault try_exchange(const member& me, std::span<const std::type_identity_t<T>> in,

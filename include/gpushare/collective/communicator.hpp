@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A group of ranks in one process that do collectives together: its memory, its ranks, and how it
-// is aborted.
+// A communicator is a group of ranks in one process that do collectives together. It owns their
+// memory, gives each rank a `member`, and can be aborted.
 //
 //   #include <gpushare/collective/collectives.hpp>
 //   gpushare::communicator group(4);
@@ -8,8 +8,8 @@
 //   gpushare::member me = group.rank(r);
 //   gpushare::all_reduce(me, in, out);
 //
-// The constructor allocates all memory. Groups share nothing, so overlapping groups work at the
-// same time.
+// The constructor allocates all memory. Groups share no memory, so overlapping groups can work at
+// the same time.
 #pragma once
 
 #include <algorithm>
@@ -43,21 +43,24 @@ inline namespace GPUSHARE_ABI {
 /// The shape of a group's memory.
 struct communicator_options {
     std::uint32_t channels = 1;  ///< collectives that a rank can have in flight at once
-    std::uint32_t blocks = 1;    ///< the most blocks of a rank's kernel
-    /// how much a block can leave for the other ranks; larger data isn't sent through the slot
+    std::uint32_t blocks = 1;    ///< the largest number of blocks in a rank's kernel
+    /// the space in which a block leaves data for the other ranks; larger data doesn't go through
+    /// the slot
     bytes slot{32768};
-    /// The algorithm for each size. None: the group chooses, tuning_table::measured() for threads
-    /// and for_devices() for devices.
+    /// The algorithm for each size. If there is no table, the group takes tuning_table::measured()
+    /// for threads and tuning_table::for_devices() for devices.
     std::optional<tuning_table> tuning{};
     std::uint32_t first_epoch = 0;  ///< for tests of what happens when the count wraps around
 };
 
-/// One rank of a group, on one channel. Freely copied; only one thread, or one stream, may use a
-/// rank's channel at a time (else errc::in_flight). Must not outlive the communicator.
+/// One rank of a group, on one channel. Members are copied freely, but only one thread, or one
+/// stream, may use a rank's channel at a time; a second user gets errc::in_flight. A member must
+/// not outlive its communicator.
 class member {
 public:
-    [[nodiscard]] std::uint32_t rank() const noexcept { return rank_; }  ///< from 0
-    /// ranks of the group
+    /// The rank's number, from 0.
+    [[nodiscard]] std::uint32_t rank() const noexcept { return rank_; }
+    /// the number of ranks in the group
     [[nodiscard]] std::uint32_t size() const noexcept { return view_->ranks; }
     /// The group's memory, for code that submits collectives.
     [[nodiscard]] const detail::workspace_view& view() const noexcept { return *view_; }
@@ -68,8 +71,9 @@ public:
         return view_->reports != nullptr ? static_cast<const void*>(view_->reports) : view_->workspaces;
     }
     /// Ends the channel's collectives with `why`, unless another fault has ended them before.
-    /// Doesn't wait for them. From any thread: a collective that the caller begins afterwards finds
-    /// the channel closed, whichever thread was the first.
+    /// Doesn't wait until the collectives have ended. Any thread may call close(). Each collective
+    /// that the caller begins afterwards finds the channel closed, even if another thread closed
+    /// the channel first.
     void close(const collective_fault& why) const noexcept {
         if (view_->reports != nullptr) {
             claim_or_await(view_->reports[0].claims, view_->reports[0].request, why);
@@ -79,9 +83,9 @@ public:
             detail::close_group(*view_);
         }
     }
-    /// Waits until no other rank is inside the last collective that this rank took part in. Each of
-    /// them leaves by itself, since all ranks have come. For ranks that are threads, outside a
-    /// collective.
+    /// Waits until no other rank is inside the last collective that this rank took part in. Every
+    /// such rank leaves by itself, since all ranks have come. Only for ranks that are threads, and
+    /// only outside of a collective.
     void await_last() const noexcept {
         const std::uint32_t last = progress().epoch;
         for (std::uint32_t r = 0; r < size(); ++r) {
@@ -94,16 +98,17 @@ public:
                 std::this_thread::yield();
         }
     }
-    /// The fault that close() has asked the devices to end with, packed; 0 if none.
+    /// The packed fault with which close() has asked the devices to end; 0 if close() wasn't
+    /// called.
     [[nodiscard]] std::uint64_t asked() const noexcept {
         return view_->reports == nullptr ? 0 : detail::atomic_ref{view_->reports[0].request}.load_acquire();
     }
-    /// Why the channel's collectives fail; none until one has failed. Final once all ranks have
-    /// returned.
+    /// The fault with which the channel's collectives fail; no fault until one has failed. The
+    /// answer is final once all ranks have returned.
     [[nodiscard]] collective_fault fault() const noexcept {
-        // relaxed: each word says everything itself, and is final once the kernels have ended
+        // relaxed: each word is complete by itself, and is final once the kernels have ended
         if (view_->reports != nullptr) {
-            // this rank's first; one that never ran has told nothing
+            // this rank's report comes first; a rank that never ran has reported no verdict
             for (std::uint32_t i = 0; i < size(); ++i) {
                 const std::uint32_t r = rank_ + i < size() ? rank_ + i : rank_ + i - size();
                 const std::uint64_t word = detail::atomic_ref{view_->reports[r].verdict}.load_relaxed();
@@ -119,9 +124,10 @@ public:
         const std::uint64_t verdict = detail::atomic_ref{own.verdict}.load_acquire();
         return collective_fault::unpacked(verdict != 0 ? verdict : detail::chosen_proposal(*view_));
     }
-    /// How far the rank is (its first block), for a hang_watch. Not ordered with anything. A rank
-    /// on a device reports when it leaves a collective. It reports that it is inside once it has
-    /// waited for some tens of microseconds or, in an all-reduce, has done a MiB of a block.
+    /// How far the rank's first block is, for a hang_watch. The answer isn't ordered with other
+    /// memory accesses. A rank on a device reports its progress when it leaves a collective. Inside
+    /// a collective it reports once it has waited for some tens of microseconds or, in an
+    /// all-reduce, has done a MiB of a block.
     [[nodiscard]] rank_progress progress() const noexcept {
         std::uint32_t epoch = 0, word = 0;
         if (view_->reports != nullptr) {
@@ -137,9 +143,10 @@ public:
     }
 
 private:
-    // The first of the host's threads stores the reason; the others return once it has, which is
-    // one store away. acq_rel: the threads claim only among themselves. acquire: everything that a
-    // waiting thread does after its return comes after the store.
+    // The first of the host's threads stores the reason. The other threads return once the reason
+    // is stored, which takes the first thread a single store. acq_rel: the threads claim only among
+    // themselves. acquire: everything that a waiting thread does after its return comes after the
+    // store.
     static void claim_or_await(std::uint32_t& claims, std::uint64_t& word, const collective_fault& why) noexcept {
         if (detail::atomic_ref{claims}.fetch_add_acq_rel(1) == 0)
             return detail::atomic_ref{word}.store_release(why.packed());
@@ -157,9 +164,9 @@ private:
     std::uint32_t rank_;
 };
 
-/// While it lives, a stop request ends the collectives of a rank and of its whole group: each call
-/// returns errc::stopped, now and later, and names this rank. `End` is a member, or a transport
-/// (gradient/transport.hpp), which must outlive it.
+/// While the guard lives, a stop request ends the collectives of a rank and of its whole group:
+/// each current and later call returns errc::stopped, and the fault names this rank. `End` is a
+/// member, or a transport (gradient/transport.hpp), which must outlive the guard.
 ///
 ///   const abort_on_stop guard{net, token};
 ///   auto fault = net.all_reduce(in, out, sum{}, deadline);
@@ -184,11 +191,11 @@ private:
     std::stop_callback<ender> callback_;
 };
 
-/// A group of ranks that are threads of this process. One thread makes and destroys the group while
-/// no collective runs. Const members are safe from any thread.
+/// A group of ranks that are threads of this process. One thread makes and destroys the group, at
+/// times when no collective runs. Const members are safe from any thread.
 class communicator {
 public:
-    /// Memory from operator new. Throws std::bad_alloc, or operation_error
+    /// Takes memory from operator new. Throws std::bad_alloc, or operation_error
     /// (errc::invalid_specification) for 0 ranks, channels or blocks.
     explicit communicator(std::uint32_t ranks, communicator_options options = {})
         : communicator(numbered(ranks), std::move(options)) {}
@@ -196,13 +203,13 @@ public:
     communicator(communicator&&) noexcept = default;
     communicator& operator=(communicator&&) noexcept = default;
 
-    /// How many ranks there are.
+    /// The number of ranks.
     [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(parents_.size()); }
-    /// of each rank
+    /// The number of channels of each rank.
     [[nodiscard]] std::uint32_t channels() const noexcept { return options_.channels; }
     /// The table of algorithms by size.
     [[nodiscard]] const tuning_table& tuning() const noexcept { return shared_->tuning; }
-    /// Sets the table. Only while no collective runs, since all ranks must see the same one.
+    /// Sets the table. Only while no collective runs, since all ranks must see the same table.
     void set_tuning(tuning_table table) noexcept { shared_->tuning = std::move(table); }
 
     /// Throws operation_error (errc::invalid_specification) for a rank or channel that doesn't
@@ -217,16 +224,16 @@ public:
     /// The parent_rank() of a rank that joined by grow().
     static constexpr std::uint32_t joined = std::numeric_limits<std::uint32_t>::max();
 
-    /// The number of rank `r` in the communicator from which this one was made; `r` itself if there
-    /// is none.
+    /// The number that rank `r` had in the communicator from which this communicator was made; `r`
+    /// itself if this communicator wasn't made from another.
     [[nodiscard]] std::uint32_t parent_rank(std::uint32_t r) const {
         check(r < size(), r, size(), reason::no_such_rank, "asking a communicator for a rank");
         return parents_[r];
     }
 
-    /// A group of some of the ranks, in the order given, with memory of its own. Groups may overlap
-    /// and run at once. Throws operation_error (errc::invalid_specification) for no rank, a rank
-    /// that doesn't exist, or the same rank twice.
+    /// A group of some of the ranks, in the given order, with memory of its own. Groups may overlap
+    /// and run at once. Throws operation_error (errc::invalid_specification) for an empty list, a
+    /// rank that doesn't exist, or a rank that comes twice.
     [[nodiscard]] communicator subgroup(std::span<const std::uint32_t> ranks) const {
         std::vector<bool> taken(size());
         for (const std::uint32_t r : ranks) {
@@ -246,22 +253,24 @@ public:
         return groups;
     }
 
-    /// A group of the ranks that aren't in `dead`, for going on after this group was aborted.
+    /// A group of the ranks that aren't in `dead`. The survivors go on with this group after the
+    /// old one was aborted.
     [[nodiscard]] communicator shrink(std::span<const std::uint32_t> dead) const {
         return subgroup(detail::ranks_without(dead, size()));
     }
 
-    /// A group of all ranks, in their order, followed by `joining` new ones, with memory of its
-    /// own: for ranks that replace dead ones after shrink(). The ranks change over between two
-    /// collectives; work of this group need not end before. Throws as the constructor.
+    /// A group of all ranks, in their order, followed by `joining` new ranks, with memory of its
+    /// own. The new ranks replace dead ranks after shrink(). The ranks switch to the new group
+    /// between two collectives; work of the old group need not end first. Throws as the constructor
+    /// does.
     [[nodiscard]] communicator grow(std::uint32_t joining) const {
         std::vector<std::uint32_t> parents = numbered(size());
         parents.resize(parents.size() + joining, joined);
         return communicator(std::move(parents), inherited());
     }
 
-    /// Ends every collective, now and later, on all channels: each rank's call returns this error,
-    /// unless another error came first. The fault names `rank`. Doesn't wait.
+    /// Ends every current and later collective on all channels: each rank's call returns this
+    /// error, unless another error came first. The fault names `rank`. Doesn't wait.
     void abort(std::uint32_t rank = 0, errc why = errc::aborted) const noexcept {
         for (const detail::workspace_view& v : shared_->views) {
             const member first(v, shared_->tuning, 0);
@@ -270,8 +279,8 @@ public:
         }
     }
 
-    /// The progress of each rank on one channel (of its first block), for a hang_watch. A snapshot
-    /// without order.
+    /// The progress of each rank's first block on one channel, for a hang_watch. The snapshot isn't
+    /// ordered with other memory accesses.
     [[nodiscard]] std::vector<rank_progress> progress(std::uint32_t channel = 0) const {
         check(channel < channels(), channel, channels(), reason::no_such_channel,
               "asking a communicator for a channel");
@@ -286,7 +295,7 @@ private:
             ::operator delete (p, std::align_val_t{detail::interference_bytes});
         }
     };
-    /// At a fixed address, so that members stay valid when the communicator moves.
+    /// The state lies at a fixed address, so that members stay valid when the communicator moves.
     struct shared_state {
         tuning_table tuning;
         std::unique_ptr<std::byte, aligned_delete> memory;

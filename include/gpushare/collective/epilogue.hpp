@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Epilogues: stages, composed at compile time, that are fused behind a collective. The rank that
-// has reduced a piece of the result applies the stages at once, while the piece is in registers and
-// in the first-level cache.
+// Epilogues: stages, composed at compile time, that are fused behind a collective. A rank that has
+// reduced a piece of the result applies the stages at once, while the piece is in registers and in
+// the first-level cache.
 //
 //   namespace gs = gpushare;
 //   const auto finish = gs::add(residual) | gs::rms_norm(weight, 1e-6F) | gs::cast<gs::bfloat16>();
 //   gs::run(me, gs::reduced(x, width) | finish, out);
 //
-// Stages are in epilogue_stages.hpp; epilogue_stages.hpp applies them alone, or behind a collective
-// of your own. An all-reduce with its stages is a value, too, a pipeline. Nothing has run yet:
-// fused_all_reduce.hpp runs it in the ranks' threads, submit.hpp on the devices' streams.
+// epilogue_stages.hpp has the stages; apply_rows() there applies stages alone, or behind a
+// collective of your own. An all-reduce with its stages is a value, too: a pipeline. Making a
+// pipeline runs nothing. fused_all_reduce.hpp runs the pipeline in the ranks' threads, submit.hpp
+// on the devices' streams.
 //
 //   auto p = gs::reduced(x, width) | gs::add(residual) | gs::rms_norm(weight, 1e-6F);
 //
@@ -21,21 +22,22 @@
 //       template <class V> GPUSHARE_HD V operator()(const V& x, const gpushare::place&) const { return x * x; }
 //   };
 //
-// A stage reads arrays of its own by load_floats<V>(array + at.column, at.count). V has 16 floats
-// in the host's threads, where the processor keeps them in registers of 4 or of 8, and 4 on a
-// device: a stage is called with each. A row's elements come in ascending order of columns, from
-// several threads for different elements. Two kinds of stages differ from that:
-//  a sink       has `template <class V> void store(const V& x, const place& at) const` instead: it
-//  writes x, and x
-//               goes on unchanged.
-//  a row stage  needs to have seen the whole row, once or several times: see row_stage.
+// A stage reads arrays of its own by load_floats<V>(array + at.column, at.count). In the host's
+// threads V has 16 floats, which lie in registers of 4 or of 8; on a device V has 4 floats. So a
+// stage must accept each of these types. One thread gets its elements of a row in ascending order
+// of columns; different elements of a row may come from different threads. Some stages need another
+// form:
+//  - A sink has `template <class V> void store(const V& x, const place& at) const` in place of the
+//    call operator. A sink writes x, and x goes on unchanged.
+//  - A row stage looks at the whole row, once or several times, before it changes the row: see
+//    row_stage.
+//  - A group stage looks at some neighbouring columns first: see group_stage.
 // A sink, or a row stage with publish(), that writes to all ranks is also a sharing_stage. A stage
 // that any rank may run on any row says so: see any_row_stage.
-// A group stage needs to have seen some neighbouring columns: see group_stage.
 //
 // The result doesn't depend on the number of ranks, on the rank that reduces a piece, or on which
-// parts are fused. It depends on the elements and, if a stage adds up a row, on the number of
-// threads of a block, since that is the order of the sum (see row_sum).
+// parts are fused. The result depends on the elements and, if a stage adds up a row, on the number
+// of threads in a block, which decides the order of the additions (see row_sum).
 #pragma once
 
 #include <concepts>
@@ -54,39 +56,40 @@ inline namespace GPUSHARE_ABI {
 
 /// Where a few elements are: `count` columns of one row, from `column` on.
 struct place {
-    std::size_t row = 0;        ///< of the whole result
-    std::size_t shard_row = 0;  ///< of the rows that this rank reduces
-    std::size_t column = 0;     ///< the first
+    std::size_t row = 0;        ///< the row in the whole result
+    std::size_t shard_row = 0;  ///< the row, counted among the rows that this rank reduces
+    std::size_t column = 0;     ///< the first column
     std::size_t width = 0;      ///< columns of a row
-    std::uint32_t count = 0;    ///< how many elements are valid; the others hold anything
+    std::uint32_t count = 0;    ///< how many elements are valid; the rest are unspecified
     bool streams = false;       ///< hint to sinks: store past the caches
 };
 
-/// The rows of one call.
+/// The rows that one call works on.
 struct row_range {
-    std::size_t first = 0;  ///< row of the whole result
-    std::size_t rows = 0;   ///< how many
+    std::size_t first = 0;  ///< the first row, in the whole result
+    std::size_t rows = 0;   ///< the number of rows
     std::size_t width = 0;  ///< elements of a row
-    /// the first row that this rank reduces: shards are counted from there
+    /// the first row that this rank reduces: place::shard_row counts from this row
     std::size_t shard_first = 0;
-    bool streams = false;  ///< see place
+    bool streams = false;  ///< as place::streams
 };
 
-/// Sums a row. Each thread has partial sums, 16 on a host and 4 on a device, each over its columns
-/// in ascending order; these, and then the threads' sums, are added as trees. So a device may round
-/// otherwise than a host, and a block than one of other size.
+/// Sums a row. Each thread has several partial sums, 16 on a host and 4 on a device, and each
+/// partial sum runs over its columns in ascending order. The partial sums, and then the threads'
+/// sums, are added as trees. So a device may round differently than a host, and blocks of different
+/// sizes may round differently as well.
 struct row_sum {
     static constexpr float none = 0;  ///< changes no sum
-    /// Their sum.
+    /// The sum of both.
     template <class R>
     GPUSHARE_HD R operator()(const R& a, const R& b) const noexcept {
         return a + b;
     }
 };
-/// The largest number of a row, NaN if there is one. For numbers that aren't negative.
+/// The largest number of a row, or NaN if the row has one. The numbers must not be negative.
 struct row_max {
     static constexpr float none = 0;  ///< changes no maximum
-    /// The larger.
+    /// The larger of both.
     template <class R>
     GPUSHARE_HD R operator()(const R& a, const R& b) const noexcept {
         return detail::larger_lanes{}(a, b);
@@ -105,14 +108,15 @@ concept sink_stage = std::copyable<S> && requires(const S& s, const floats<4>& x
     { s.store(x, at) } -> std::same_as<void>;
 };
 
-/// A stage that looks at a whole row, once or several times, before it changes it:
-///   looks                         how often it looks
-///   combine                       row_sum or row_max
-///   learnt                        type of what it knows of the row: trivially copyable
-///   measure<Look>(x, at, known)   maps a few elements to what this look combines over the row
-///   learn(look, total, at, known) updates `known` with the result of a look
-///   apply(x, at, known)           the new elements
-///   publish(at, known)            optional: called once a row by one thread
+/// A stage that looks at a whole row, once or several times, before it changes the row:
+///  - `looks`: how often the stage looks
+///  - `combine`: row_sum or row_max
+///  - `learnt`: the type of the stage's knowledge about a row, trivially copyable
+///  - `measure<Look>(x, at, known)` maps a few elements to the numbers that this look combines over
+///    the row
+///  - `learn(look, total, at, known)` updates `known` with the result of a look
+///  - `apply(x, at, known)` returns the new elements
+///  - `publish(at, known)` is optional: one thread calls it once for each row
 template <class S>
 concept row_stage = std::copyable<S> && std::is_trivially_copyable_v<typename S::learnt> &&
     requires(const S& s, const floats<4>& x, const place& at, typename S::learnt& known) {
@@ -124,14 +128,14 @@ concept row_stage = std::copyable<S> && std::is_trivially_copyable_v<typename S:
 };
 
 /// A stage that looks at `group` neighbouring columns of a row before it changes them. Groups are
-/// counted from column 0; the last group of a row may be shorter. No row stage and no other group
-/// stage stands behind it.
-///   group                  columns of a group: a power of two from 16 to 128
-///   learnt                 type of what it knows of a group: trivially copyable
-///   learn(largest, known)  makes `known` of the group's largest magnitude, which is infinity if
-///                          one is infinite or NaN
-///   apply(x, at, known)    the new elements
-///   publish(at, known)     called once a group by one thread; `at` is the first element
+/// counted from column 0; the last group of a row may be shorter. Neither a row stage nor another
+/// group stage may follow.
+///  - `group`: the columns of a group, a power of two from 16 to 128
+///  - `learnt`: the type of the stage's knowledge about a group, trivially copyable
+///  - `learn(largest, known)` computes `known` from the group's largest magnitude, which is
+///    infinity if an element is infinite or NaN
+///  - `apply(x, at, known)` returns the new elements
+///  - `publish(at, known)`: one thread calls it once for each group; `at` is the first element
 template <class S>
 concept group_stage = std::copyable<S> && std::is_trivially_copyable_v<typename S::learnt> &&
     requires(const S& s, const floats<4>& x, const place& at, typename S::learnt& known) {
@@ -141,50 +145,53 @@ concept group_stage = std::copyable<S> && std::is_trivially_copyable_v<typename 
     { s.publish(at, known) } -> std::same_as<void>;
 };
 
-/// A row stage that writes the values that it has computed for each row. It is a concept of its
-/// own, because nvcc 13.0 crashes if a template's body asks the same in a requires-expression that
-/// names its parameters.
+/// A row stage that writes the values that it has computed for each row. The concept exists because
+/// nvcc 13.0 crashes if a template's body asks the same question in a requires-expression that
+/// names the template's parameters.
 template <class S>
 concept publishing_stage = row_stage<S> && requires(const S& s, const place& at, const typename S::learnt& known) {
     { s.publish(at, known) } -> std::same_as<void>;
 };
 
-/// A stage that writes the same to one array of every rank: shares() is this rank's array, and
-/// with(p) is the stage that writes to p instead. An epilogue behind a collective has at most four
-/// of them.
+/// A stage that writes the same values to one array of every rank. shares() is this rank's array,
+/// and with(p) is the stage that writes to p instead. An epilogue behind a collective has at most
+/// four sharing stages.
 template <class S>
 concept sharing_stage = requires(const S& s, void* p) {
     { s.shares() } -> std::same_as<void*>;
     { s.with(p) } -> std::same_as<S>;
 };
 
-/// A stage that doesn't look at place::shard_row, nor at an array with one rank's rows only: any
-/// rank may run it on any row. It declares `static constexpr bool any_row = true`. An all-reduce of
-/// few bytes takes half the waits if all stages do (fused_plan::one_shot).
+/// A stage that any rank may run on any row, because the stage uses neither place::shard_row nor an
+/// array that has only one rank's rows. It declares `static constexpr bool any_row = true`. If all
+/// stages are any_row_stages, an all-reduce of few bytes waits once instead of twice
+/// (fused_plan::one_shot).
 template <class S>
 concept any_row_stage = requires {
     requires S::any_row;
 };
 
-/// Any stage.
+/// Any of these stages.
 template <class S>
 concept epilogue_stage = element_stage<S> || sink_stage<S> || row_stage<S> || group_stage<S>;
 
-/// Stages, the first of them first. A plain value: copied into a kernel's arguments with all its
-/// stages.
+/// A list of stages, in the order in which they run. A plain value, which is copied into a kernel's
+/// arguments with all its stages.
 template <class... Stages>
 struct epilogue {
-    static constexpr std::uint32_t size = 0;     ///< stages
+    static constexpr std::uint32_t size = 0;     ///< the number of stages
     static constexpr std::uint32_t sharing = 0;  ///< stages that write to all ranks
-    static constexpr bool whole_rows = false;    ///< whether it can be applied to whole rows only
-    static constexpr bool any_row = true;        ///< whether all stages are any_row_stages
-    /// Puts the addresses of this rank's arrays that all ranks write to into a list: none.
+    /// Whether the epilogue can be applied to whole rows only.
+    static constexpr bool whole_rows = false;
+    static constexpr bool any_row = true;  ///< whether all stages are any_row_stages
+    /// Puts the addresses of this rank's arrays that sharing stages write to into a list. This
+    /// epilogue has none.
     GPUSHARE_HD void collect(void**) const noexcept {}
 };
-/// A stage, and those behind it.
+/// A stage, followed by the remaining stages.
 template <class First, class... Rest>
 struct epilogue<First, Rest...> {
-    static constexpr std::uint32_t size = 1 + sizeof...(Rest);  ///< stages
+    static constexpr std::uint32_t size = 1 + sizeof...(Rest);  ///< the number of stages
     /// Whether the epilogue can only be applied to whole rows.
     static constexpr bool whole_rows = row_stage<First> || group_stage<First> || epilogue<Rest...>::whole_rows;
     static_assert(!(group_stage<First> && epilogue<Rest...>::whole_rows),
@@ -194,8 +201,8 @@ struct epilogue<First, Rest...> {
     /// How many stages write to all ranks.
     static constexpr std::uint32_t sharing = (sharing_stage<First> ? 1 : 0) + epilogue<Rest...>::sharing;
 
-    First stage;             ///< the first
-    epilogue<Rest...> rest;  ///< the others
+    First stage;             ///< the first stage
+    epilogue<Rest...> rest;  ///< the remaining stages
 
     /// Puts the addresses of this rank's arrays to which sharing stages write into `to`, in the
     /// order of the stages: `sharing` addresses.
@@ -220,7 +227,7 @@ template <std::uint32_t I, class First, class... Rest>
         return stage_of<I - 1>(e.rest);
 }
 
-/// Sharing stages before stage I.
+/// The number of sharing stages before stage I.
 template <std::uint32_t I, class First, class... Rest>
 [[nodiscard]] GPUSHARE_HD constexpr std::uint32_t sharing_before(const epilogue<First, Rest...>*) noexcept {
     if constexpr (I == 0)
@@ -279,17 +286,17 @@ struct result_of_stages<T, First, Rest...> : result_of_stages<typename First::re
 
 }  // namespace detail
 
-/// An all-reduce of `count` elements in rows of `width`, and the stages behind it. A value that
-/// points to its arrays. `out_type` is the type of the result: that of the last cast() or
-/// quantise(), else T.
+/// An all-reduce of `count` elements in rows of `width`, and the stages behind it. A pipeline is a
+/// value that points to its arrays. `out_type` is the type of the result: that of the last cast()
+/// or quantise(), or else T.
 template <class T, class Op, class... Stages>
 struct pipeline {
     /// The type of the result's elements.
     using out_type = typename detail::result_of_stages<T, Stages...>::type;
 
-    const T* in = nullptr;       ///< the elements of this rank
-    std::size_t count = 0;       ///< elements
-    std::size_t width = 1;       ///< elements of a row
+    const T* in = nullptr;       ///< this rank's elements
+    std::size_t count = 0;       ///< the number of elements
+    std::size_t width = 1;       ///< the elements of a row
     Op op{};                     ///< how the ranks' elements are combined
     epilogue<Stages...> list{};  ///< the stages that follow
 
@@ -303,8 +310,8 @@ struct pipeline {
     }
 };
 
-/// The beginning of a pipeline: the sum of all ranks' elements, or their combination by `op`.
-/// Nothing runs yet. The elements are whole rows of `width`.
+/// The beginning of a pipeline: the sum of all ranks' elements, or their combination by `op`. The
+/// elements form whole rows of `width`. reduced() runs nothing.
 template <class R, class Op = sum>
 requires requires(const R& r) { std::span(r); }
 [[nodiscard]] constexpr auto reduced(const R& in, std::size_t width, Op op = {}) {

@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stages of an epilogue: element-wise ones, sinks that write elements to an array, norms,
+// The stages of an epilogue: element-wise stages, sinks that write elements to an array, norms, and
 // quantisation.
 //
 //   auto finish = gpushare::add(residual) | gpushare::silu() | gpushare::into(copy) | gpushare::cast<gpushare::bfloat16>();
 //   // adds the residual, and stores the sum in it
 //   auto keeps_sum = gpushare::add_to(residual) | gpushare::silu();
 //
-// Arrays are vectors, spans or anything with std::data; where rows don't lie one right after the
-// other, rows(p, pitch).
-//  x          has the rows of the result that its rank keeps (all; by run_sharded its shard). A
-//  sink: the rank that
-//             reduces a row writes it to the arrays of all ranks that keep it
-//  shard(x)   has the rows that its rank reduces. A sink: that rank alone writes to it
-// Arrays must last until the collective is done.
+// A stage takes an array as a vector, a span or anything with std::data. If rows don't lie one
+// right after the other, use rows(p, pitch). Arrays must last until the collective is done. An
+// array holds one of two sets of rows:
+//  - `x` has the rows of the result that its rank keeps: all rows, or after run_sharded the rank's
+//    shard. For a sink, the rank that reduces a row writes the row to the arrays of all ranks that
+//    keep it.
+//  - `shard(x)` has the rows that its rank reduces. For a sink, only that rank writes the rows.
 //
-// rms_norm and layer_norm normalise whole rows. Weights and biases have one number a column;
-// without them the row is only normalised.
+// rms_norm and layer_norm normalise whole rows. Weights and biases have one number for each column.
+// Without weights and biases, the row is only normalised.
 //
 //   auto normed = gpushare::add(residual) | gpushare::rms_norm(weight, 1e-6F) | gpushare::cast<gpushare::bfloat16>();
 //
-// quantise is to int8_t, fp8_e4m3 or fp8_e5m2: an element x is stored as q, with x close to q *
-// scale.
+// quantise converts to int8_t, fp8_e4m3 or fp8_e5m2. An element x is stored as q, with x close to q
+// * scale.
 //
 //   auto one = normed | gpushare::quantise<std::int8_t>(0.02F);  // one scale, given
 //   // one for each row, given
@@ -28,26 +28,26 @@
 //   // one for each row, computed and written to of_row
 //   auto computed = normed | gpushare::quantise<std::int8_t>(of_row);
 //
-// A scale of the whole tensor isn't known before the last row is reduced. So, as in training,
-// row_maxima(largest) writes the largest magnitude of each row, from which the scale of the next
-// step is computed.
+// The scale of a whole tensor isn't known before the last row is reduced. So row_maxima(largest)
+// writes the largest magnitude of each row, and the program computes the scale of the next step
+// from these magnitudes, as is usual in training.
 //
-// A computed scale is max(largest magnitude of the row / largest q, smallest normal float), so that
-// a row of zeros has one, too. q is x times the scale's reciprocal, rounded to nearest even and
-// clamped to +-largest q. A NaN in a row makes its scale NaN.
+// A computed scale is max(largest magnitude of the row / largest q, smallest normal float), so a
+// row of zeros has a scale, too. q is x times the scale's reciprocal, rounded to nearest even and
+// clamped to +-largest q. A NaN in a row makes the row's scale NaN.
 //
-// quantise_groups has a scale for each group of neighbouring columns: rows * ceil(width / 128) of
-// them.
+// quantise_groups has a scale for each group of neighbouring columns: rows * ceil(width / 128)
+// scales in all.
 //
 //   auto by_group = normed | gpushare::quantise_groups<gpushare::fp8_e4m3>(of_group);
 //
 // quantise_nvfp4 stores two elements in a byte, with an fp8 scale for each 16 columns and one scale
-// of the whole tensor, which is given: an element x is close to q * scale * whole.
+// for the whole tensor, which the caller gives. An element x is close to q * scale * whole.
 //
 //   auto four_bits = normed | gpushare::quantise_nvfp4(of_16, largest_of_last_step / (6 * 448));
 //
-// apply_rows applies an epilogue to rows of elements, without a collective: by the same code
-// (detail/epilogue_run.hpp) that runs it behind an all-reduce.
+// apply_rows applies an epilogue to rows of elements without a collective. An all-reduce runs its
+// epilogue by the same code (detail/epilogue_run.hpp).
 //
 //   const auto scaled = gpushare::rms_norm(weight, 1e-6F) | gpushare::cast<gpushare::bfloat16>();
 //   float scratch[4096];
@@ -60,11 +60,11 @@
 //   const gpushare::shared_outputs outputs{arrays, ranks, scaled.sharing};
 //   gpushare::apply_rows(ctx, scaled, range, my_source{}, scratch, outputs);
 //
-// It passes over each row once, and once more for each look of a row stage; in between the row lies
-// in `scratch`.
+// apply_rows passes over each row once, and once more for each look of a row stage. Between the
+// passes the row lies in `scratch`.
 //
-// A chain of element-wise stages needs no scratch and is a kernel, for the operations between two
-// engines' calls: one pass over memory, on any launcher. Host and device run the same code.
+// A chain of element-wise stages needs no scratch. The chain is a kernel for the operations between
+// two engines' calls: one pass over memory, on any launcher. Host and device run the same code.
 //
 //   auto chain = gpushare::elements(x, width) | gpushare::bias(b) | gpushare::silu() | gpushare::into(y);
 //   stream.launch({.blocks = 4, .threads = 256}, chain);
@@ -88,18 +88,18 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Two numbers of 4 bits in a byte, the first in the low half: the toolkit's __nv_fp4x2_e2m1, and
-/// the order in which cuBLASLt takes CUDA_R_4F_E2M1. They are E2M1 of the OCP microscaling formats
-/// 1.0: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives.
+/// Two numbers of 4 bits in a byte, the first number in the low half: the toolkit's
+/// __nv_fp4x2_e2m1, and the order in which cuBLASLt takes CUDA_R_4F_E2M1. The format is E2M1 of the
+/// OCP microscaling formats 1.0: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives.
 class fp4_pair {
 public:
     fp4_pair() = default;  ///< leaves the bits unset
-    /// Rounds each to nearest, ties to even. Numbers above 6 become 6; so does a NaN, as by
-    /// the toolkit.
+    /// Rounds each number to nearest, ties to even. Numbers above 6 become 6. A NaN becomes 6 as
+    /// well, as in the toolkit.
     GPUSHARE_HD constexpr fp4_pair(float first, float second) noexcept
         : bits_(static_cast<std::uint8_t>(narrow(first) | narrow(second) << 4)) {}
 
-    /// The pair with those bits.
+    /// The pair with these bits.
     [[nodiscard]] GPUSHARE_HD static constexpr fp4_pair from_bits(std::uint8_t bits) noexcept {
         fp4_pair p{};
         p.bits_ = bits;
@@ -116,8 +116,8 @@ private:
     [[nodiscard]] GPUSHARE_HD static constexpr std::uint32_t narrow(float x) noexcept {
         const std::uint32_t bits = __builtin_bit_cast(std::uint32_t, x);
         const float a = __builtin_bit_cast(float, bits & 0x7fff'ffffU);
-        // One more for each middle between two neighbours that is below. A middle itself goes to
-        // the even neighbour.
+        // The code is the number of midpoints between neighbouring values that lie below `a`. A
+        // midpoint itself rounds to the even neighbour.
         const std::uint32_t code = (a > 0.25F ? 1U : 0U) + (a >= 0.75F ? 1U : 0U) + (a > 1.25F ? 1U : 0U) +
                                    (a >= 1.75F ? 1U : 0U) + (a > 2.5F ? 1U : 0U) + (a >= 3.5F ? 1U : 0U) +
                                    (a > 5.0F ? 1U : 0U);
@@ -135,7 +135,7 @@ private:
 static_assert(sizeof(fp4_pair) == 1 && std::is_trivial_v<fp4_pair>);
 
 namespace detail {
-/// How many elements of a row a T holds.
+/// The number of elements of a row that a T holds.
 template <class T>
 inline constexpr std::size_t columns_in = std::same_as<T, fp4_pair> ? 2 : 1;
 template <class S>
@@ -143,12 +143,12 @@ inline constexpr std::size_t columns_stored = 1;
 template <class S>
 requires requires { typename S::stored_type; }
 inline constexpr std::size_t columns_stored<S> = columns_in<typename S::stored_type>;
-/// The width of a row is a multiple of this: 2 if a stage stores pairs, otherwise 1. The second
-/// half of a pair at the end of a row would be in the next row, or outside of the array.
+/// The width of a row is a multiple of row_unit: 2 if a stage stores pairs, otherwise 1. With an
+/// odd width, the second half of the last pair would lie in the next row, or outside of the array.
 template <class... Stages>
 inline constexpr std::size_t row_unit = ((columns_stored<Stages> == 2) || ...) ? 2 : 1;
 
-/// To the pairs from `to` on, of the first `n` elements: an even number.
+/// Stores the first `n` elements, an even number, to the pairs from `to` on.
 template <std::uint32_t N, std::uint32_t W>
 GPUSHARE_FLAT GPUSHARE_HD void store_pairs(fp4_pair* to, const floats<N, W>& x, std::uint32_t n) noexcept {
 #ifdef __CUDA_ARCH__
@@ -167,16 +167,16 @@ GPUSHARE_FLAT GPUSHARE_HD void store_pairs(fp4_pair* to, const floats<N, W>& x, 
 }
 }  // namespace detail
 
-/// A matrix of T: all rows, or a rank's shard of them. `pitch` is the number of elements of the
-/// type T from a row to the next; 0: as many as the result's columns take. An fp4_pair is two
-/// columns, and rows have an even number of them.
+/// A matrix of T: all rows, or a rank's shard of the rows. `pitch` is the number of elements of
+/// type T from one row to the next; 0 means as many as the result's columns take. An fp4_pair is
+/// two columns, and rows of pairs have an even number of columns.
 template <class T, bool Shard>
 struct matrix {
-    using value_type = std::remove_const_t<T>;  ///< of an element
+    using value_type = std::remove_const_t<T>;  ///< the type of an element
     static constexpr bool is_shard = Shard;     ///< whether it has the rows of one rank only
 
-    T* data;            ///< row 0
-    std::size_t pitch;  ///< elements from a row to the next
+    T* data;            ///< the address of row 0
+    std::size_t pitch;  ///< elements from one row to the next
 
     /// Where the elements of `p` are.
     [[nodiscard]] GPUSHARE_HD T* at(const place& p) const noexcept {
@@ -234,7 +234,7 @@ struct adding {
     }
 };
 }  // namespace detail
-/// x + residual: the same elements of another array.
+/// x + residual: adds the same elements of another array.
 template <class R>
 [[nodiscard]] constexpr auto add(const R& residual) noexcept {
     return detail::adding<decltype(detail::as_const_matrix(residual))>{detail::as_const_matrix(residual)};
@@ -284,7 +284,7 @@ struct rectifying {
 };
 }  // namespace detail
 
-/// max(x, 0); NaN stays.
+/// max(x, 0); a NaN stays.
 [[nodiscard]] constexpr detail::rectifying relu() noexcept { return {}; }
 
 namespace detail {
@@ -330,8 +330,8 @@ struct mapping {
     }
 };
 }  // namespace detail
-/// f(x) of each element, one by one: for functions that can't be written on gpushare::floats. On a
-/// device, a functor.
+/// Applies f(x) to each element, one by one, for functions that can't be written on
+/// gpushare::floats. On a device, f must be a functor.
 template <class F>
 requires std::is_invocable_r_v<float, const F&, float>
 [[nodiscard]] constexpr detail::mapping<F> map(F f) noexcept { return {f}; }
@@ -341,7 +341,7 @@ template <movable_number T>
 struct rounding {
     static constexpr bool any_row = true;
     using rounded_type = T;
-    using result_type = T;  // of a collective that ends so
+    using result_type = T;  // the element type of a collective that ends with this stage
 
     template <class V>
     [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V operator()(const V& x, const place&) const noexcept {
@@ -349,7 +349,8 @@ struct rounding {
     }
 };
 }  // namespace detail
-/// Rounds x to T, for the stages behind it; the result of the collective is stored as T.
+/// Rounds x to T for the stages behind, and makes T the type in which the collective stores its
+/// result.
 template <movable_number T>
 [[nodiscard]] constexpr detail::rounding<T> cast() noexcept {
     return {};
@@ -378,8 +379,8 @@ struct storing {
     }
 };
 }  // namespace detail
-/// Writes x to `out`, rounded to its element type; x itself goes on unchanged. May be anywhere in
-/// an epilogue, any number of times.
+/// Writes x to `out`, rounded to the element type of `out`; x itself goes on unchanged. An epilogue
+/// may have any number of these sinks, anywhere.
 template <class R>
 [[nodiscard]] constexpr auto into(R&& out) noexcept {
     return detail::storing<decltype(detail::as_matrix(out))>{detail::as_matrix(out)};
@@ -438,7 +439,7 @@ template <class R>
     const auto* const p = detail::as_pointer(weight);
     return detail::rms_normalising<std::remove_cvref_t<decltype(*p)>>{p, epsilon};
 }
-/// The same without weights.
+/// rms_norm without weights.
 [[nodiscard]] constexpr detail::rms_normalising<float> rms_norm(float epsilon) noexcept { return {nullptr, epsilon}; }
 
 namespace detail {
@@ -447,7 +448,7 @@ template <movable_number W, movable_number O>
 struct layer_normalising {
     static constexpr bool any_row = true;
     using combine = row_sum;
-    // The variance is computed around the mean: as a difference of two large sums it would lose its
+    // The variance is computed around the mean, because a difference of two large sums would lose
     // precision.
     static constexpr std::uint32_t looks = 2;
     struct learnt {
@@ -485,10 +486,11 @@ struct layer_normalising {
 static_assert(row_stage<layer_normalising<float, float>>);
 }  // namespace detail
 
-/// (x - mean) / sqrt(variance + epsilon) * weight[column] + offset[column], with mean and variance
-/// of the row (Ba, Kiros and Hinton, arXiv 1607.06450). The bits of mean and variance depend on
-/// where they are summed up (see row_sum): a device's result may differ from a host's by some ulps
-/// of the added values. They never depend on the rank, the collective or the row.
+/// (x - mean) / sqrt(variance + epsilon) * weight[column] + offset[column], with the mean and the
+/// variance of the row (Ba, Kiros and Hinton, arXiv 1607.06450). The bits of mean and variance
+/// depend on the order of the additions (see row_sum), so a device's result may differ from a
+/// host's by some ulps of the added values. The bits never depend on the rank, the collective or
+/// the row.
 template <class W, class O>
 [[nodiscard]] constexpr auto layer_norm(const W& weight, const O& offset, float epsilon) noexcept {
     const auto* const w = detail::as_pointer(weight);
@@ -496,12 +498,12 @@ template <class W, class O>
     return detail::layer_normalising<std::remove_cvref_t<decltype(*w)>, std::remove_cvref_t<decltype(*o)>>{w, o,
                                                                                                            epsilon};
 }
-/// The same without weights and offsets.
+/// layer_norm without weights and offsets.
 [[nodiscard]] constexpr detail::layer_normalising<float, float> layer_norm(float epsilon) noexcept {
     return {nullptr, nullptr, epsilon};
 }
 
-/// The types to quantise to.
+/// The types that quantise() can convert to.
 template <class T>
 concept quantised_number = std::same_as<T, std::int8_t> || std::same_as<T, fp8_e4m3> || std::same_as<T, fp8_e5m2>;
 
@@ -515,7 +517,7 @@ template <quantised_number T>
 }
 
 namespace detail {
-/// A number for each row: of all rows, or of a shard's.
+/// A number for each row: for all rows, or for a shard's rows.
 template <class T, bool Shard>
 struct of_rows {
     static constexpr bool is_shard = Shard;
@@ -566,7 +568,7 @@ struct row_scaling {
     }
 };
 
-/// Finds the scale of each row, tells the ranks and divides by it.
+/// Finds the scale of each row, writes the scale to the ranks' arrays and divides by it.
 template <quantised_number Q, bool Shard>
 struct row_fitting {
     static constexpr bool any_row = !Shard;
@@ -599,7 +601,7 @@ struct row_fitting {
 };
 static_assert(publishing_stage<row_fitting<std::int8_t, false>>);
 
-/// Notes the largest magnitude of each row; changes nothing.
+/// Writes the largest magnitude of each row; doesn't change the elements.
 template <bool Shard>
 struct maxima_noting {
     static constexpr bool any_row = !Shard;
@@ -630,7 +632,7 @@ struct maxima_noting {
 };
 static_assert(publishing_stage<maxima_noting<false>> && sharing_stage<maxima_noting<false>>);
 
-/// A number for each group of columns of each row, row by row: of all rows, or of a shard's.
+/// A number for each group of columns of each row, row by row: for all rows, or for a shard's rows.
 template <class T, std::uint32_t Group, bool Shard>
 struct of_groups {
     T* data;
@@ -639,7 +641,7 @@ struct of_groups {
     }
 };
 
-/// Finds the scale of each group, tells the ranks and divides by it.
+/// Finds the scale of each group, writes the scale to the ranks' arrays and divides by it.
 template <quantised_number Q, std::uint32_t Group, bool Shard>
 struct group_fitting {
     static_assert(Group >= 16 && Group <= 128 && (Group & (Group - 1)) == 0,
@@ -656,7 +658,8 @@ struct group_fitting {
     GPUSHARE_HD void learn(float largest, learnt& known) const noexcept {
         known.scale = detail::larger_lanes{}(detail::quotient_of(largest, largest_quantum<Q>()), 0x1p-126F);
         known.inverse = detail::quotient_of(1.0F, known.scale);
-        // The same NaN everywhere: those of arithmetic differ between machines.
+        // Stores the same NaN everywhere, because the NaNs that arithmetic yields differ between
+        // machines.
         if (largest == __builtin_huge_valf()) known.scale = __builtin_bit_cast(float, 0x7fff'ffff);
     }
     template <class V>
@@ -671,8 +674,8 @@ struct group_fitting {
 };
 static_assert(group_stage<group_fitting<fp8_e4m3, 128, false>> && sharing_stage<group_fitting<fp8_e4m3, 128, false>>);
 
-/// Finds the fp8 scale of each 16 columns, tells the ranks and divides by that and by the scale of
-/// the tensor.
+/// Finds the fp8 scale of each 16 columns, writes the scale to the ranks' arrays, and divides by
+/// the product of this scale and the tensor's scale.
 template <bool Shard>
 struct nvfp4_fitting {
     static constexpr bool any_row = !Shard;
@@ -705,8 +708,9 @@ struct nvfp4_fitting {
 static_assert(group_stage<nvfp4_fitting<false>> && sharing_stage<nvfp4_fitting<false>>);
 }  // namespace detail
 
-/// Writes the largest magnitude of each row to `out`, one float a row, of every rank that keeps the
-/// row; with shard(out), of this rank's own rows.
+/// Writes the largest magnitude of each row to `out`, one float for each row. Every rank that keeps
+/// the row gets the magnitude in its `out`; with shard(out), each rank gets only its own rows'
+/// magnitudes.
 template <class R>
 [[nodiscard]] constexpr auto row_maxima(R&& out) noexcept {
     const auto m = detail::as_matrix(out);
@@ -719,7 +723,7 @@ struct given_row_scales {
     of_rows<const float, Shard> of;
 };
 }  // namespace detail
-/// A positive scale for each row.
+/// A positive scale for each row, given by the caller.
 template <class R>
 [[nodiscard]] constexpr auto given_scales(const R& of_row) noexcept {
     const auto m = detail::as_const_matrix(of_row);
@@ -736,24 +740,25 @@ template <quantised_number Q, bool Shard>
 [[nodiscard]] constexpr detail::row_scaling<Q, Shard> quantise(detail::given_row_scales<Shard> scales) noexcept {
     return {scales.of};
 }
-/// Quantises by a scale computed for each row and written to `scales`, one float a row, of every
-/// rank that keeps the row; with shard(scales), of this rank's own rows.
+/// Quantises by a scale that is computed for each row, and writes the scales to `scales`, one float
+/// for each row. Every rank that keeps the row gets its scale; with shard(scales), each rank gets
+/// only its own rows' scales.
 template <quantised_number Q, class R>
 requires(!std::is_arithmetic_v<std::remove_cvref_t<R>>) [[nodiscard]] constexpr auto quantise(R&& scales) noexcept {
     const auto m = detail::as_matrix(scales);
     return detail::row_fitting<Q, decltype(detail::as_matrix(scales))::is_shard>{{m.data}};
 }
 
-/// Quantises by a scale computed for each `Group` neighbouring columns of a row: 16, 32, 64 or 128.
-/// The scales are written to `scales`, row by row, ceil(width / Group) floats for each, of every
-/// rank that keeps the row; with shard(scales), of this rank's own rows. The last group of a row
-/// may be shorter.
+/// Quantises by a scale that is computed for each `Group` neighbouring columns of a row: 16, 32, 64
+/// or 128. The scales are written to `scales` row by row, ceil(width / Group) floats for each row.
+/// Every rank that keeps the row gets its scales; with shard(scales), each rank gets only its own
+/// rows' scales. The last group of a row may be shorter.
 ///
-/// A scale is max(largest magnitude of the group / largest q, smallest normal float), and q is as
-/// of a row's scale. To fp8_e4m3, q * scale is off by at most |x| / 16 or scale / 1024, whichever
-/// is more, and by the rounding of the scale's reciprocal, |x| * 2^-22. A group with an infinity or
-/// a NaN has the scale NaN, and so has each q that can be NaN; no other group is touched. The bits
-/// are the same on host and device, whatever the number of threads.
+/// A scale is max(largest magnitude of the group / largest q, smallest normal float), and q is
+/// computed as for a row's scale. For fp8_e4m3, the error of q * scale is at most |x| / 16 or scale
+/// / 1024, whichever is more, plus |x| * 2^-22 for the rounding of the scale's reciprocal. A group
+/// with an infinity or a NaN has the scale NaN, and each q that can be NaN is NaN; no other group
+/// is affected. The bits are the same on host and device, whatever the number of threads.
 template <quantised_number Q, std::uint32_t Group = 128, class R>
 [[nodiscard]] constexpr auto quantise_groups(R&& scales) noexcept {
     const auto m = detail::as_matrix(scales);
@@ -762,20 +767,23 @@ template <quantised_number Q, std::uint32_t Group = 128, class R>
 
 /// Quantises to 4 bits, two columns in an fp4_pair, with an fp8_e4m3 scale for each 16 columns and
 /// the scale `whole` of the tensor. The caller gives `whole`, calibrated or from the step before,
-/// since the tensor's largest magnitude isn't known before the last row is reduced; that magnitude
-/// over 6 * 448 uses the whole range. `whole` is clamped to 2^-100 to 2^100, and a NaN is taken as
-/// 1. So 0, behind a step of zeros, is taken as 2^-100: zeros stay zeros, and all but the smallest
-/// numbers become 6 * 448 * 2^-100. A caller who goes on behind such a step keeps the last `whole`
-/// above 0. Rows have an even width, and the
-/// result has width / 2 bytes for each. The scales are written to `scales`, row by row, ceil(width
-/// / 16) for each; cuBLASLt's mode VEC16_UE4M3 takes them in tiles of 128 rows by 4 groups. All
-/// else is as of quantise_groups.
+/// since the tensor's largest magnitude isn't known before the last row is reduced. Largest
+/// magnitude / (6 * 448) uses the whole range.
+///
+/// `whole` is clamped to the range from 2^-100 to 2^100, and a NaN counts as 1. A step of zeros
+/// yields a `whole` of 0, which counts as 2^-100. With this `whole`, zeros stay zeros, and all but
+/// the smallest numbers become 6 * 448 * 2^-100. So after a step of zeros, a caller should keep the
+/// last `whole` above 0.
+///
+/// Rows have an even width, and the result has width / 2 bytes for each row. The scales are written
+/// to `scales` row by row, ceil(width / 16) for each row; cuBLASLt's mode VEC16_UE4M3 takes the
+/// scales in tiles of 128 rows by 4 groups. Otherwise works as quantise_groups.
 ///
 /// A scale is the group's largest magnitude / (6 * whole), rounded to fp8_e4m3 and at least 2^-9; q
-/// is x divided by scale * whole. If |x| is at most 6 * 448 * whole, q * scale * whole is off by at
-/// most |x| / 5 or scale * whole / 4, whichever is more; in addition by 6 * whole / 1024, where the
-/// scale is below 2^-6, and by |x| * 2^-20, the rounding of floats. A larger x becomes 6 * 448 *
-/// whole. A group with an infinity or a NaN has the scale NaN and only zeros.
+/// is x divided by scale * whole. If |x| is at most 6 * 448 * whole, the error of q * scale * whole
+/// is at most |x| / 5 or scale * whole / 4, whichever is more. Two terms come on top: 6 * whole /
+/// 1024 where the scale is below 2^-6, and |x| * 2^-20 for the rounding of floats. A larger x
+/// becomes 6 * 448 * whole. A group with an infinity or a NaN has the scale NaN and only zeros.
 template <class R>
 [[nodiscard]] constexpr auto quantise_nvfp4(R&& scales, float whole) noexcept {
     const auto m = detail::as_matrix(scales);
@@ -784,9 +792,9 @@ template <class R>
     return detail::nvfp4_fitting<decltype(detail::as_matrix(scales))::is_shard>{{m.data}, used, 1.0F / (6.0F * used)};
 }
 
-/// The arrays that sharing stages write to: `of(rank, k)` is that of the kth such stage. A table
-/// with a row for each rank, as epilogue::collect fills it; a collective has its own type with the
-/// same members.
+/// The arrays that sharing stages write to: `of(rank, k)` is the array of the kth sharing stage.
+/// This type is a table with a row for each rank, as epilogue::collect fills it. A collective has
+/// its own type with the same members.
 struct shared_outputs {
     void* const* arrays;      ///< the table
     std::uint32_t of_ranks;   ///< rows of the table
@@ -800,12 +808,12 @@ struct shared_outputs {
     }
 };
 
-/// Elements that lie in memory row by row. `pitch` is the number of elements from one row to the
-/// next.
+/// A source of elements that lie in memory row by row. `pitch` is the number of elements from one
+/// row to the next.
 template <movable_number T>
 struct row_source {
-    const T* data;      ///< row 0
-    std::size_t pitch;  ///< 0: the width
+    const T* data;      ///< the address of row 0
+    std::size_t pitch;  ///< elements from one row to the next; 0 means the width
 
     /// The elements of `at`.
     template <class V>
@@ -813,18 +821,19 @@ struct row_source {
         return load_floats<V>(data + at.row * (pitch == 0 ? at.width : pitch) + at.column, at.count);
     }
 };
-/// Elements from `data` on.
+/// A source of the elements from `data` on.
 template <movable_number T>
 [[nodiscard]] GPUSHARE_HD constexpr row_source<T> from_rows(const T* data, std::size_t pitch = 0) noexcept {
     return {data, pitch};
 }
 
-/// Applies an epilogue to whole rows; called by all threads of a block, which go through the rows
-/// together.
+/// Applies an epilogue to whole rows. All threads of a block call apply_rows and go through the
+/// rows together.
 ///
-/// `scratch` belongs to the block: `range.width` floats if there is a row or a group stage,
-/// otherwise null. Stores past the caches are ordered before the calling thread's next release.
-/// False, with nothing written: a stage stores pairs of 4 bits, and the width is odd.
+/// `scratch` belongs to the block and has `range.width` floats if there is a row stage or a group
+/// stage; otherwise `scratch` may be null. Stores past the caches are ordered before the calling
+/// thread's next release. Returns false, with nothing written, if a stage stores pairs of 4 bits
+/// and the width is odd.
 template <kernel_context Context, class... Stages, class Source, class Outputs = own_outputs>
 GPUSHARE_HD bool apply_rows(Context& ctx, const epilogue<Stages...>& mine, const row_range& range, const Source& source,
                             float* scratch = nullptr, const Outputs& outputs = {}) noexcept {
@@ -833,10 +842,10 @@ GPUSHARE_HD bool apply_rows(Context& ctx, const epilogue<Stages...>& mine, const
     return true;
 }
 
-/// Applies an epilogue without row stages to `count` elements from element `first` of the whole
-/// result on: they may begin and end within a row. `range.first` and `range.rows` don't matter.
-/// False, with nothing written: a stage stores pairs of 4 bits, and the width, `first` or `count`
-/// is odd.
+/// Applies an epilogue without row stages to `count` elements of the whole result, from element
+/// `first` on. The elements may begin and end within a row. `range.first` and `range.rows` don't
+/// matter. Returns false, with nothing written, if a stage stores pairs of 4 bits and the width,
+/// `first` or `count` is odd.
 template <kernel_context Context, class... Stages, class Source, class Outputs = own_outputs>
 GPUSHARE_HD bool apply_elements(Context& ctx, const epilogue<Stages...>& mine, const row_range& range,
                                 std::size_t first, std::size_t count, const Source& source,
@@ -860,15 +869,15 @@ GPUSHARE_HD bool apply_elements(Context& ctx, const epilogue<Stages...>& mine, c
     return true;
 }
 
-/// `count` elements in rows of `width`, and what is done to each. A value that points to its
-/// arrays, and the kernel that does it: its blocks have equal parts. The bits are the same for any
-/// number of blocks and threads. Nothing is written if a stage stores pairs of 4 bits, and the
-/// width or the count is odd.
+/// `count` elements in rows of `width`, and the stages that run on each element. A chain is a value
+/// that points to its arrays, and the kernel that runs the stages: its blocks have equal parts. The
+/// bits are the same for any number of blocks and threads. Nothing is written if a stage stores
+/// pairs of 4 bits and the width or the count is odd.
 template <movable_number T, class... Stages>
 struct element_chain {
     const T* in = nullptr;       ///< the elements
-    std::size_t count = 0;       ///< how many
-    std::size_t width = 1;       ///< of a row, for stages with an element for each column
+    std::size_t count = 0;       ///< the number of elements
+    std::size_t width = 1;       ///< elements of a row, for stages with an element for each column
     epilogue<Stages...> list{};  ///< the stages
 
     /// Adds stages.
@@ -880,11 +889,11 @@ struct element_chain {
         return with(detail::joined(c.list, detail::as_epilogue(more)));
     }
 
-    /// The part of one block; called by all its threads.
+    /// The part of one block; all threads of the block call the operator.
     GPUSHARE_EXEC_CHECK_DISABLE
     template <kernel_context Context>
     GPUSHARE_HD void operator()(Context& ctx) const noexcept {
-        // elements: parts begin where a cache line does, if the array does
+        // elements: a part begins at a cache line if the array does
         constexpr std::size_t line = 64;
         const std::size_t lines = (count + line - 1) / line, blocks = ctx.num_blocks();
         const std::size_t each = (lines + blocks - 1) / blocks * line;
@@ -895,7 +904,7 @@ struct element_chain {
     }
 };
 
-/// The beginning of a chain. `width` of 0: one row.
+/// The beginning of a chain. A `width` of 0 makes all elements one row.
 template <class R>
 requires requires(const R& r) { std::span(r); }
 [[nodiscard]] constexpr auto elements(const R& in, std::size_t width = 0) {

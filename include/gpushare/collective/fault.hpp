@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Faults of collectives: which rank, in which collective, at which epoch (the number of the
-// collective in its sequence). Also finds out which rank hangs, from a snapshot of all ranks'
+// Faults of collectives. A fault names the rank, the collective and the epoch (the number of the
+// collective in its sequence). hang_watch finds out which rank hangs, from snapshots of all ranks'
 // progress.
 //
 //   if (auto f = gpushare::try_all_reduce(me, in, out)) log(gpushare::describe(f).c_str());
@@ -23,7 +23,7 @@ inline namespace GPUSHARE_ABI {
 
 /// The collectives.
 enum class collective_kind : std::uint8_t {
-    none,            ///< not in any
+    none,            ///< not in a collective
     barrier,         ///< barrier()
     all_reduce,      ///< all_reduce(), plain or fused
     reduce_scatter,  ///< reduce_scatter()
@@ -48,24 +48,24 @@ enum class collective_kind : std::uint8_t {
     return "unknown collective";
 }
 
-/// Why a collective failed; true if it did. Every rank of the group gets the same fault, except for
-/// `buffers_in_use`.
+/// The reason why a collective failed; converts to true after a failure. Every rank of the group
+/// gets the same fault, except for `buffers_in_use`.
 struct collective_fault {
     errc code = errc::none;                        ///< none if the collective succeeded
     collective_kind what = collective_kind::none;  ///< the collective
     /// the rank that was late, made another call, or aborted
     std::uint32_t rank = 0;
     std::uint32_t epoch = 0;  ///< the number of the collective on its channel
-    /// Another rank was still inside when this one gave up waiting, 0.2 s beyond its deadline. It
-    /// may touch this rank's buffers until it is known to have ended.
+    /// Another rank was still inside the collective when this rank gave up waiting, 0.2 s after its
+    /// deadline. The other rank may touch this rank's buffers until it is known to have ended.
     bool buffers_in_use = false;
 
-    /// Whether it failed.
+    /// Whether the collective failed.
     [[nodiscard]] GPUSHARE_HD constexpr explicit operator bool() const noexcept { return code != errc::none; }
     friend constexpr bool operator==(const collective_fault&, const collective_fault&) = default;
 
-    /// The fault as one word, which ranks pass on in one store. Never 0 for a fault. All ranks from
-    /// 65535 on are packed as 65535.
+    /// The fault as one word, which ranks pass on in one store. The word of a fault is never 0.
+    /// Every rank number from 65535 on is packed as 65535.
     [[nodiscard]] GPUSHARE_HD constexpr std::uint64_t packed() const noexcept {
         return std::uint64_t{buffers_in_use} << 63 | std::uint64_t{static_cast<std::uint8_t>(code)} << 56 |
                std::uint64_t{static_cast<std::uint8_t>(what)} << 48 |
@@ -83,7 +83,7 @@ struct collective_fault {
     }
 };
 
-/// A sentence without an allocation.
+/// A sentence that describes the fault. Makes no allocation.
 [[nodiscard]] inline detail::message describe(const collective_fault& f) noexcept {
     detail::message m;
     m.add(to_string(f.what), ", epoch ", std::uint64_t{f.epoch}, ": rank ", std::uint64_t{f.rank}, " (",
@@ -98,33 +98,35 @@ namespace detail {
 }
 }  // namespace detail
 
-/// Throws operation_error if there is a fault: `asked` is the epoch, `left` the rank.
+/// Throws operation_error if there is a fault. The error's `asked` is the epoch, and `left` is the
+/// rank.
 inline void raise_fault(const collective_fault& f) {
     if (f) throw detail::error_of(f);
 }
 
-/// A rank's stage in a collective.
+/// How far a rank is in a collective.
 enum class collective_stage : std::uint8_t {
-    outside,  ///< of any collective; `epoch` is its last one
-    waiting,  ///< for the others to come
-    working,  ///< on its share of the data
-    leaving,  ///< waits for the others to be done
+    outside,  ///< outside of any collective; `epoch` is that of the last one
+    waiting,  ///< waiting for the other ranks to come
+    working,  ///< working on its share of the data
+    leaving,  ///< waiting for the other ranks to be done
 };
 
-/// A rank's progress, and in which collective.
+/// The collective in which a rank is, and how far the rank is in it.
 struct rank_progress {
-    std::uint32_t epoch = 0;                             ///< of its last collective
-    collective_kind what = collective_kind::none;        ///< which one
-    collective_stage stage = collective_stage::outside;  ///< how far in it
+    /// The epoch of the rank's last collective.
+    std::uint32_t epoch = 0;
+    collective_kind what = collective_kind::none;        ///< the kind of that collective
+    collective_stage stage = collective_stage::outside;  ///< how far the rank is in that collective
     friend constexpr bool operator==(const rank_progress&, const rank_progress&) = default;
 };
 
-/// The rank that other ranks wait for, if any of them waits: the rank furthest behind, by epoch and
-/// then by stage. A rank that is outside with the newest epoch is done with that collective.
+/// The rank that the other ranks wait for, if any of them waits: the rank furthest behind, by epoch
+/// and then by stage. A rank that is outside with the newest epoch is done with that collective.
 [[nodiscard]] inline std::optional<collective_fault> laggard(std::span<const rank_progress> ranks) noexcept {
-    // the furthest of those inside
+    // the rank furthest ahead by epoch, of the ranks inside a collective
     const rank_progress* front = nullptr;
-    // also where the count has wrapped around
+    // also correct where the count has wrapped around
     const auto epoch_reached = [](std::uint32_t at, std::uint32_t epoch) {
         return static_cast<std::int32_t>(at - epoch) >= 0;
     };
@@ -142,14 +144,15 @@ struct rank_progress {
     return collective_fault{errc::deadline_exceeded, front->what, static_cast<std::uint32_t>(last), front->epoch};
 }
 
-/// Notices that a group hangs. It gets snapshots, and names the laggard once no rank has moved for
-/// `patience` although one is inside a collective. A plain value; time is an argument.
+/// Notices that a group hangs. The caller passes snapshots, and the watch names the laggard once no
+/// rank has moved for `patience` although a rank is inside a collective. A plain value; time is an
+/// argument.
 class hang_watch {
 public:
-    /// `patience`: how long the ranks may go without a move.
+    /// `patience` is how long the ranks may go without a move.
     explicit hang_watch(ns patience) noexcept : patience_(patience) {}
 
-    /// The laggard, if it is time to name it. Call it again and again.
+    /// The laggard, once it is time to name it. Call look() repeatedly.
     [[nodiscard]] std::optional<collective_fault> look(std::span<const rank_progress> ranks, instant now) {
         const auto late = laggard(ranks);
         const bool same = seen_.size() == ranks.size() && equal(ranks);

@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// The few floats that an epilogue's stage takes and returns at once. On a CPU they lie in vector
-// registers, the widest that the processor has, whatever flags the file is compiled with; on a
-// device in a thread's registers.
+// A few floats that a stage of an epilogue takes and returns at once. On a CPU the floats lie in
+// vector registers, the widest that the processor has, whatever flags the file is compiled with. On
+// a device the floats lie in a thread's registers.
 //
 //   struct leaky {
 //       template <class V> GPUSHARE_HD V operator()(const V& x, const gpushare::place&) const { return max(x * 0.1F, x); }
 //   };
 //   auto y = leaky{}(gpushare::floats<4>{}, gpushare::place{});
 //
-// Each operation rounds once, on every machine alike. Compilers otherwise may contract a product
-// and a sum into one operation with one rounding, depending on the code around.
+// Each operation rounds once, on every machine alike. Otherwise a compiler might contract a product
+// and a sum into one operation with one rounding, depending on the surrounding code.
 //
 // exp() has the same bits on every machine, too. It calls no library function, since those of host
-// and device differ, and it works on all the floats at once.
+// and device differ, and it computes all floats at once.
 //
 //   gpushare::floats<4> silu = x / (exp(x * -1.0F) + 1.0F);     // x of the same type
 //
-// The floats are loaded from and stored to memory of another type: float, bfloat16, float16, the
-// 8-bit formats or int8_t. Results have the same bits as conversions of single numbers
-// (stored_number). Conversions to integers go to the nearest, ties to even; values that are too
-// large become the largest or smallest; NaN becomes 0.
+// Floats are loaded from and stored to memory of another type: float, bfloat16, float16, the 8-bit
+// formats or int8_t. The results have the same bits as conversions of single numbers
+// (stored_number). Conversions to integers round to nearest, ties to even. Values that are out of
+// range become the largest or smallest integer, and NaN becomes 0.
 //
 //   using V = gpushare::floats<4>;
 //   const V z = gpushare::load_floats<V>(bf16_pointer);
@@ -56,9 +56,10 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// N floats in registers of Width floats each. N is a power of two, at least Width; Width is 4, or
-/// 8 on a host with such registers. Don't store one, nor pass it between host and device: their
-/// layouts differ. Operations go lane by lane, and their results don't depend on Width.
+/// N floats in registers of Width floats each. N is a power of two, at least Width. Width is 4, or
+/// 8 on a host with such registers. Don't store a `floats` object, nor pass one between host and
+/// device: their layouts differ. Operations go lane by lane, and their results don't depend on
+/// Width.
 template <std::uint32_t N, std::uint32_t Width = 4>
 class floats {
     static_assert(N > Width && (N & (N - 1)) == 0 && (Width == 4 || Width == 8));
@@ -66,14 +67,14 @@ class floats {
 
 public:
     static constexpr std::uint32_t lanes = N;      ///< the number of floats
-    static constexpr std::uint32_t width = Width;  ///< of a register
+    static constexpr std::uint32_t width = Width;  ///< the floats in a register
 
     floats() = default;
     /// Converts from narrower registers.
     template <std::uint32_t Narrow>
     requires(Narrow < Width) floats(const floats<N, Narrow>& x)
     noexcept : low_(x.low()), high_(x.high()) {}
-    /// All lanes the same.
+    /// Sets all lanes to one value.
     GPUSHARE_HD floats(float all) noexcept : low_(all), high_(all) {}
     /// Joins two halves.
     GPUSHARE_HD floats(const half& low, const half& high) noexcept : low_(low), high_(high) {}
@@ -83,25 +84,25 @@ public:
     /// the second half
     [[nodiscard]] GPUSHARE_HD const half& high() const noexcept { return high_; }
 
-    /// `f` of the lanes of several, as many at once as the machine takes: called with floats, or
-    /// with vectors of them that have their operators and go into gpushare::select() where one
-    /// float would go into `?:`.
+    /// Applies `f` to the lanes of several objects, as many lanes at once as the machine takes. `f`
+    /// is called with floats, or with vectors of floats. Vectors have the operators of floats, and
+    /// use gpushare::select() where floats use `?:`.
     template <class F, class... More>
     [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD static floats map(const F& f, const floats& x,
                                                               const More&... more) noexcept {
         return {half::map(f, x.low_, more.low_...), half::map(f, x.high_, more.high_...)};
     }
-    /// `f(float)` of each lane, one by one.
+    /// Applies `f(float)` to each lane, one by one.
     template <class F>
     [[nodiscard]] GPUSHARE_HD floats each(const F& f) const noexcept {
         return {low_.each(f), high_.each(f)};
     }
-    /// `f(float, float)` of the lanes of two, one by one.
+    /// Applies `f(float, float)` to the lanes of two objects, one by one.
     template <class F>
     [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD static floats zip(const F& f, const floats& x, const floats& y) noexcept {
         return {half::zip(f, x.low_, y.low_), half::zip(f, x.high_, y.high_)};
     }
-    /// `op`, of those in reduce_ops.hpp or a user's, of the lanes of two.
+    /// Applies `op`, one of reduce_ops.hpp or a user's, to the lanes of two objects.
     template <class Op>
     [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD static floats combined(const Op& op, const floats& x,
                                                                    const floats& y) noexcept {
@@ -112,12 +113,12 @@ public:
     [[nodiscard]] GPUSHARE_HD floats finished(const Op& op, float ranks) const noexcept {
         return {low_.finished(op, ranks), high_.finished(op, ranks)};
     }
-    /// All lanes in one by `op`, halves first: a tree, so the order is fixed.
+    /// Combines all lanes into one number by `op`, halves first: a tree, so the order is fixed.
     template <class Op>
     [[nodiscard]] GPUSHARE_HD float folded(const Op& op) const noexcept {
         return half::map(op, low_, high_).folded(op);
     }
-    /// The first `n` lanes, and `rest` in the others.
+    /// The first `n` lanes, with `rest` in the remaining lanes.
     [[nodiscard]] GPUSHARE_HD floats first(std::uint32_t n, float rest) const noexcept {
         if (n >= N / 2) return {low_, high_.first(n - N / 2, rest)};
         return {low_.first(n, rest), half(rest)};
@@ -181,12 +182,12 @@ class floats<W, W> {
 
 public:
     static constexpr std::uint32_t lanes = W;  ///< the number of floats
-    static constexpr std::uint32_t width = W;  ///< of a register
+    static constexpr std::uint32_t width = W;  ///< the floats in the register
 
     floats() = default;
-    /// All lanes the same.
+    /// Sets all lanes to one value.
     floats(float all) noexcept : vector_(all) {}
-    /// Takes the contents of a register.
+    /// Takes over the contents of a register.
     floats(const vector& v) noexcept : vector_(v) {}
     /// Converts from narrower registers.
     template <std::uint32_t Narrow>
@@ -291,7 +292,7 @@ struct quotient_lanes {
         return quotient_of(a, b);
     }
 };
-// A NaN on either side is the result.
+// If either side is NaN, the result is NaN.
 struct larger_lanes {
     template <class R>
     GPUSHARE_FLAT GPUSHARE_HD R operator()(const R& a, const R& b) const noexcept {
@@ -337,19 +338,19 @@ template <std::uint32_t N, std::uint32_t W>
                                                                const std::type_identity_t<floats<N, W>>& b) noexcept {
     return floats<N, W>::map(detail::quotient_lanes{}, a, b);
 }
-/// The larger of two, a NaN if there is one.
+/// The larger of two lanes, or NaN if either lane is NaN.
 template <std::uint32_t N, std::uint32_t W>
 [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD floats<N, W> max(const floats<N, W>& a,
                                                          const std::type_identity_t<floats<N, W>>& b) noexcept {
     return floats<N, W>::map(detail::larger_lanes{}, a, b);
 }
-/// The smaller of two, a NaN if there is one.
+/// The smaller of two lanes, or NaN if either lane is NaN.
 template <std::uint32_t N, std::uint32_t W>
 [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD floats<N, W> min(const floats<N, W>& a,
                                                          const std::type_identity_t<floats<N, W>>& b) noexcept {
     return floats<N, W>::map(detail::smaller_lanes{}, a, b);
 }
-/// The magnitude of each.
+/// The magnitude of each lane.
 template <std::uint32_t N, std::uint32_t W>
 [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD floats<N, W> abs(const floats<N, W>& a) noexcept {
     return floats<N, W>::map(detail::magnitude_lanes{}, a);
@@ -357,9 +358,9 @@ template <std::uint32_t N, std::uint32_t W>
 
 namespace detail {
 
-/// x = n ln 2 + r with |r| <= ln(2) / 2; then 2^n times the Taylor polynomial of degree 7, whose
-/// own relative error is below 6e-9. Within 2 units in the last place; to infinity from 88.73, to 0
-/// below -104, NaN for NaN.
+/// Writes x as n ln 2 + r with |r| <= ln(2) / 2, and multiplies 2^n by the Taylor polynomial of
+/// degree 7 in r, whose own relative error is below 6e-9. The result is within 2 units in the last
+/// place. The result is infinity from 88.73 on, 0 below -104, and NaN for NaN.
 struct exp_lanes {
     template <class R>
     GPUSHARE_FLAT GPUSHARE_HD R operator()(R x) const noexcept {
@@ -370,7 +371,7 @@ struct exp_lanes {
         const R shifted = product_of(x, R(1.44269504F)) + shift;
         const auto n = bits_of(shifted) - bits_of(shift);
         const R whole = shifted - shift;
-        // ln 2 in two parts; the first has few bits, so that its product is exact.
+        // ln 2 in two parts. The first part has few bits, so its product is exact.
         R r = x - product_of(whole, R(0.693359375F));
         r = r - product_of(whole, R(-2.12194440e-4F));
         R y = product_of(r, R(1.0F / 5040)) + 1.0F / 720;
@@ -380,7 +381,7 @@ struct exp_lanes {
         y = product_of(y, r) + 0.5F;
         y = product_of(y, r) + 1.0F;
         y = product_of(y, r) + 1.0F;
-        // 2^n in two factors, since neither the smallest nor the largest fit into one.
+        // 2^n in two factors, since the smallest and the largest powers don't fit into one factor.
         const auto half = n >> 1;
         y = product_of(y, from_bits((half + 127) << 23));
         return product_of(y, from_bits((n - half + 127) << 23));
@@ -389,7 +390,7 @@ struct exp_lanes {
 
 }  // namespace detail
 
-/// e to the power of each: within 2 units in the last place.
+/// e to the power of each lane, within 2 units in the last place.
 template <std::uint32_t N, std::uint32_t W>
 [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD floats<N, W> exp(const floats<N, W>& x) noexcept {
     return floats<N, W>::map(detail::exp_lanes{}, x);
@@ -418,7 +419,7 @@ struct alignas(4 * sizeof(T)) four_elements {
 
 #ifdef __CUDA_ARCH__
 
-/// The values that one access has loaded, as floats.
+/// The values of one access, as floats.
 template <class V, class T>
 [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V widened_four(const four_elements<T>& t) noexcept {
     return {static_cast<float>(t.lane[0]), static_cast<float>(t.lane[1]), static_cast<float>(t.lane[2]),
@@ -427,7 +428,7 @@ template <class V, class T>
 
 #else
 
-/// A register of floats.
+/// One register of floats.
 template <std::uint32_t W, class T>
 [[gnu::always_inline]] inline void load_register(const T* from, simd<float, W>& to) noexcept {
     if constexpr (std::same_as<T, float>) {
@@ -484,8 +485,8 @@ template <class T, std::uint32_t N, std::uint32_t W>
 template <class T>
 concept movable_number = std::same_as<T, float> || std::same_as<T, std::int8_t> || detail::is_stored_number<T>;
 
-/// Loads the elements that begin at `from`, which needs only T's own alignment. V: the floats<N, W>
-/// to load.
+/// Loads the elements that begin at `from`, which needs only T's own alignment. V is the floats<N,
+/// W> to load.
 template <class V, movable_number T>
 requires detail::is_floats<V>
 [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V load_floats(const T* from) noexcept {
@@ -507,7 +508,7 @@ requires detail::is_floats<V>
 #endif
     }
 }
-/// The same for a number of floats.
+/// load_floats for a number of floats in place of their type.
 template <std::uint32_t N, movable_number T>
 [[nodiscard]] GPUSHARE_HD floats<N> load_floats(const T* from) noexcept {
     return load_floats<floats<N>>(from);
@@ -515,12 +516,12 @@ template <std::uint32_t N, movable_number T>
 
 namespace detail {
 
-// The last few elements of a row go one by one. On a device no array is indexed by a variable: it
-// would be in memory.
+// The last few elements of a row are loaded and stored one by one. On a device no array may be
+// indexed by a variable, because such an array would lie in memory.
 template <class V, class T>
 GPUSHARE_RARE GPUSHARE_HD V load_some(const T* from, std::uint32_t n) noexcept {
 #ifdef __CUDA_ARCH__
-    // More than 4 only where nvcc looks at what the host's threads run.
+    // V has more than 4 lanes only where nvcc compiles code that the host's threads run.
     if constexpr (V::lanes > 4) {
         using half = floats<V::lanes / 2, V::width>;
         constexpr std::uint32_t in_half = V::lanes / 2;
@@ -537,7 +538,7 @@ GPUSHARE_RARE GPUSHARE_HD V load_some(const T* from, std::uint32_t n) noexcept {
 
 }  // namespace detail
 
-/// Loads the first `n` elements, and zeros for the others.
+/// Loads the first `n` elements, and sets the remaining lanes to zero.
 template <class V, movable_number T>
 requires detail::is_floats<V>
 [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V load_floats(const T* from, std::uint32_t n) noexcept {
@@ -545,13 +546,13 @@ requires detail::is_floats<V>
         return load_floats<V>(from);
     return detail::load_some<V>(from, n);
 }
-/// The same for a number of floats.
+/// The same for a number of floats in place of their type.
 template <std::uint32_t N, movable_number T>
 [[nodiscard]] GPUSHARE_HD floats<N> load_floats(const T* from, std::uint32_t n) noexcept {
     return load_floats<floats<N>>(from, n);
 }
 
-/// Stores to N elements from `to` on. `to` needs only the alignment of T.
+/// Stores N elements from `to` on. `to` needs only the alignment of T.
 template <movable_number T, std::uint32_t N, std::uint32_t W>
 GPUSHARE_FLAT GPUSHARE_HD void store_floats(T* to, const floats<N, W>& x) noexcept {
 #ifdef __CUDA_ARCH__
@@ -636,9 +637,9 @@ GPUSHARE_FLAT void stream_aligned(T* to, const floats<N, W>& x) noexcept {
 }  // namespace detail
 #endif
 
-/// The same past the caches, if `to` is a multiple of 16 and the machine can do that: for values
-/// that no thread reads soon. A later release doesn't order the stores: call finish_streaming()
-/// first.
+/// Stores past the caches, if `to` is a multiple of 16 and the machine can do that. Use streamed
+/// stores for values that no thread reads soon. A later release doesn't order the stores: call
+/// finish_streaming() first.
 template <movable_number T, std::uint32_t N, std::uint32_t W>
 GPUSHARE_FLAT GPUSHARE_HD void stream_floats(T* to, const floats<N, W>& x) noexcept {
 #if defined(__x86_64__) && !defined(__CUDA_ARCH__)
@@ -650,7 +651,7 @@ GPUSHARE_FLAT GPUSHARE_HD void stream_floats(T* to, const floats<N, W>& x) noexc
     store_floats(to, x);
 }
 
-/// Call this before the release that tells others of streamed elements.
+/// Call finish_streaming() before the release that tells other threads of streamed elements.
 GPUSHARE_HD inline void finish_streaming() noexcept {
 #if defined(__x86_64__) && !defined(__CUDA_ARCH__)
     _mm_sfence();
@@ -675,8 +676,8 @@ template <movable_number T, std::uint32_t N, std::uint32_t W>
 
 namespace detail {
 
-/// A number's bits as a word, and the place of its exponent. A number that isn't finite has an
-/// exponent of ones: adding one at its lowest place carries into the sign's bit.
+/// A number's bits as a word, and the place of its exponent. The exponent of a number that isn't
+/// finite consists of ones, so adding one at the exponent's lowest bit carries into the sign bit.
 template <class Word, Word Exponent>
 struct exponent_in {
     using word = Word;
@@ -709,8 +710,8 @@ template <has_exponent T>
 
 inline constexpr std::size_t finite_line = 64;  // bytes
 
-/// Checks whole lines, by registers of so many bytes. Two sums, so that no addition waits for the
-/// one before. Inlined into a function that is compiled for such registers.
+/// Checks whole lines, in registers of `Bytes` bytes. Two sums alternate, so that no addition waits
+/// for the one before. The function is inlined into a function that is compiled for such registers.
 template <std::size_t Bytes, has_exponent T>
 [[nodiscard, gnu::always_inline]] inline bool all_finite_lines(const T* x, std::size_t lines) noexcept {
     using in = exponent_of<T>;
@@ -750,11 +751,11 @@ template <has_exponent T>
 
 }  // namespace detail
 
-/// Whether no element is infinite or NaN. A sum of ranks isn't finite if one rank's element isn't.
-/// So a look at the result of an all-reduce covers all ranks' elements, with the same answer on
-/// each.
+/// Whether no element is infinite or NaN. If one rank's element isn't finite, the sum of the ranks'
+/// elements isn't finite either. So a look at the result of an all-reduce covers all ranks'
+/// elements, with the same answer on each rank.
 [[nodiscard]] inline bool all_finite(std::span<const float> x) noexcept { return detail::all_finite_words(x); }
-/// The same for other types; whole numbers are always finite.
+/// all_finite() for other types; whole numbers are always finite.
 template <class T>
 requires(!std::same_as<T, float>) [[nodiscard]] bool all_finite(std::span<const T> x) noexcept {
     if constexpr (std::integral<T>)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// All-reduce fused with an epilogue, in one pass over memory: each rank combines some of the rows,
-// runs the stages on them while they are in the caches, and writes the finished rows to all ranks,
-// or keeps them.
+// An all-reduce that is fused with an epilogue, in one pass over memory. Each rank combines some of
+// the rows and runs the stages on these rows while they are in the caches. Then the rank writes the
+// finished rows to all ranks, or keeps them.
 //
 //   namespace gs = gpushare;
 //   const auto p = gs::reduced(x, width) | gs::add(residual) | gs::rms_norm(weight, 1e-6F) | gs::cast<gs::bfloat16>();
@@ -51,15 +51,15 @@ template <bool Sharded, class T, class Op, class... Stages>
 
 /// Runs the pipeline; every rank gets the whole result. Each rank passes its own copy of the arrays
 /// that stages read, with equal contents. `out` may be the input if the types are the same.
-/// Otherwise as try_all_reduce. If a stage needs whole rows that are larger than a slot of the
-/// communicator, allocates a row and may throw std::bad_alloc.
+/// Otherwise works as try_all_reduce. If a stage needs whole rows and a row doesn't fit into a slot
+/// of the communicator, try_run allocates memory for a row and may throw std::bad_alloc.
 template <class T, class Op, class... Stages>
 [[nodiscard]] collective_fault try_run(const member& me, const pipeline<T, Op, Stages...>& p,
                                        std::span<typename pipeline<T, Op, Stages...>::out_type> out,
                                        instant deadline = never) {
     return detail::run_pipeline<false>(me, p, out, deadline);
 }
-/// The same, but throws operation_error with the fault.
+/// try_run, but throws operation_error with the fault.
 template <class T, class Op, class... Stages>
 void run(const member& me, const pipeline<T, Op, Stages...>& p,
          std::span<typename pipeline<T, Op, Stages...>::out_type> out, instant deadline = never) {
@@ -74,7 +74,7 @@ template <class T, class Op, class... Stages>
                                                instant deadline = never) {
     return detail::run_pipeline<true>(me, p, out, deadline);
 }
-/// The same, but throws operation_error with the fault.
+/// try_run_sharded, but throws operation_error with the fault.
 template <class T, class Op, class... Stages>
 void run_sharded(const member& me, const pipeline<T, Op, Stages...>& p,
                  std::span<typename pipeline<T, Op, Stages...>::out_type> out, instant deadline = never) {

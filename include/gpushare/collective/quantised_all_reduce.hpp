@@ -1,45 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0
-// An all-reduce with 8 bits on the wire: sums and averages of float, float16 and bfloat16, for
-// programs in which a quarter of the bytes is worth some exactness. Each rank sends its elements as
-// e4m3 codes, with one scale for each block of 32 or 128 of them. Sums are computed in float, in
-// the order of ranks, and sent the same way. (all_reduce.hpp is exact.)
+// An all-reduce that sends 8 bits for each element: sums and averages of float, float16 and
+// bfloat16. It suits programs that give up some exactness for a quarter of the traffic. Each rank
+// sends its elements as e4m3 codes, with one scale for each block of 32 or 128 codes. Sums are
+// computed in float, in the order of ranks, and are sent in the same form. (all_reduce() in
+// collectives.hpp is exact.)
 //
 //   const std::span<float> x(array);       // `me` is this rank: see communicator.hpp
 //   gpushare::quantised_all_reduce(me, x, x);                      // a sum, in place
 //   gpushare::quantised_all_reduce<32>(me, x, x, gpushare::average{}, deadline);  // a scale for 32
 //
 // A scale is a byte b for 2^(b - 127), as in the MX formats: the smallest power of two that brings
-// the block's largest finite magnitude to at most 448. So a block of 128 takes 129 bytes and one of
-// 32 takes 33, where floats take 512 and 128.
+// the block's largest finite magnitude to at most 448. So a block of 128 elements takes 129 bytes
+// where floats take 512, and a block of 32 elements takes 33 bytes where floats take 128.
 //
-// All ranks get the same bits. The bits depend on the elements, the operator and the size of a
-// block only: not on the number of thread blocks, on slots or on the machine.
+// All ranks get the same bits. The bits depend only on the elements, the operator and the size of a
+// block. They don't depend on the number of thread blocks, on slots or on the machine.
 //
-//  infinities and NaNs   of any rank, and infinite sums, become NaN at their element. Other
-//  elements
-//                        of the block aren't affected
-//  zeros                 stay zeros
-//  small elements        beside large ones of their block lose bits, down to all of them near 2^-18
-//                        of the largest: see quantised_error_bound. So do floats below 2^-132
-//  the last block        is filled up with zeros, which no rank gets
+// Special values:
+//  - An infinity or a NaN of any rank, and an infinite sum, becomes NaN at its element. The other
+//    elements of the block aren't affected.
+//  - Zeros stay zeros.
+//  - Small elements beside large elements of their block lose bits. Near 2^-18 of the largest
+//    element they lose all bits: see quantised_error_bound. Floats below 2^-132 lose bits as well.
+//  - The last block is filled up with zeros, which no rank gets.
 //
-// On the devices' streams, quantised collectives are launched as the exact ones are (submit.hpp),
-// with the same bits as between rank threads.
+// On the devices' streams, quantised collectives are launched as the exact collectives are
+// (submit.hpp). They yield the same bits as between rank threads.
 //
 //   auto code = gpushare::submit_quantised_all_reduce<float>(node.gangs(), devices,
 //                                                            std::span(streams), members, ins, outs, n);
 //   streams[0].record().wait(gpushare::never);   auto fault = gpushare::fault_of(members[0]);
 //
-// With error feedback, the part of a rank's finite elements that the codes can't carry is added to
-// the rank's next elements.
+// With error feedback, a rank adds to its next elements the part of its finite elements that the
+// codes couldn't carry.
 //
 //   gpushare::feed_back_quantised(x, x, residual);    // as many floats, zero at first
 //   gpushare::quantised_all_reduce(me, x, x, gpushare::average{});
 //
-// All elements go through the communicator's slots, chunk by chunk, with two waits a chunk that
-// mostly are over when they begin. A slot of 32 KiB holds three chunks of some 7000 elements
-// between two ranks; larger slots mean fewer chunks. Ranks needn't reach each other's buffers:
-// `workspaces::on_host` suffices.
+// All elements go through the communicator's slots, chunk by chunk. There are two waits for each
+// chunk, and most of them are over as soon as they begin. Between two ranks, a slot of 32 KiB holds
+// three chunks of some 7000 elements; larger slots mean fewer chunks. Ranks needn't reach each
+// other's buffers, so `workspaces::on_host` suffices.
 #pragma once
 
 #include <concepts>
@@ -74,11 +75,11 @@ concept quantised_operator = std::same_as<Op, sum> || std::same_as<Op, average>;
 template <std::uint32_t Block>
 concept quantised_block = Block == 32 || Block == 128;
 
-/// The most by which an element of a quantised sum may differ from the exact sum of the ranks'
-/// elements. `magnitudes` is the sum of the ranks' magnitudes for this element, `largest` the sum
-/// over the ranks of the largest magnitude in the element's block. An average differs by this
-/// divided by the number of ranks, and `quantised_floor` besides. Results in float16 or bfloat16
-/// are also rounded to that type. For finite elements and sums.
+/// The largest difference between an element of a quantised sum and the exact sum of the ranks'
+/// elements. `magnitudes` is the sum of the ranks' magnitudes for this element. `largest` is the
+/// sum over the ranks of the largest magnitude in the element's block. An average differs by at
+/// most this bound divided by the number of ranks, plus `quantised_floor`. Results in float16 or
+/// bfloat16 are also rounded to that type. The bound holds for finite elements and sums.
 ///
 /// Where the bound comes from: a code has four significant bits, so rounding changes a number x by
 /// at most |x| / 16. Below 2^-6 of its scale a code is a multiple of 2^-9 of the scale, which is
@@ -92,23 +93,23 @@ concept quantised_block = Block == 32 || Block == 128;
     constexpr double of_float = 1.0 / (1 << 22);
     return (33.0 / 256 + ranks * of_float) * magnitudes + largest / 65536 + (ranks + 1.0) * 0x1p-136;
 }
-/// The largest change by rounding with the smallest scale, for any elements.
+/// The largest change by rounding with the smallest scale, whatever the elements are.
 inline constexpr double quantised_floor = 0x1p-136;
 
-/// The bytes of `count` elements on the wire, with a scale for each `block` of them: the last block
-/// is whole.
+/// The bytes that are sent for `count` elements, with a scale for each `block` elements. The last
+/// block counts as a whole block.
 [[nodiscard]] constexpr std::size_t quantised_bytes(std::size_t count, std::size_t block = 128) noexcept {
     return (count + block - 1) / block * (block + 1);
 }
 
 /// Combines the `in` of all ranks into the `out` of every rank, with a scale for each `Block`
-/// elements on the wire. `in` and `out` have the same size on all ranks; a rank's `in` and `out`
-/// are the same memory or don't overlap. Any length, any alignment that T allows. One thread per
-/// rank calls it. Waits for the other ranks until `deadline` (of the steady clock). Returns the
-/// fault, if any, which is the same on every rank that was in the collective; the contents of `out`
-/// are unspecified then. Returns errc::mismatch at once if the spans differ in size, and
-/// errc::invalid_specification if a slot of the communicator is smaller than a block for each rank
-/// and one more.
+/// elements that are sent. `in` and `out` have the same size on all ranks. A rank's `in` and `out`
+/// are the same memory or don't overlap. They may have any length and any alignment that T allows.
+/// One thread per rank calls try_quantised_all_reduce. Waits for the other ranks until `deadline`
+/// (of the steady clock). Returns the fault, if any, which is the same on every rank that was in
+/// the collective. After a fault the contents of `out` are unspecified. Returns errc::mismatch at
+/// once if the spans differ in size, and errc::invalid_specification if a slot of the communicator
+/// is too small for one block for each rank and one more.
 template <std::uint32_t Block = 128, quantisable T, quantised_operator Op = sum>
 requires quantised_block<Block>
 [[nodiscard]] collective_fault try_quantised_all_reduce(const member& me, std::span<const std::type_identity_t<T>> in,
@@ -120,8 +121,8 @@ requires quantised_block<Block>
                                  deadline);
 }
 
-/// The same, but throws operation_error with the fault's code: `asked` is the epoch, `left` the
-/// rank.
+/// try_quantised_all_reduce, but throws operation_error with the fault's code. The error's `asked`
+/// is the epoch, and `left` is the rank.
 template <std::uint32_t Block = 128, quantisable T, quantised_operator Op = sum>
 requires quantised_block<Block>
 void quantised_all_reduce(const member& me, std::span<const std::type_identity_t<T>> in, std::span<T> out, Op op = {},
@@ -129,12 +130,13 @@ void quantised_all_reduce(const member& me, std::span<const std::type_identity_t
     raise_fault(try_quantised_all_reduce<Block>(me, in, out, op, deadline));
 }
 
-/// Error feedback, in front of a quantised all-reduce of `to` with blocks of the same size: `to`
-/// becomes `from` plus `residual`, and `residual` the part of it that the codes of `to` don't
-/// carry. So the sum of a rank's contributions stays within one call's rounding of the sum of its
-/// `from`, except for the rounding of the additions in float. It doesn't include the loss by the
-/// codes of the ranks' sum. All three have one size; `to` may be `from`. Elements that aren't
-/// finite leave no residual. Any thread.
+/// Error feedback, to be called before a quantised all-reduce of `to` with blocks of the same size.
+/// `to` becomes `from` plus `residual`, and `residual` becomes the part of that sum that the codes
+/// of `to` don't carry. So over many calls, the sum of a rank's contributions stays within one
+/// call's rounding of the sum of its `from`, except for the rounding of the additions in float. The
+/// feedback doesn't include the loss by the codes of the ranks' sum. All three arrays have one
+/// size; `to` may be `from`. Elements that aren't finite leave no residual. Any thread may call
+/// this.
 template <std::uint32_t Block = 128>
 requires quantised_block<Block>
 void feed_back_quantised(std::span<const float> from, std::span<float> to, std::span<float> residual) noexcept {
@@ -147,9 +149,9 @@ void feed_back_quantised(std::span<const float> from, std::span<float> to, std::
     detail::owing_blocks<Block>{from.data(), to.data(), residual.data(), residual.data(), from.size()}(alone);
 }
 
-/// The same in a device's memory, enqueued on `stream`, with the same bits: it adds `owed`, and
-/// `left` becomes the part that the codes don't carry. The two may be the same array. Each has
-/// `count` floats.
+/// Error feedback in a device's memory, enqueued on `stream`, with the same bits. The kernel adds
+/// `owed`, and `left` becomes the part that the codes don't carry. `owed` and `left` may be the
+/// same array. Each array has `count` floats.
 template <std::uint32_t Block = 128, launcher Stream>
 requires quantised_block<Block>
 void submit_feed_back_quantised(Stream& stream, const float* from, float* to, const float* owed, float* left,

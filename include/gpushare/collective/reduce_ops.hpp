@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How ranks combine their elements: the operators, the types that they compute in, never 16 bits,
-// and the shards into which elements or rows are divided.
+// How ranks combine their elements: the operators, the types in which operators compute (never
+// types of 16 bits), and the shards into which elements or rows are divided.
 //
 //   gpushare::all_reduce(me, in, out, gpushare::maximum{});
 //   struct loudest {
@@ -31,8 +31,8 @@ concept reducible = std::same_as<T, float> || std::same_as<T, double> || detail:
 
 namespace detail {
 
-/// Divides one integer or several, rounding towards zero. The number of ranks is mostly a power of
-/// two, and a 64-bit division takes as long as fetching a cache line from memory.
+/// Divides one integer or several, rounding towards zero. The number of ranks is a power of two in
+/// most cases, and a 64-bit division takes as long as fetching a cache line from memory.
 template <class A, std::integral N>
 [[gnu::always_inline]] GPUSHARE_HD constexpr void divide(A& a, N n) noexcept {
     if ((n & (n - 1)) != 0) {
@@ -50,10 +50,11 @@ template <class A, std::integral N>
 
 }  // namespace detail
 
-// `into` combines numbers and vectors where the first one lies, so that wide vectors needn't be
-// passed. `wraps`: signed integers are computed as unsigned ones, which gives the same bits without
-// undefined overflow. `widest`: integers are computed in twice their size or more, so that no sum
-// overflows. `selects`: one of the two is the result, so that small integers needn't be widened.
+// The members of an operator. `into` combines numbers and vectors in the place of the first
+// argument, so that wide vectors needn't be passed. `wraps`: signed integers are computed as
+// unsigned integers, which gives the same bits without undefined overflow. `widest`: integers are
+// computed in twice their size or more, so that no sum overflows. `selects`: the result is one of
+// the two arguments, so small integers needn't be widened.
 
 /// The sum.
 struct sum {
@@ -91,9 +92,9 @@ struct product {
     }
 };
 
-/// The smallest; NaN if a rank has one.
+/// The smallest; NaN if a rank's element is NaN.
 struct minimum {
-    static constexpr bool selects = true;   ///< one of the two is the result
+    static constexpr bool selects = true;   ///< the result is one of the two arguments
     static constexpr std::uint32_t id = 3;  ///< tells calls with different operators apart
     /// Combines in place, in `a`.
     template <class A>
@@ -109,9 +110,9 @@ struct minimum {
     }
 };
 
-/// The largest; NaN if a rank has one.
+/// The largest; NaN if a rank's element is NaN.
 struct maximum {
-    static constexpr bool selects = true;   ///< one of the two is the result
+    static constexpr bool selects = true;   ///< the result is one of the two arguments
     static constexpr std::uint32_t id = 4;  ///< tells calls with different operators apart
     /// Combines in place, in `a`.
     template <class A>
@@ -170,8 +171,8 @@ concept widest_op = Op::widest;
 template <class Op>
 concept selecting_op = Op::selects;
 
-/// A hash of a type's name: the same in all processes that one compiler made. Two lambdas of one
-/// function may share it.
+/// A hash of a type's name: the same in all processes that one compiler built. Two lambdas of one
+/// function may have the same hash.
 template <class Op>
 [[nodiscard]] consteval std::uint32_t hash_of_name() noexcept {
     std::uint32_t mix = 2166136261U;  // FNV-1a
@@ -181,8 +182,8 @@ template <class Op>
 template <class Op>
 inline constexpr std::uint32_t user_op_id = 0x8000U | (hash_of_name<Op>() >> 17);
 
-/// Tells calls with different operators apart: 16 bits. A user's have the library's numbers by
-/// `id`, or one by their name.
+/// Tells calls with different operators apart by 16 bits. An operator that declares `id`, as the
+/// library's do, has this number; any other operator has a number made from its name.
 template <class Op>
 [[nodiscard]] GPUSHARE_HD constexpr std::uint32_t op_id() noexcept {
     if constexpr (requires { Op::id; })
@@ -212,7 +213,8 @@ struct accumulator<double, Op> {
 };
 template <std::integral T, class Op>
 struct accumulator<T, Op> {
-    // 32 bits hold the sum of 16-bit integers of 32768 ranks, whose flags alone would take 256 GiB.
+    // 32 bits hold the sum of 16-bit integers of 32768 ranks, and the flags of that many ranks
+    // alone would take 256 GiB.
     static constexpr bool wide = sizeof(T) == 8 || (widest_op<Op> && sizeof(T) == 4);
     using signed_type = std::conditional_t<wide, std::int64_t, std::int32_t>;
     using unsigned_type = std::make_unsigned_t<signed_type>;
@@ -221,22 +223,22 @@ struct accumulator<T, Op> {
 
 }  // namespace detail
 
-/// The type in which `Op` computes elements of type T: float for floats of up to 32 bits, double,
-/// integers of 32 or 64 bits.
+/// The type in which `Op` computes elements of type T: float for floats of up to 32 bits, double
+/// for doubles, and integers of 32 or 64 bits for integers.
 template <class T, class Op>
 using accumulator_t = typename detail::accumulator<T, Op>::type;
 
-/// Elements or rows [begin, end).
+/// The elements or rows in [begin, end).
 struct element_range {
-    std::size_t begin = 0;  ///< the first
-    std::size_t end = 0;    ///< behind the last
-    /// How many there are.
+    std::size_t begin = 0;  ///< the first element
+    std::size_t end = 0;    ///< one behind the last element
+    /// The number of elements.
     [[nodiscard]] GPUSHARE_HD constexpr std::size_t size() const noexcept { return end - begin; }
 };
 
 /// Shard `index` of `shards` consecutive parts of `count` elements or rows, cut at multiples of
-/// `grain`. Sizes differ by a grain at most, and the last shard may be smaller still or empty. Rank
-/// r keeps shard r of the rows of a sharded result.
+/// `grain`. Sizes differ by at most one grain, and the last shard may be smaller still, or empty.
+/// Rank r keeps shard r of the rows of a sharded result.
 [[nodiscard]] GPUSHARE_HD constexpr element_range shard_of(std::size_t count, std::uint32_t index, std::uint32_t shards,
                                                            std::size_t grain = 1) noexcept {
     const std::size_t grains = count / grain + (count % grain != 0 ? 1 : 0);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives on the devices' streams: one cooperative launch per device, all of them or none, with
-// the same body that rank threads call.
+// Collectives on the devices' streams: one cooperative launch per device, with the same body that
+// rank threads run. Either all launches happen, or none.
 //
 //   // pinned: e.g. gpushare::cuda::pinned_memory
 //   gpushare::device_communicator group(node, pinned, devices, {.blocks = 8});
@@ -8,19 +8,23 @@
 //   auto code = gpushare::submit_all_reduce<float>(node.gangs(), devices, std::span(streams), members, ins, outs, n);
 //   streams[0].record().wait(gpushare::never);   auto fault = gpushare::fault_of(members[0]);
 //
-// The results have the bits that rank threads get, with two exceptions: the payloads of NaNs and,
-// on a device, stages that add up rows, in the order of a block's threads (see row_sum).
+// The results have the same bits as those of rank threads, with two exceptions: the payloads of
+// NaNs, and on a device the stages that add up rows, because the order of the additions depends on
+// the block's threads (see row_sum).
 //
-// The launches wait for each other on the devices, so all blocks must be resident at once: a launch
-// that a device can't hold is refused. A group that would fit alone, but not beside the groups
-// submitted to its devices before, waits for them on the devices. The next collective of the same
-// channel (a sequence of the group's collectives) on other streams waits likewise. (The node's gang
-// order, detail/gang_residents.hpp, knows these groups. It doesn't know collectives in captured
-// graphs that other parts of the program launch.)
+// The launches of a collective wait for each other on the devices, so all blocks must be resident
+// at once. A launch that a device can't hold is refused. Sometimes a group would fit alone, but not
+// beside the groups that were submitted to its devices before. Such a group waits on the devices
+// until there is room. A collective that follows on the same channel (a sequence of the group's
+// collectives) waits likewise if it uses other streams. The node's gang order,
+// detail/gang_residents.hpp, knows all these groups. It doesn't know collectives in captured graphs
+// that other parts of the program launch.
 //
-//  submit, submit_all_reduce, submit_run, submit_run_sharded            each rank on a stream of
-//  its own submit_shared, submit_shared_all_reduce, submit_shared_run, ...      ranks that share a
-//  device, in one launch
+// There are two forms of each call:
+//  submit, submit_all_reduce, submit_run, submit_run_sharded
+//                     each rank has a stream of its own
+//  submit_shared, submit_shared_all_reduce, submit_shared_run, ...
+//                     several ranks share a device, and one launch serves all of them
 //
 // The other collectives have the same two forms, submit_NAME and submit_shared_NAME:
 //
@@ -28,24 +32,27 @@
 //   code = gpushare::submit_reduce_scatter<float>(node.gangs(), devices, std::span(streams), members, ins, outs, n);
 //   code = gpushare::submit_shared_all_to_all<float>(node.gangs(), devices[0], streams[0], members, ins, outs, n);
 //
-//  collective        a rank brings                     a rank gets                    in place
-//  reduce_scatter    size() * count elements           part r of all, combined        outs[r] is
-//  part r of ins[r] all_gather        count elements                    all ranks' elements
-//  ins[r] is part r of outs[r] all_to_all        a part of `count` for each rank   the part that
-//  each has for it  outs[r] is ins[r], on all ranks broadcast         count elements, the root's
-//  the root's                     always reduce            count elements                    the
-//  root: all, combined        outs[root] is ins[root]
+//  - reduce_scatter: each rank brings size() * count elements, and rank r gets part r of all ranks'
+//    elements, combined. In place, outs[r] is part r of ins[r].
+//  - all_gather: each rank brings count elements and gets all ranks' elements. In place, ins[r] is
+//    part r of outs[r].
+//  - all_to_all: each rank brings a part of count elements for each rank, and rank r gets every
+//    rank's part for rank r. In place, outs[r] is ins[r], on all ranks or on none.
+//  - broadcast: the root's count elements go to all ranks, always in place.
+//  - reduce: each rank brings count elements, and the root gets them combined. In place, outs[root]
+//    is ins[root].
 //
-// Elements are combined in the order of ranks, so the results have the bits of rank threads
-// (collectives.hpp). Devices must reach each other's memory, which all but an all-reduce needs:
-// else errc::not_supported.
+// Elements are combined in the order of ranks, so the results have the same bits as those of rank
+// threads (collectives.hpp). Every collective but an all-reduce needs devices that reach each
+// other's memory; without such access the call returns errc::not_supported.
 //
 // **Unequal parts**: submit_all_gatherv, submit_reduce_scatterv and submit_all_to_allv. Each rank
-// reads the lengths from its own memory when it runs, and they stay as they are until it has run.
-// So kernels may compute them (where tokens go, say), and a captured graph takes those of the
-// moment. A part may be empty. Lengths that don't fit into an array end the collective before
-// anything is written. Ranks that disagree end it as well, and their outputs are then undefined.
-// All ranks get errc::mismatch, which names one that is wrong.
+// reads the lengths from its own memory when its kernel runs, so the lengths must not change until
+// the kernel has run. Kernels may compute the lengths (for example the number of tokens for each
+// rank), and each launch of a captured graph takes the current lengths. A part may be empty.
+// Lengths that don't fit into an array end the collective before anything is written. Ranks that
+// disagree also end the collective, and their outputs are then undefined. In both cases all ranks
+// get errc::mismatch, which names a rank with wrong lengths.
 //
 //   // as many numbers as ranks, on each rank's device
 //   const std::uint64_t* counts[] = {counts_on_0, counts_on_1};
@@ -60,10 +67,11 @@
 //                                     std::span(std::as_const(steps)), outs);
 //
 // The workspaces of a device_communicator, the memory through which the ranks talk to each other,
-// lie on the ranks' devices. The host never touches them. It sees the ranks' progress, and asks for
-// aborts, in memory that the host and all devices reach. Several ranks may be on one device. All
-// memory is allocated by the constructor, so captured launches stay valid. Where the devices don't
-// reach each other's memory (gpushare::cuda::connect):
+// lie on the ranks' devices. The host never touches the workspaces. The host sees the ranks'
+// progress, and asks for aborts, in memory that the host and all devices reach. Several ranks may
+// be on one device. The constructor allocates all memory, so captured launches stay valid. If the
+// devices don't reach each other's memory (gpushare::cuda::connect), the workspaces can lie in the
+// host's memory:
 //
 //   gpushare::device_communicator apart(node, pinned, devices, {.blocks = 8}, gpushare::workspaces::on_host);
 #pragma once
@@ -99,18 +107,19 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
 /// The place of the ranks' workspaces.
-///   on_devices   each on its rank's device: all devices reach each other's memory
-///   on_host      in memory of the host: devices don't reach each other's memory. Then only
-///                all_reduce and barrier work. Collectives that read the other ranks' buffers fail
-///                with errc::not_supported.
+///  - on_devices: each workspace is on its rank's device. All devices must reach each other's
+///    memory.
+///  - on_host: the workspaces are in the host's memory, for devices that don't reach each other's
+///    memory. Only all_reduce and barrier work. Collectives that read the other ranks' buffers fail
+///    with errc::not_supported.
 enum class workspaces : std::uint8_t {
     on_devices,  ///< each on its rank's device
     on_host,     ///< in memory of the host
 };
 
-/// A group of ranks on devices. Made and destroyed by one thread while no collective runs; const
-/// members are safe from any thread. `Visible` is memory that the host and all devices read and
-/// write at the same addresses, with single-copy atomic accesses of 8 bytes.
+/// A group of ranks on devices. One thread makes and destroys the group, at times when no
+/// collective runs; const members are safe from any thread. `Visible` is memory that the host and
+/// all devices read and write at the same addresses, with single-copy atomic accesses of 8 bytes.
 template <class Node, class Visible>
 class device_communicator {
     static_assert(node<Node> && copier<typename Node::stream>);
@@ -118,11 +127,12 @@ class device_communicator {
 
 public:
     /// Rank r is on devices[r]. Allocates from the devices and from `visible`, both of which must
-    /// outlive it, and waits until the memory is initialised. Throws memory_error; operation_error:
-    /// errc::no_device, errc::invalid_specification for no ranks, channels or blocks, or a device's
-    /// error in initialising its memory.
+    /// outlive the communicator, and waits until the memory is initialised. Throws memory_error.
+    /// Throws operation_error with errc::no_device, with errc::invalid_specification for 0 ranks,
+    /// channels or blocks, or with a device's error from the initialisation.
     ///
-    /// Without options it has as many blocks as tuning_table::for_devices() asks for at the most.
+    /// Without options, the communicator has the largest number of blocks for which
+    /// tuning_table::for_devices() asks.
     device_communicator(Node& on, Visible& visible, std::span<const device_id> devices,
                         communicator_options options = {.blocks = 36}, workspaces where = workspaces::on_devices)
         : options_(std::move(options)), state_(std::make_unique<state>(on, visible)) {
@@ -137,8 +147,8 @@ public:
         const std::size_t area = detail::workspace_view::bytes_of_rank(size(), options_.blocks, slot);
         s.views.resize(std::size_t{size()} * channels());
 
-        // One rank's workspace as it begins, for the devices to copy; behind it the table of where
-        // all workspaces are.
+        // The initial contents of one rank's workspace, for the devices to copy, followed by the
+        // table of the addresses of all workspaces.
         std::vector<std::byte> image(area + table_bytes() + detail::interference_bytes);
         void* start = image.data();
         std::size_t space = image.size();
@@ -152,14 +162,15 @@ public:
     device_communicator(device_communicator&&) noexcept = default;
     device_communicator& operator=(device_communicator&&) noexcept = default;
 
-    /// How many ranks there are.
+    /// The number of ranks.
     [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(state_->devices.size()); }
-    /// of each rank
+    /// The number of channels of each rank.
     [[nodiscard]] std::uint32_t channels() const noexcept { return options_.channels; }
-    /// of each rank
+    /// The device of each rank.
     [[nodiscard]] std::span<const device_id> devices() const noexcept { return state_->devices; }
 
-    /// Throws operation_error (errc::invalid_specification) for a rank or channel that isn't there.
+    /// Throws operation_error (errc::invalid_specification) for a rank or channel that doesn't
+    /// exist.
     [[nodiscard]] member rank(std::uint32_t r, std::uint32_t channel = 0) const {
         if (r >= size())
             raise({errc::invalid_specification, r, 0, size(), reason::no_such_rank}, {},
@@ -170,23 +181,23 @@ public:
         return {state_->views[std::size_t{channel} * size() + r], state_->tuning, r};
     }
 
-    /// Which algorithm for which size.
+    /// The table of algorithms by size.
     [[nodiscard]] const tuning_table& tuning() const noexcept { return state_->tuning; }
     /// Sets the table. Only while no collective is submitted or runs.
     void set_tuning(tuning_table table) noexcept { state_->tuning = std::move(table); }
 
-    /// A group of some of the ranks, in the order given, with memory of its own: to go on with
-    /// after this one was aborted, or to use beside it. Throws as the constructor, and
-    /// errc::invalid_specification for a rank that isn't there.
+    /// A group of some of the ranks, in the given order, with memory of its own. The group can be
+    /// used beside this one, or in its place after this one was aborted. Throws as the constructor
+    /// does, and errc::invalid_specification for a rank that doesn't exist.
     [[nodiscard]] device_communicator subgroup(std::span<const std::uint32_t> ranks) const {
         std::vector<device_id> of;
         for (const std::uint32_t r : ranks) of.push_back((void(rank(r)), state_->devices[r]));
         return remade(of);
     }
 
-    /// One group per colour, in rising order of colours; colours[r] is that of rank r. Throws as
-    /// subgroup, and errc::invalid_specification if the number of colours differs from the number
-    /// of ranks.
+    /// One group for each colour, in ascending order of colours; colours[r] is the colour of rank
+    /// r. Throws as subgroup() does, and errc::invalid_specification if the number of colours
+    /// differs from the number of ranks.
     [[nodiscard]] std::vector<device_communicator> split(std::span<const std::uint32_t> colours) const {
         if (colours.size() != size())
             raise({errc::invalid_specification, colours.size(), 0, size(), reason::wrong_count}, {},
@@ -196,27 +207,31 @@ public:
         return groups;
     }
 
-    /// A group of the ranks that aren't in `dead`, to go on with. Throws as subgroup.
+    /// A group of the ranks that aren't in `dead`. Throws as subgroup() does.
     [[nodiscard]] device_communicator shrink(std::span<const std::uint32_t> dead) const {
         return subgroup(detail::ranks_without(dead, size()));
     }
 
-    /// A group of all ranks, in their order, followed by new ones on these devices, with memory of
-    /// its own: for ranks that replace dead ones. New devices must reach the others' memory if
-    /// workspaces are on devices (gpushare::cuda::connect). Throws as the constructor.
+    /// A group of all ranks, in their order, followed by new ranks on these devices, with memory of
+    /// its own. The new ranks replace dead ranks. New devices must reach the other devices' memory
+    /// if workspaces are on devices (gpushare::cuda::connect). Throws as the constructor does.
     [[nodiscard]] device_communicator grow(std::span<const device_id> joining) const {
         std::vector<device_id> all = state_->devices;
         all.insert(all.end(), joining.begin(), joining.end());
         return remade(all);
     }
 
-    /// Asks the ranks to end every collective, now and later, on all channels, with this error.
-    /// Doesn't wait. A rank notices the request while its first block waits for others (every 256
-    /// polls, a fraction of a millisecond; other blocks, every 65,536 polls), and in an all-reduce
-    /// once for each MiB of that block; rank 0 also once in each collective, while the ranks meet.
-    /// The fault names the last collective that rank 0 has reported. So running collectives may
-    /// still succeed, as may the first launch of a graph that was captured before. Collectives
-    /// submitted from now on don't begin.
+    /// Asks the ranks to end every current and later collective, on all channels, with this error.
+    /// Doesn't wait.
+    ///
+    /// A rank notices the request while its first block waits for others: every 256 polls, a
+    /// fraction of a millisecond. Its other blocks look every 65,536 polls. In an all-reduce, the
+    /// first block also looks once for each MiB of its work, and rank 0 also looks once in each
+    /// collective, while the ranks meet. The fault names the last collective that rank 0 has
+    /// reported.
+    ///
+    /// So running collectives may still succeed, as may the first launch of a graph that was
+    /// captured before. Collectives that are submitted from now on don't begin.
     void abort(std::uint32_t rank = 0, errc why = errc::aborted) const noexcept {
         for (std::uint32_t c = 0; c < channels(); ++c) {
             const member first(state_->views[std::size_t{c} * size()], state_->tuning, 0);
@@ -225,7 +240,7 @@ public:
         }
     }
 
-    /// How far each rank is on one channel, for a hang_watch.
+    /// The progress of each rank on one channel, for a hang_watch.
     [[nodiscard]] std::vector<rank_progress> progress(std::uint32_t channel = 0) const {
         std::vector<rank_progress> all(size());
         for (std::uint32_t r = 0; r < size(); ++r) all[r] = rank(r, channel).progress();
@@ -233,7 +248,7 @@ public:
     }
 
 private:
-    /// A group like this one, on these devices.
+    /// A group with the options of this group, on these devices.
     [[nodiscard]] device_communicator remade(std::span<const device_id> devices) const {
         communicator_options options = options_;
         options.tuning = state_->tuning;
@@ -246,7 +261,7 @@ private:
         bool visible;
         device_id device;
     };
-    /// At a fixed address, so that members stay valid when the communicator moves.
+    /// The state lies at a fixed address, so that members stay valid when the communicator moves.
     struct state {
         state(Node& on, Visible& visible_memory) : node(on), visible(visible_memory) {}
         state(const state&) = delete;
@@ -296,7 +311,7 @@ private:
         for (std::uint32_t r = 0; r < size(); ++r) {
             reports[r].place = std::uint64_t{options_.first_epoch} << 32;
             write(r, areas[r], image, whole);
-            // 0 turns: for threads, of which there are none here.
+            // 0 turns: the number only matters for rank threads, and this group has none.
             s.views[std::size_t{c} * size() + r] = {reinterpret_cast<std::byte* const*>(areas[r] + area),
                                                     size(),
                                                     options_.blocks,
@@ -326,23 +341,23 @@ private:
     std::unique_ptr<state> state_;
 };
 
-/// Why the group's collectives fail, if they do: none until one has failed. Final once all ranks
-/// have returned.
+/// The fault with which the group's collectives fail; no fault until one has failed. The answer is
+/// final once all ranks have returned.
 [[nodiscard]] inline collective_fault fault_of(const member& me) noexcept { return me.fault(); }
 
-/// Launches body[r] for rank r on streams[r], which is a stream of devices[r]: all of them, or none
-/// and an errc.
-///   too_many_blocks         a device can't hold so many blocks at once
-///   invalid_specification   the sizes of the spans differ, or more blocks than the communicator
-///                           has
-///   not_supported           the ranks' devices don't reach each other's memory, which this
-///                           collective needs
-///   duplicate_device        several ranks are on one device, whose launches may not run at once:
-///                           see submit_shared
-///   capturing               only some of the streams are being captured; if all are, the graph
-///                           gets the collective
-/// Throws what the streams throw; if that happens between two launches, the group is aborted, so
-/// that no rank hangs. Up to 32 ranks, only the streams and the gang order allocate.
+/// Launches body[r] for rank r on streams[r], which is a stream of devices[r]. Launches all of
+/// them, or returns an error and launches none:
+///  - too_many_blocks: a device can't hold so many blocks at once
+///  - invalid_specification: the sizes of the spans differ, or there are more blocks than the
+///    communicator has
+///  - not_supported: the ranks' devices don't reach each other's memory, which this collective
+///    needs
+///  - duplicate_device: several ranks are on one device whose launches may not run at once; see
+///    submit_shared
+///  - capturing: only some of the streams are being captured. If all streams are being captured,
+///    the graph gets the collective.
+/// Throws what the streams throw. If a stream throws between two launches, the group is aborted, so
+/// that no rank hangs. Up to 32 ranks, nothing allocates but the streams and the gang order.
 template <gang_order Gangs, launcher Stream, class Body>
 [[nodiscard]] errc submit(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
                           std::span<const member> members, std::span<const Body> bodies,
@@ -352,7 +367,8 @@ template <gang_order Gangs, launcher Stream, class Body>
         gangs, devices, streams, members, [&](std::size_t r) -> const Body& { return bodies[r]; }, options);
 }
 
-/// An all-reduce of `count` elements from ins[r] to outs[r] on every device. Otherwise as submit().
+/// An all-reduce of `count` elements from ins[r] to outs[r] on every device. Otherwise works as
+/// submit().
 template <reducible T, gang_order Gangs, launcher Stream, class Op = sum>
 [[nodiscard]] errc submit_all_reduce(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
                                      std::span<const member> members, std::span<const T* const> ins,
@@ -362,8 +378,9 @@ template <reducible T, gang_order Gangs, launcher Stream, class Op = sum>
                                 detail::all_reduce_call<T, Op>{{ins, outs, count}, op}, options);
 }
 
-/// Launches bodies[r] for rank r, all on `stream` of `device`; `options.blocks` is of each rank.
-/// Errors as submit(), and invalid_specification for more than max_shared_ranks.
+/// Launches bodies[r] for rank r, all of them in one launch on `stream` of `device`.
+/// `options.blocks` counts each rank's blocks. Returns errors as submit() does, and
+/// invalid_specification for more than max_shared_ranks ranks.
 template <gang_order Gangs, launcher Stream, class Body>
 [[nodiscard]] errc submit_shared(Gangs& gangs, device_id device, Stream& stream, std::span<const member> members,
                                  std::span<const Body> bodies, const launch_options& options = {}) {
@@ -372,7 +389,7 @@ template <gang_order Gangs, launcher Stream, class Body>
         gangs, device, stream, members, [&](std::size_t r) -> const Body& { return bodies[r]; }, options);
 }
 
-/// An all-reduce of `count` elements from ins[r] to outs[r]. Otherwise as submit_shared().
+/// An all-reduce of `count` elements from ins[r] to outs[r]. Otherwise works as submit_shared().
 template <reducible T, gang_order Gangs, launcher Stream, class Op = sum>
 [[nodiscard]] errc submit_shared_all_reduce(Gangs& gangs, device_id device, Stream& stream,
                                             std::span<const member> members, std::span<const T* const> ins,
@@ -382,10 +399,10 @@ template <reducible T, gang_order Gangs, launcher Stream, class Op = sum>
                                    detail::all_reduce_call<T, Op>{{ins, outs, count}, op}, options);
 }
 
-/// Launches steps[r] for rank r on streams[r], with the whole result to outs[r]. Otherwise as
-/// submit(), with further errors:
-///   invalid_specification   elements that aren't whole rows; a stage that needs whole rows, of
-///                           more floats than fit into a slot of the communicator
+/// Launches steps[r] for rank r on streams[r], with the whole result to outs[r]. Otherwise works as
+/// submit(), and returns invalid_specification in two more cases:
+///  - the elements aren't whole rows
+///  - a stage needs whole rows, and a row has more floats than fit into a slot of the communicator
 template <gang_order Gangs, launcher Stream, class T, class Op, class... Stages>
 [[nodiscard]] errc submit_run(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
                               std::span<const member> members, std::span<const pipeline<T, Op, Stages...>> steps,
@@ -396,7 +413,7 @@ template <gang_order Gangs, launcher Stream, class T, class Op, class... Stages>
     });
 }
 
-/// The same, but rank r keeps its own rows (`shard_of`) in outs[r].
+/// As submit_run, but rank r keeps its own rows (`shard_of`) in outs[r].
 template <gang_order Gangs, launcher Stream, class T, class Op, class... Stages>
 [[nodiscard]] errc submit_run_sharded(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
                                       std::span<const member> members,
@@ -408,8 +425,8 @@ template <gang_order Gangs, launcher Stream, class T, class Op, class... Stages>
     });
 }
 
-/// The same for ranks that share `device`: one launch on `stream` for all of them. Otherwise as
-/// submit_shared().
+/// submit_run for ranks that share `device`: one launch on `stream` for all ranks. Otherwise works
+/// as submit_shared().
 template <gang_order Gangs, launcher Stream, class T, class Op, class... Stages>
 [[nodiscard]] errc submit_shared_run(Gangs& gangs, device_id device, Stream& stream, std::span<const member> members,
                                      std::span<const pipeline<T, Op, Stages...>> steps,
@@ -420,7 +437,7 @@ template <gang_order Gangs, launcher Stream, class T, class Op, class... Stages>
     });
 }
 
-/// The same, but rank r keeps its own rows (`shard_of`) in outs[r].
+/// As submit_shared_run, but rank r keeps its own rows (`shard_of`) in outs[r].
 template <gang_order Gangs, launcher Stream, class T, class Op, class... Stages>
 [[nodiscard]] errc submit_shared_run_sharded(Gangs& gangs, device_id device, Stream& stream,
                                              std::span<const member> members,
@@ -432,13 +449,14 @@ template <gang_order Gangs, launcher Stream, class T, class Op, class... Stages>
     });
 }
 
-/// Types that devices move in whole vectors of 16 bytes: trivially copyable, of 1, 2, 4, 8 or 16
-/// bytes.
+/// Types that devices move in whole vectors of 16 bytes: trivially copyable types of 1, 2, 4, 8 or
+/// 16 bytes.
 template <class T>
 concept movable_on_devices = std::is_trivially_copyable_v<T> && 16 % sizeof(T) == 0;
 
-/// Rank r gets in outs[r] the combination of part r of all inputs, `count` elements. Errors as
-/// submit(), and errc::invalid_specification for spans that aren't as long as `members`.
+/// Rank r gets the combination of part r of all inputs, `count` elements, in outs[r]. Returns
+/// errors as submit() does, and errc::invalid_specification for spans that aren't as long as
+/// `members`.
 template <reducible T, gang_order Gangs, launcher Stream, class Op = sum>
 [[nodiscard]] errc submit_reduce_scatter(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
                                          std::span<const member> members, std::span<const T* const> ins,
@@ -448,7 +466,8 @@ template <reducible T, gang_order Gangs, launcher Stream, class Op = sum>
                                 detail::reduce_scatter_call<T, Op>{{ins, outs, count}, op}, options);
 }
 
-/// submit_reduce_scatter of ranks that share `device`, in one launch. Errors as submit_shared().
+/// submit_reduce_scatter for ranks that share `device`, in one launch. Returns errors as
+/// submit_shared() does.
 template <reducible T, gang_order Gangs, launcher Stream, class Op = sum>
 [[nodiscard]] errc submit_shared_reduce_scatter(Gangs& gangs, device_id device, Stream& stream,
                                                 std::span<const member> members, std::span<const T* const> ins,
@@ -458,8 +477,8 @@ template <reducible T, gang_order Gangs, launcher Stream, class Op = sum>
                                    detail::reduce_scatter_call<T, Op>{{ins, outs, count}, op}, options);
 }
 
-/// Every rank gets the `count` elements of each rank, in the order of ranks. Errors as
-/// submit_reduce_scatter.
+/// Every rank gets the `count` elements of each rank, in the order of ranks. Returns errors as
+/// submit_reduce_scatter does.
 template <movable_on_devices T, gang_order Gangs, launcher Stream>
 [[nodiscard]] errc submit_all_gather(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
                                      std::span<const member> members, std::span<const T* const> ins,
@@ -468,7 +487,8 @@ template <movable_on_devices T, gang_order Gangs, launcher Stream>
                                 options);
 }
 
-/// submit_all_gather of ranks that share `device`, in one launch. Errors as submit_shared().
+/// submit_all_gather for ranks that share `device`, in one launch. Returns errors as
+/// submit_shared() does.
 template <movable_on_devices T, gang_order Gangs, launcher Stream>
 [[nodiscard]] errc submit_shared_all_gather(Gangs& gangs, device_id device, Stream& stream,
                                             std::span<const member> members, std::span<const T* const> ins,
@@ -478,9 +498,9 @@ template <movable_on_devices T, gang_order Gangs, launcher Stream>
                                    options);
 }
 
-/// Part q of ins[r] becomes part r of outs[q]; each part has `count` elements. In place on all
-/// ranks or on none. Errors as submit_reduce_scatter, and errc::invalid_specification where only
-/// some are in place.
+/// Part q of ins[r] becomes part r of outs[q]; each part has `count` elements. All ranks work in
+/// place, or none does. Returns errors as submit_reduce_scatter does, and
+/// errc::invalid_specification if only some ranks are in place.
 template <movable_on_devices T, gang_order Gangs, launcher Stream>
 [[nodiscard]] errc submit_all_to_all(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
                                      std::span<const member> members, std::span<const T* const> ins,
@@ -489,8 +509,8 @@ template <movable_on_devices T, gang_order Gangs, launcher Stream>
                                 options);
 }
 
-/// submit_all_to_all of ranks that share `device`, in one launch. Errors as submit_shared()
-/// besides.
+/// submit_all_to_all for ranks that share `device`, in one launch. Returns the errors of
+/// submit_shared() as well.
 template <movable_on_devices T, gang_order Gangs, launcher Stream>
 [[nodiscard]] errc submit_shared_all_to_all(Gangs& gangs, device_id device, Stream& stream,
                                             std::span<const member> members, std::span<const T* const> ins,
@@ -500,8 +520,8 @@ template <movable_on_devices T, gang_order Gangs, launcher Stream>
                                    options);
 }
 
-/// Every rank gets the `count` elements of data[root]. Fails as submit_reduce_scatter does, and
-/// with errc::invalid_specification if `root` isn't a rank.
+/// Every rank gets the `count` elements of data[root]. Returns errors as submit_reduce_scatter
+/// does, and errc::invalid_specification if `root` isn't a rank.
 template <movable_on_devices T, gang_order Gangs, launcher Stream>
 [[nodiscard]] errc submit_broadcast(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
                                     std::span<const member> members, std::span<T* const> data, std::size_t count,
@@ -510,7 +530,8 @@ template <movable_on_devices T, gang_order Gangs, launcher Stream>
                                 options);
 }
 
-/// submit_broadcast of ranks that share `device`, in one launch. Errors as submit_shared() besides.
+/// submit_broadcast for ranks that share `device`, in one launch. Returns the errors of
+/// submit_shared() as well.
 template <movable_on_devices T, gang_order Gangs, launcher Stream>
 [[nodiscard]] errc submit_shared_broadcast(Gangs& gangs, device_id device, Stream& stream,
                                            std::span<const member> members, std::span<T* const> data, std::size_t count,
@@ -519,8 +540,8 @@ template <movable_on_devices T, gang_order Gangs, launcher Stream>
                                    options);
 }
 
-/// outs[root] gets the combination of all inputs, `count` elements; the other ranks' outputs aren't
-/// used. Errors as submit_broadcast.
+/// outs[root] gets the combination of all inputs, `count` elements. The other ranks' outputs aren't
+/// used. Returns errors as submit_broadcast does.
 template <reducible T, gang_order Gangs, launcher Stream, class Op = sum>
 [[nodiscard]] errc submit_reduce(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
                                  std::span<const member> members, std::span<const T* const> ins,
@@ -530,7 +551,8 @@ template <reducible T, gang_order Gangs, launcher Stream, class Op = sum>
                                 detail::reduce_call<T, Op>{{ins, outs, count}, op, root}, options);
 }
 
-/// submit_reduce of ranks that share `device`, in one launch. Errors as submit_shared() besides.
+/// submit_reduce for ranks that share `device`, in one launch. Returns the errors of
+/// submit_shared() as well.
 template <reducible T, gang_order Gangs, launcher Stream, class Op = sum>
 [[nodiscard]] errc submit_shared_reduce(Gangs& gangs, device_id device, Stream& stream, std::span<const member> members,
                                         std::span<const T* const> ins, std::span<T* const> outs, std::size_t count,
@@ -539,11 +561,11 @@ template <reducible T, gang_order Gangs, launcher Stream, class Op = sum>
                                    detail::reduce_call<T, Op>{{ins, outs, count}, op, root}, options);
 }
 
-/// Every rank gets the elements of each rank, in the order of ranks. counts[r] are the lengths of
-/// all ranks' inputs, the same numbers on every rank, in memory that rank r's device reads. ins[r]
-/// and outs[r] are at least as long as their elements need. Errors as submit_reduce_scatter, and
-/// errc::invalid_specification for counts at null. The fault of a collective that ran is
-/// errc::mismatch if lengths don't fit or differ between ranks.
+/// Every rank gets the elements of each rank, in the order of ranks. counts[r] points to the
+/// lengths of all ranks' inputs, in memory that rank r's device reads; the numbers are the same on
+/// every rank. ins[r] and outs[r] are at least as long as the counts require. Returns errors as
+/// submit_reduce_scatter does, and errc::invalid_specification if a pointer to counts is null. If
+/// lengths don't fit or differ between ranks, the collective runs and its fault is errc::mismatch.
 template <movable_on_devices T, gang_order Gangs, launcher Stream>
 [[nodiscard]] errc submit_all_gatherv(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
                                       std::span<const member> members, std::span<const std::span<const T>> ins,
@@ -553,8 +575,8 @@ template <movable_on_devices T, gang_order Gangs, launcher Stream>
                                 options);
 }
 
-/// submit_all_gatherv of ranks that share `device`, in one launch. Errors as submit_shared()
-/// besides.
+/// submit_all_gatherv for ranks that share `device`, in one launch. Returns the errors of
+/// submit_shared() as well.
 template <movable_on_devices T, gang_order Gangs, launcher Stream>
 [[nodiscard]] errc submit_shared_all_gatherv(Gangs& gangs, device_id device, Stream& stream,
                                              std::span<const member> members, std::span<const std::span<const T>> ins,
@@ -565,8 +587,8 @@ template <movable_on_devices T, gang_order Gangs, launcher Stream>
                                    options);
 }
 
-/// Rank r gets in outs[r] the combination of part r of all inputs. counts[r] are the lengths of all
-/// parts. Otherwise as submit_all_gatherv.
+/// Rank r gets the combination of part r of all inputs in outs[r]. counts[r] points to the lengths
+/// of all parts. Otherwise works as submit_all_gatherv.
 template <reducible T, gang_order Gangs, launcher Stream, class Op = sum>
 [[nodiscard]] errc submit_reduce_scatterv(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
                                           std::span<const member> members, std::span<const std::span<const T>> ins,
@@ -577,8 +599,8 @@ template <reducible T, gang_order Gangs, launcher Stream, class Op = sum>
                                 detail::reduce_scatterv_call<T, Op>{{ins, outs, counts}, op}, options);
 }
 
-/// submit_reduce_scatterv of ranks that share `device`, in one launch. Errors as submit_shared()
-/// besides.
+/// submit_reduce_scatterv for ranks that share `device`, in one launch. Returns the errors of
+/// submit_shared() as well.
 template <reducible T, gang_order Gangs, launcher Stream, class Op = sum>
 [[nodiscard]] errc submit_shared_reduce_scatterv(Gangs& gangs, device_id device, Stream& stream,
                                                  std::span<const member> members,
@@ -590,10 +612,11 @@ template <reducible T, gang_order Gangs, launcher Stream, class Op = sum>
                                    detail::reduce_scatterv_call<T, Op>{{ins, outs, counts}, op}, options);
 }
 
-/// Rank r brings one part for each rank, one after the other, and gets the parts that the ranks
-/// have for it, in their order. sends[r][q] elements go from r to q; receives[q][r] is the number
-/// that q expects of them. Not in place. Otherwise as submit_all_gatherv. A program that knows only
-/// its sends learns the rest by a submit_all_to_all of these counts before.
+/// Rank r brings one part for each rank, one after the other, and gets the ranks' parts for rank r,
+/// in the order of ranks. sends[r][q] elements go from r to q, and receives[q][r] is the number of
+/// elements that q expects from r. Inputs and outputs must not overlap. Otherwise works as
+/// submit_all_gatherv. A program that knows only its sends can learn its receives by a
+/// submit_all_to_all of the counts first.
 template <movable_on_devices T, gang_order Gangs, launcher Stream>
 [[nodiscard]] errc submit_all_to_allv(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
                                       std::span<const member> members, std::span<const std::span<const T>> ins,
@@ -604,8 +627,8 @@ template <movable_on_devices T, gang_order Gangs, launcher Stream>
                                 detail::all_to_allv_call<T>{{ins, outs, sends}, receives}, options);
 }
 
-/// submit_all_to_allv of ranks that share `device`, in one launch. Errors as submit_shared()
-/// besides.
+/// submit_all_to_allv for ranks that share `device`, in one launch. Returns the errors of
+/// submit_shared() as well.
 template <movable_on_devices T, gang_order Gangs, launcher Stream>
 [[nodiscard]] errc submit_shared_all_to_allv(Gangs& gangs, device_id device, Stream& stream,
                                              std::span<const member> members, std::span<const std::span<const T>> ins,

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Measures which algorithm is the fastest for each size, on this machine and with these ranks.
+// Measures which algorithm is fastest for each size, on this machine and with these ranks.
 //
 //   // every rank's thread:
 //   auto table = gpushare::tune(me);
 //   // then one of them, when all are done:
 //   group.set_tuning(table);                      // and table.save() for the next run
 //
-// For collectives on streams, time them yourself and pass the function to tune_submitted().
+// For collectives on streams, write a function that times a collective and pass the function to
+// tune_submitted().
 //
-// Each size is measured in three ways: again and again in the same buffers (warm), in buffers that
-// no cache holds (cold), and in place. Each plan's loss against the fastest one is taken in each of
-// the three, and the table gets the plan whose largest loss is smallest.
+// Each size is measured in three ways: repeatedly in the same buffers (warm), in buffers that no
+// cache holds (cold), and in place. In each of the three ways, a plan's loss is its time relative
+// to the fastest plan's. The table gets the plan whose largest loss is smallest.
 #pragma once
 
 #include <algorithm>
@@ -30,10 +31,10 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Measures sums of floats and returns a table for groups of this size. Takes some seconds. Every
-/// rank calls it, and gets the same table. Throws std::bad_alloc, operation_error
-/// (errc::invalid_specification) if the smallest size is less than a float, and faults of its
-/// collectives.
+/// Measures sums of floats and returns a table for groups of this size. Measuring takes some
+/// seconds. Every rank calls tune(), and gets the same table. Throws std::bad_alloc,
+/// operation_error (errc::invalid_specification) if the smallest size is less than a float, and the
+/// faults of the measured collectives.
 [[nodiscard]] inline tuning_table tune(const member& me, const tune_options& options = {}) {
     detail::check_sizes(options);
     detail::tuner measuring(me, options);
@@ -42,9 +43,10 @@ inline namespace GPUSHARE_ABI {
     });
 }
 
-/// The same for submitted collectives. took(plan, bytes) submits one by this plan and returns its
-/// time in any unit, for example between two points of the stream, or infinity if the plan can't be
-/// used. Only the sizes in `options` are used. With `most_blocks`, plans have numbers of blocks.
+/// tune() for submitted collectives. took(plan, bytes) submits a collective by this plan and
+/// returns its time in any unit, for example between two points of the stream, or infinity if the
+/// plan can't be used. Of `options`, only the sizes and `most_blocks` are used. With `most_blocks`,
+/// plans have numbers of blocks.
 template <std::invocable<const all_reduce_plan&, bytes> Took>
 [[nodiscard]] tuning_table tune_submitted(std::uint32_t ranks, const Took& took, const tune_options& options = {}) {
     detail::check_sizes(options);

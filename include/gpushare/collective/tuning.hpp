@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tuning table: the algorithm for an all-reduce of each size, and how a fused all-reduce stores
-// its results. Tables are measured, saved as text, and readable and editable by people.
+// A tuning table says which algorithm an all-reduce of each size uses, and how a fused all-reduce
+// stores its results. Tables are measured and saved as text, which people can read and edit.
 //
 //   #include <gpushare/collective/communicator.hpp>
 //   auto table = gpushare::tuning_table::load("4 4096 one_shot cached\n"                    // up to 4 ranks, up to 4096 bytes
@@ -8,11 +8,11 @@
 //                                             "4 any two_shot streaming places=2\n");
 //   gpushare::communicator group(4, {.tuning = table});
 //
-// A row is the most ranks, the most bytes, the algorithm, and how results are stored; options may
-// follow (all_reduce_plan).
+// A row states the most ranks, the most bytes, the algorithm, and how results are stored. Options
+// may follow (all_reduce_plan).
 //
-// The table never changes the result's bits: every algorithm combines the ranks of an element in
-// rank order.
+// The table never changes the bits of a result, because every algorithm combines the ranks' values
+// of an element in rank order.
 #pragma once
 
 #include <algorithm>
@@ -33,84 +33,86 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// The algorithms of an all-reduce, with their waits and traffic for S bytes a rank and R ranks:
-///   one_shot       each rank leaves its data in its slot and combines all of it itself: one wait,
-///                  (R+2)RS bytes
-///   two_shot       each rank combines a part straight from all inputs and writes it to all
-///                  outputs: two waits, 2RS bytes
-///   ring           parts go from rank to rank in chunks: each rank talks to its neighbours only
+/// The algorithms of an all-reduce, with their waits and their traffic for S bytes of each rank and
+/// R ranks:
+///  - one_shot: each rank leaves its data in its slot, and each rank combines all data itself. One
+///    wait, (R+2)RS bytes.
+///  - two_shot: each rank combines a part straight from all inputs and writes it to all outputs.
+///    Two waits, 2RS bytes.
+///  - ring: parts go from rank to rank in chunks, and each rank talks to its neighbours only.
 enum class algorithm : std::uint8_t {
     one_shot,  ///< for the smallest sizes
     two_shot,  ///< the least traffic
-    ring,      ///< where ranks reach their neighbours only
+    ring,      ///< for ranks that reach their neighbours only
 };
 
-/// Its name.
+/// The algorithm's name.
 [[nodiscard]] constexpr std::string_view to_string(algorithm a) noexcept {
     constexpr std::array<std::string_view, 3> names{"one_shot", "two_shot", "ring"};
     return names[static_cast<std::size_t>(a)];
 }
 
-/// The plan of a plain all-reduce. The fields after `how` are for the two-shot.
+/// The plan of a plain all-reduce. The fields after `how` apply to the two-shot.
 struct all_reduce_plan {
     algorithm how = algorithm::two_shot;  ///< see algorithm
-    /// Stores results past the caches, except in place, where the lines are in the caches already,
-    /// and at addresses that don't allow it.
+    /// Stores results past the caches. Exceptions are calls in place, whose lines are in the caches
+    /// already, and addresses that don't allow such stores.
     bool streaming = false;
-    /// With `streaming`: how many places of its part a thread writes alternately, 1 or 2.
+    /// With `streaming`: the number of places in its part that a thread writes alternately, 1 or 2.
     std::uint8_t places = 1;
-    /// Where results are stored through the caches, in place with `streaming` too: how many cache
-    /// lines ahead of its work a thread prefetches; 0 leaves that to the processor.
+    /// How many cache lines ahead of its work a thread prefetches; 0 leaves prefetching to the
+    /// processor. Applies wherever results are stored through the caches, so also in place with
+    /// `streaming`.
     std::uint8_t ahead = 0;
-    /// The blocks of each rank's kernel, if it is submitted and the caller leaves the number open;
-    /// 0 is one. As many as exist and fit.
+    /// The blocks of each rank's kernel, for a submitted call whose caller leaves the number open;
+    /// 0 means one block. The call uses fewer blocks if not as many exist or fit.
     std::uint16_t blocks = 0;
     friend constexpr bool operator==(const all_reduce_plan&, const all_reduce_plan&) = default;
 };
 
-/// The plan of a fused all-reduce. It always goes by whole rows, in two shots or one, so these are
-/// the only choices. It is a type of its own, so that a table can't name an algorithm that a fused
-/// call wouldn't follow.
+/// The plan of a fused all-reduce. A fused all-reduce always goes by whole rows, in two shots or
+/// one, so these fields are the only choices. The plan has a type of its own, so that a table can't
+/// name an algorithm that a fused call wouldn't follow.
 struct fused_plan {
     bool streaming = false;    ///< results go past the caches
-    std::uint16_t blocks = 0;  ///< as of an all_reduce_plan
-    /// Each rank runs the stages on all rows: one wait. The call still goes by two shots in three
-    /// cases: a block's rows and the one it works on don't fit into its slot, ranks keep shards of
-    /// the result, or a stage isn't an any_row_stage.
+    std::uint16_t blocks = 0;  ///< as all_reduce_plan::blocks
+    /// Each rank runs the stages on all rows, with one wait. The call still goes by two shots in
+    /// three cases: a block's rows and its current row don't fit into its slot, ranks keep shards
+    /// of the result, or a stage isn't an any_row_stage.
     bool one_shot = false;
     friend constexpr bool operator==(const fused_plan&, const fused_plan&) = default;
 };
 
-/// Plans by number of ranks and bytes. A value; safe to read from any thread.
+/// Plans by number of ranks and bytes. A value that any thread may read.
 class tuning_table {
 public:
     /// One row of a table: the plan for up to `ranks` ranks and up to `bytes` bytes a rank.
     template <class Plan>
     struct row_of {
         std::uint32_t ranks = 0;  ///< at most
-        std::uint64_t bytes = 0;  ///< of each rank, at most
+        std::uint64_t bytes = 0;  ///< bytes of each rank, at most
         Plan plan{};              ///< the plan for these
         friend constexpr bool operator==(const row_of&, const row_of&) = default;
     };
-    using row = row_of<all_reduce_plan>;   ///< of plain all-reduces
-    using fused_row = row_of<fused_plan>;  ///< of fused ones
+    using row = row_of<all_reduce_plan>;   ///< a row for plain all-reduces
+    using fused_row = row_of<fused_plan>;  ///< a row for fused all-reduces
 
-    /// a row without a limit
+    /// the number of ranks of a row without a limit
     static constexpr std::uint32_t any_ranks = std::numeric_limits<std::uint32_t>::max();
-    /// a row without a limit
+    /// the number of bytes of a row without a limit
     static constexpr std::uint64_t any_bytes = std::numeric_limits<std::uint64_t>::max();
 
-    /// Every call by the two-shot, with results stored through the caches.
+    /// Every call goes by the two-shot, with results stored through the caches.
     tuning_table() = default;
-    /// Rows in any order. Fused calls go by one shot, and store past the caches, where plain ones
-    /// of the same size do.
+    /// Takes rows in any order. A fused call goes by one shot, or stores past the caches, where a
+    /// plain call of the same size does.
     explicit tuning_table(std::vector<row> rows) : rows_(sorted(std::move(rows))), fused_(like(rows_)) {}
-    /// With rows of their own for fused calls.
+    /// Takes separate rows for fused calls.
     tuning_table(std::vector<row> rows, std::vector<fused_row> fused)
         : rows_(sorted(std::move(rows))), fused_(sorted(std::move(fused))) {}
 
-    /// The table measured on a machine with a processor of the same vendor as this one. It is a
-    /// start; tune() finds a better one.
+    /// The table that was measured on a machine with a processor of the same vendor as this one.
+    /// The table is a start; tune() finds a better one.
     [[nodiscard]] static tuning_table measured() {
 #if defined(__x86_64__)
         if (__builtin_cpu_is("amd")) return measured_on_epyc();
@@ -118,7 +120,7 @@ public:
         return measured_on_xeon();
     }
     /// Measured with 2 and 4 ranks on 2 cores of a Xeon (AVX-512, 2 MiB of second-level cache
-    /// each), where each rank reads its results.
+    /// each). Each rank read its results.
     [[nodiscard]] static tuning_table measured_on_xeon() {
         using enum algorithm;
         return tuning_table({{2, 1024, {one_shot}},
@@ -128,8 +130,8 @@ public:
                              {any_ranks, std::uint64_t{1} << 20, {two_shot, false, 1, 16}},
                              {any_ranks, any_bytes, {two_shot, true, 1, 16}}});
     }
-    /// Measured with 2 and 4 ranks on 2 cores of an EPYC (AVX-512, 32 MiB of third-level cache),
-    /// where each rank reads its results.
+    /// Measured with 2 and 4 ranks on 2 cores of an EPYC (AVX-512, 32 MiB of third-level cache).
+    /// Each rank read its results.
     [[nodiscard]] static tuning_table measured_on_epyc() {
         using enum algorithm;
         return tuning_table({{2, 512, {one_shot}},
@@ -140,10 +142,11 @@ public:
                              {any_ranks, std::uint64_t{2} << 20, {two_shot}},
                              {any_ranks, any_bytes, {two_shot, true}}});
     }
-    /// For groups on devices, until theirs is measured (tune_submitted): not measured by us. vLLM's
-    /// kernels, which go the same ways over NVLink, take one shot for up to 4 ranks until 512 KiB
-    /// and for up to 8 until 256 KiB, and 36 blocks of 512 threads, more of which gained nothing.
-    /// Less than 16 KiB isn't worth another block, which has to meet the others too.
+    /// For groups on devices, until their own table is measured (tune_submitted). We haven't
+    /// measured this table. It follows vLLM's kernels, which use the same algorithms over NVLink.
+    /// They take one shot up to 512 KiB for up to 4 ranks, and up to 256 KiB for up to 8 ranks.
+    /// They use 36 blocks of 512 threads, and more blocks gained nothing there. Less than 16 KiB
+    /// isn't worth another block, since the block has to meet the other ranks' blocks, too.
     [[nodiscard]] static tuning_table for_devices() {
         using enum algorithm;
         constexpr std::uint64_t kib = 1024;
@@ -157,21 +160,21 @@ public:
         }
         return tuning_table(std::move(rows));
     }
-    /// Every call by one plan.
+    /// A table in which every call goes by one plan.
     [[nodiscard]] static tuning_table always(const all_reduce_plan& plan) {
         return tuning_table({{any_ranks, any_bytes, plan}});
     }
-    /// The same, with defaults for the plan's other fields.
+    /// The same for an algorithm, with defaults for the plan's other fields.
     [[nodiscard]] static tuning_table always(algorithm how) { return always(all_reduce_plan{how}); }
 
-    /// the smallest first
+    /// the rows of plain calls, the smallest first
     [[nodiscard]] std::span<const row> rows() const noexcept { return rows_; }
-    /// the smallest first
+    /// the rows of fused calls, the smallest first
     [[nodiscard]] std::span<const fused_row> fused_rows() const noexcept { return fused_; }
     friend bool operator==(const tuning_table&, const tuning_table&) = default;
 
-    /// The plan of a plain all-reduce: the first row for at least this many ranks and bytes, or the
-    /// two-shot algorithm if no row fits.
+    /// The plan of a plain all-reduce: that of the first row for at least this many ranks and
+    /// bytes, or the two-shot algorithm if no row fits.
     [[nodiscard]] all_reduce_plan plan(std::uint32_t ranks, std::uint64_t bytes) const noexcept {
         return first(rows_, ranks, bytes);
     }
@@ -180,10 +183,10 @@ public:
         return first(fused_, ranks, bytes);
     }
 
-    /// One line per row: ranks, bytes, algorithm, "cached" or "streaming", then "places=2",
-    /// "ahead=16", "blocks=36" if not the default. A row without a limit has "any". Rows of fused
-    /// calls have "fused" or "fused_one_shot" for the algorithm; they are left out if they follow
-    /// from the others.
+    /// The table as text, one line per row: ranks, bytes, algorithm, "cached" or "streaming", then
+    /// "places=2", "ahead=16" and "blocks=36" where the value isn't the default. A row without a
+    /// limit has "any". Rows of fused calls have "fused" or "fused_one_shot" as the algorithm, and
+    /// are left out if they follow from the other rows.
     [[nodiscard]] std::string save() const {
         std::string text;
         for (const row& r : rows_) {
@@ -228,7 +231,7 @@ private:
             if (ranks <= r.ranks && bytes <= r.bytes) return r.plan;
         return {};
     }
-    /// Fused rows that go as these do, without a new row where nothing changes.
+    /// The fused rows that follow from these rows, without a row where nothing changes.
     static std::vector<fused_row> like(const std::vector<row>& rows) {
         std::vector<fused_row> all;
         for (const row& r : rows) {
@@ -245,8 +248,8 @@ private:
         rest.remove_prefix(std::min(word.size() + 1, rest.size()));
         return word;
     }
-    /// Takes "NAME=NUMBER" off the front of `rest`, if it comes next. Returns false if no number
-    /// follows the name.
+    /// Takes "NAME=NUMBER" off the front of `rest`, if `rest` begins with it. Returns false if no
+    /// number follows the name.
     template <class N>
     static bool read_option(std::string_view& rest, std::string_view name, N& n) noexcept {
         return !rest.starts_with(name) || number(next_word(rest).substr(name.size()), n);

@@ -7,12 +7,16 @@
 // If the elements don't fit the plan's algorithm, it falls back to one that always works. The ring
 // is in ring.hpp.
 //
-// Techniques of faster device kernels that these don't use:
-//   data with a flag in each word (NCCL's LL)    saves one shot its wait, some 1.3 us on one device, and halves the bandwidth
-//   sums in the switch (NVLink SHARP, multimem)  the order of the ranks isn't ours then, and results change from run to run
-//   R known when compiling in fused kernels, too  each pipeline would be compiled four times. They have the addresses of up to eight
-//                                                inputs in registers, and four loads under way; eight would take 20 registers more
-//   the same for 3, 5 to 7 and 16 ranks          machines have 2, 4 or 8 devices; each number is a loop more in each kernel
+// Faster device kernels use some techniques that these algorithms don't use, for these reasons:
+//  - Data with a flag in each word (NCCL's LL) saves one shot its wait, some 1.3 us on one device,
+//    but halves the bandwidth.
+//  - Sums in the switch (NVLink SHARP, multimem) leave the order of the ranks to the switch, so
+//    results change from run to run.
+//  - Fused kernels could know R when they are compiled, but then each pipeline would be compiled
+//    four times. They have the addresses of up to eight inputs in registers and four loads under
+//    way; eight loads would take 20 registers more.
+//  - Kernels for a known R of 3, 5 to 7 and 16 would need another loop in each kernel for each
+//    number, and machines have 2, 4 or 8 devices.
 #pragma once
 
 #include <cstddef>
@@ -30,8 +34,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// A rank's part in an all-reduce, block by block: the same body for a thread, a block of the host,
-/// a block of a device.
+/// A rank's part in an all-reduce, block by block: the same body for a thread, a block of the host
+/// and a block of a device.
 template <class T, class Op>
 struct all_reduce_body {
     const T* in;
@@ -41,7 +45,8 @@ struct all_reduce_body {
     all_reduce_plan plan;
 
     static constexpr auto kind = collective_kind::all_reduce;
-    static constexpr bool through_slots = true;  // where ranks don't reach each other's buffers
+    // the elements go through slots, for ranks that don't reach each other's buffers
+    static constexpr bool through_slots = true;
 
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class Context>
@@ -66,8 +71,8 @@ struct all_reduce_body {
     }
 
 private:
-    /// The elements of all ranks are in the slots: one wait, and no rank reads the user's buffers
-    /// of another rank.
+    /// The one-shot. The elements of all ranks are in the slots, so there is one wait, and no rank
+    /// reads another rank's user buffers.
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class Context>
     GPUSHARE_HD collective_fault one_shot(session<Context>& t, std::uint32_t blocks, element_range mine) const {
@@ -81,15 +86,15 @@ private:
         return t.leave();
     }
 
-    /// Combines a part of the elements straight from all inputs to all outputs, with the least
-    /// possible traffic, 2RS bytes. It stays within the block's own elements, because other blocks
-    /// may use another algorithm.
+    /// The two-shot. Combines a part of the elements straight from all inputs to all outputs, with
+    /// the least possible traffic, 2RS bytes. The part stays within the block's own elements,
+    /// because other blocks may use another algorithm.
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class Context>
     GPUSHARE_HD collective_fault two_shot(session<Context>& t, std::uint32_t blocks, element_range of_block) const {
         if (!t.meet(signature(blocks), in, out)) return t.fault();
-        // All ranks cut at the cache lines of rank 0's output, which are mostly those of the
-        // others' outputs too, so no rank writes to a line that another rank writes to.
+        // All ranks cut at the cache lines of rank 0's output, so that no two ranks write to the
+        // same line. In most cases, the other outputs have their lines at the same places.
         constexpr std::size_t grain = cache_line_bytes / sizeof(T);
         const std::size_t first = reinterpret_cast<std::uintptr_t>(t.signal_from(0).out) / sizeof(T) + of_block.begin;
         const element_range part = shard_of_shifted(of_block.size(), first % grain, t.rank(), t.ranks(), grain);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The threads of a block that look at a few neighbouring elements together. On a device these are
-// some lanes of a warp, which exchange their largest number; elsewhere it is one thread.
+// A team: the threads of a block that look at a few neighbouring elements together. On a device a
+// team is some lanes of a warp, which exchange their largest number. Elsewhere a team is one
+// thread.
 //
 //   const auto team = block_team::of<8>(ctx);
 //   team.each(blocks, [&](std::size_t b) { most = team.largest(mine_of(b, team.lane())); });
@@ -34,8 +35,8 @@ public:
     }
     [[nodiscard]] GPUSHARE_HD std::uint32_t lane() const noexcept { return lane_; }
     [[nodiscard]] GPUSHARE_HD std::uint32_t lanes() const noexcept { return lanes_; }
-    /// The first of this team's blocks, out of `blocks`. The next one is `teams()` further on.
-    /// Threads outside of all teams have no blocks.
+    /// The first of this team's blocks, out of `blocks`. The team's next block is `teams()` further
+    /// on. Threads outside of all teams have no blocks.
     [[nodiscard]] GPUSHARE_HD std::size_t first(std::size_t blocks) const noexcept {
         return index_ < teams_ ? index_ : blocks;
     }
@@ -46,7 +47,7 @@ public:
         if (index_ >= teams_) return;
         for (std::size_t b = index_; b < blocks; b += teams_) f(b);
     }
-    /// The largest number that a thread of the team has. No thread has a NaN.
+    /// The largest number of the team's threads. No thread may pass a NaN.
     [[nodiscard]] GPUSHARE_HD float largest(float x) const noexcept {
 #ifdef __CUDA_ARCH__
         const std::uint32_t first = threadIdx.x % 32 / lanes_ * lanes_;

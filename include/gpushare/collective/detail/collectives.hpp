@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The other collectives, as bodies that rank threads, blocks of the host backend and blocks of a
-// device run: all ranks meet, each moves its part straight from the senders' buffers to the
-// receivers', all finish.
+// The bodies of all collectives but the all-reduce. Rank threads, blocks of the host backend and
+// blocks of a device run the same bodies: all ranks meet, each rank moves its part straight from
+// the senders' buffers to the receivers', and all ranks finish.
 //
 //   broadcast_body<float>{data, n, root}(session, blocks)
 #pragma once
@@ -36,7 +36,7 @@ template <class T, class Op>
 struct reduce_scatter_body {
     const T* in;
     T* out;
-    std::size_t count;  // elements of one part
+    std::size_t count;  // elements of a part
     Op op;
     static constexpr auto kind = collective_kind::reduce_scatter;
 
@@ -50,15 +50,15 @@ struct reduce_scatter_body {
 };
 
 /// After `meet`: reads this block's shard of `count` elements from each rank, beginning `skip`
-/// elements after the signalled address, into `out`, rank after rank. Each rank reads the others'
-/// data, because writing would need one more wait if outputs are inputs.
+/// elements after the signalled address, into `out`, rank after rank. Each rank reads the other
+/// ranks' data, because writing would need one more wait if outputs are inputs.
 GPUSHARE_EXEC_CHECK_DISABLE
 template <class T, class Context>
 GPUSHARE_HD void gather_parts(session<Context>& t, T* out, std::size_t count, std::size_t skip,
                               std::uint32_t blocks) noexcept {
     const element_range mine = shard_of(count, t.block(), blocks, vector_grain);
     for (std::uint32_t i = 0; i < t.ranks(); ++i) {
-        const std::uint32_t r = (t.rank() + i) % t.ranks();  // ranks begin at different ranks
+        const std::uint32_t r = (t.rank() + i) % t.ranks();  // each rank begins at a different rank
         const T* const from = static_cast<const T*>(t.signal_from(r).in) + skip;
         copy_elements<4>(t.context(), out + r * count + mine.begin, from + mine.begin, mine.size());
     }
@@ -99,11 +99,11 @@ struct broadcast_body {
     }
 };
 
-/// All ranks work, each on a part of the root's result.
+/// Every rank combines a part of the root's result.
 template <class T, class Op>
 struct reduce_body {
     const T* in;
-    T* out;  // of the root
+    T* out;  // the root's output
     std::size_t count;
     Op op;
     std::uint32_t root;
@@ -150,12 +150,12 @@ GPUSHARE_HD void swap_elements(Context& ctx, T* a, T* b, std::size_t n) noexcept
     }
 }
 
-/// In place if `in` is `out`, on all ranks or on none.
+/// All ranks are in place, with `in` equal to `out`, or none is.
 template <class T>
 struct all_to_all_body {
     const T* in;
     T* out;
-    std::size_t count;  // from one rank to one rank
+    std::size_t count;  // elements from one rank to another
     static constexpr auto kind = collective_kind::all_to_all;
 
     GPUSHARE_EXEC_CHECK_DISABLE
@@ -171,8 +171,8 @@ struct all_to_all_body {
     }
 
 private:
-    /// Exchanges the data that two ranks have for each other: one rank moves the first half, the
-    /// other one the rest. So no two ranks touch the same element.
+    /// Exchanges the data that two ranks have for each other. One rank moves the first half and the
+    /// other rank moves the rest, so the two ranks never touch the same element.
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class Context>
     GPUSHARE_HD void swap_parts(session<Context>& t, std::uint32_t blocks) const noexcept {

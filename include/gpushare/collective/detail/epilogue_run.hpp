@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs the stages of an epilogue over a row: a few elements at a time go through all stages in
-// registers. Each look of a row stage needs one more pass over the row. A group stage needs none on
-// a device: the threads that have a group's elements in registers tell each other its largest
-// magnitude.
+// Runs the stages of an epilogue over a row. A few elements at a time go through all stages in
+// registers. Each look of a row stage needs one more pass over the row. On a device a group stage
+// needs no further pass: the threads that have a group's elements in registers tell each other the
+// group's largest magnitude.
 //
 //   run_widest(ctx, epilogue, source, scratch, outputs, [&](auto&& run) { run(place{...}, end); });
 #pragma once
@@ -22,7 +22,7 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Sharing stages write to this rank's arrays only.
+/// Outputs of a run in which sharing stages write to this rank's arrays only.
 struct own_outputs {};
 
 namespace detail {
@@ -60,8 +60,9 @@ template <std::uint32_t I, class First, class... Rest>
         return known_at<I - 1>(k.rest);
 }
 
-/// The number of elements that a thread takes at once: a cache line if it is the only thread,
-/// otherwise as many as one access moves, so that neighbouring threads take neighbouring bytes.
+/// The number of elements that a thread takes at once. A block's only thread takes a cache line.
+/// Otherwise a thread takes as many elements as one access moves, so that neighbouring threads take
+/// neighbouring bytes.
 template <class Context>
 [[nodiscard]] GPUSHARE_HD constexpr std::uint32_t lanes_for() noexcept {
     if constexpr (requires { typename std::bool_constant<Context::num_threads() == 1>; })
@@ -70,7 +71,7 @@ template <class Context>
         return 4;
 }
 
-/// Rounding that the last stage, a sink, does anyway.
+/// Whether the next stage is a sink that does this stage's rounding anyway.
 template <class S, class Next>
 inline constexpr bool is_repeated = false;
 template <class S, class Next>
@@ -80,8 +81,9 @@ requires requires {
 }
 inline constexpr bool is_repeated<S, Next> = std::same_as<typename S::rounded_type, typename Next::stored_type>;
 
-/// Works on one row at a time. It holds copies of all values that it reads repeatedly: the sinks'
-/// writes may alias anything else, so the compiler would read the values from memory each time.
+/// Works on one row at a time. The run holds copies of all values that it reads repeatedly.
+/// Otherwise the compiler would read the values from memory each time, since the sinks' writes may
+/// alias anything.
 template <std::uint32_t Width, class Context, class Source, class Outputs, class... Stages>
 class epilogue_run {
     using whole = epilogue<Stages...>;
@@ -97,7 +99,7 @@ public:
                              const Outputs& outputs) noexcept
         : ctx_(ctx), mine_(mine), source_(source), scratch_(scratch), outputs_(outputs) {}
 
-    /// Columns [at.column, end) of one row.
+    /// Runs columns [at.column, end) of one row.
     GPUSHARE_HD void operator()(const place& at, std::size_t end) noexcept {
         known_stages known;
         run<0, false>(at, end, known, source_);
@@ -115,7 +117,7 @@ private:
             return next_looking_stage<I + 1>();
     }
 
-    /// Some of the stages, for a few elements.
+    /// Some of the stages, to be run on a few elements.
     struct stages {
         whole mine;
         Outputs outputs;
@@ -142,7 +144,7 @@ private:
         }
     };
 
-    /// Applies the last pass over a row to a few elements.
+    /// Takes a few elements through the last pass over a row.
     template <std::uint32_t Begin, class Load>
     struct last_pass {
         stages of;
@@ -153,8 +155,8 @@ private:
         }
     };
 
-    /// The same in a pass in which the row stage `Stop` looks at the elements, behind the stages
-    /// from Begin on.
+    /// Takes a few elements through a pass in which the row stage `Stop` looks at them, after the
+    /// stages from Begin on.
     template <std::uint32_t Begin, std::uint32_t Stop, std::uint32_t Look, class Load>
     struct looking_pass {
         using combine = typename stage_type<Stop>::combine;
@@ -176,8 +178,8 @@ private:
         }
     };
 
-    /// The same in the last pass, in which a team of threads takes a group for the group stage
-    /// `Stop`.
+    /// Takes groups of elements through the last pass over a row. A team of threads takes a group
+    /// for the group stage `Stop`.
     template <std::uint32_t Begin, std::uint32_t Stop, class Load>
     struct group_pass {
         using stage = stage_type<Stop>;
@@ -187,7 +189,7 @@ private:
         Load from;
         float* scratch;
 
-        /// The group that begins at `first`, of a row that ends at `end`.
+        /// Takes the group that begins at `first`, in a row that ends at `end`.
         GPUSHARE_FLAT GPUSHARE_HD void operator()(const block_team& team, const place& first,
                                                   std::size_t end) const noexcept {
             if constexpr (pieces == 1) {
@@ -201,7 +203,7 @@ private:
         }
 
     private:
-        /// Each thread of the team has one piece, or none if the row ends earlier.
+        /// Each thread of the team has one piece of the group, or no piece if the row ends earlier.
         GPUSHARE_FLAT GPUSHARE_HD void in_registers(const block_team& team, const place& first,
                                                     std::size_t end) const noexcept {
             const place at = piece(first, first.column + team.lane() * lanes, end);
@@ -266,8 +268,8 @@ private:
         }
     };
 
-    /// The stages from Begin on, for elements from `from`. `Ready`: Begin is a row stage that has
-    /// learnt everything it needs.
+    /// Runs the stages from Begin on, for elements from `from`. `Ready` means that Begin is a row
+    /// stage that has finished its looks.
     template <std::uint32_t Begin, bool Ready, class Load>
     GPUSHARE_HD void run(const place& row, std::size_t end, known_stages& known, const Load& from) noexcept {
         constexpr std::uint32_t stop = next_looking_stage<Begin + (Ready ? 1 : 0)>();
@@ -275,8 +277,8 @@ private:
             (void)each_piece(row, end, last_pass<Begin, Load>{with(known), from});
         } else if constexpr (group_stage<stage_type<stop>>) {
             each_group(row, end, group_pass<Begin, stop, Load>{with(known), from, scratch_});
-            // Teams take other columns than the threads that left these columns in the scratch, and
-            // may take the next row's.
+            // A team's columns in the scratch were left there by other threads, and these threads
+            // may already take the next row's columns.
             if constexpr (Ready) ctx_.sync();
         } else {
             look<Begin, stop, 0>(row, end, known, from);
@@ -288,7 +290,7 @@ private:
         }
     }
 
-    /// All looks of a row stage from Look on.
+    /// Runs all looks of a row stage from Look on.
     template <std::uint32_t Begin, std::uint32_t Stop, std::uint32_t Look, class Load>
     GPUSHARE_HD void look(const place& row, std::size_t end, known_stages& known, const Load& from) noexcept {
         using combine = typename stage_type<Stop>::combine;
@@ -299,7 +301,8 @@ private:
             look<Begin, Stop, Look + 1>(row, end, known, scratch_source{scratch_});
     }
 
-    /// Calls `f` with stage I as it writes for each rank, or with the stage itself.
+    /// Calls `f` with stage I. If the stage is a sharing stage, calls `f` once for each rank, with
+    /// the stage that writes to that rank's array.
     template <std::uint32_t I, class F>
     GPUSHARE_FLAT GPUSHARE_HD static void on_ranks(const whole& mine, const Outputs& outputs, const F& f) noexcept {
         const auto& stage = stage_of<I>(mine);
@@ -313,8 +316,8 @@ private:
 
     [[nodiscard]] GPUSHARE_HD stages with(const known_stages& known) const noexcept { return {mine_, outputs_, known}; }
 
-    /// Calls `pass` with each piece of [row.column, end) that this thread works on, a few columns,
-    /// in ascending order.
+    /// Calls `pass` with each piece of [row.column, end) that belongs to this thread. A piece is a
+    /// few columns; the pieces come in ascending order.
     template <class Pass>
     [[nodiscard]] GPUSHARE_HD Pass each_piece(const place& row, std::size_t end, const Pass& pass) const noexcept {
 #if defined(__x86_64__) && !defined(__CUDA_ARCH__)
@@ -322,14 +325,14 @@ private:
 #endif
         return pieces(row, end, pass);
     }
-    // Flattened: stages work in registers only where they are inlined, a user's as well.
+    // Flattened, because stages, including a user's, work in registers only where they are inlined.
     template <class Pass>
     [[nodiscard, gnu::flatten]] GPUSHARE_HD Pass pieces(const place& row, std::size_t end, Pass pass) const noexcept {
         return all_pieces(row, end, pass);
     }
 #if defined(__x86_64__) && !defined(__CUDA_ARCH__)
-    // Takes a copy of the row: the sinks' writes may alias the original, which would be read and
-    // multiplied again for each piece.
+    // Takes a copy of the row. The sinks' writes may alias the original, so the compiler would read
+    // and multiply its members again for each piece.
     template <class Pass>
     [[nodiscard, gnu::flatten, gnu::target("avx2,f16c")]] Pass pieces_by_avx2(place row, std::size_t end,
                                                                               Pass pass) const noexcept {
@@ -344,7 +347,7 @@ private:
         for (; column + lanes <= end; column += step)
             pass(place{row.row, row.shard_row, column, row.width, lanes, row.streams});
         if (column < end) {
-            Pass last = pass;  // a copy, so that the other one's address is never needed
+            Pass last = pass;  // a copy, so that the address of the original is never needed
             last_piece(last,
                        {row.row, row.shard_row, column, row.width, static_cast<std::uint32_t>(end - column), false});
             return last;
@@ -392,7 +395,7 @@ private:
     const Outputs& outputs_;
 };
 
-/// Calls `f` with the run of the widest registers that the processor has. Wide registers need a
+/// Calls `f` with a run for the widest registers that the processor has. Wide registers need a
 /// context of one thread.
 template <class Context, class... Stages, class Source, class Outputs, class F>
 GPUSHARE_HD void run_widest(Context& ctx, const epilogue<Stages...>& mine, const Source& source, float* scratch,

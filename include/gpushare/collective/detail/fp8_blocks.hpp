@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers in blocks of 8 bits each with one scale, as a quantised all-reduce sends them. A code is
-// an e4m3; the scale is the smallest power of two with which none of the block's finite numbers
+// Blocks of 8-bit codes with one scale each, as a quantised all-reduce sends them. A code is an
+// e4m3. The scale is the smallest power of two with which none of the block's finite numbers
 // exceeds 448, the largest code. A byte b stands for 2^(b - 127), as in the MX formats.
 //
 //   const fp8_blocks at{codes, scales};
 //   encode_block<128, Context>(team, at, 3, source);        // block 3 of what the source has
 //   const coded_floats x = decoded<128>(at, 3 * 128);       // 16 numbers of it
 //
-// Scales are powers of two, so that scaling rounds nothing and no bit of a result depends on how a
+// Scales are powers of two, so scaling rounds nothing, and no bit of a result depends on how a
 // machine divides.
 #pragma once
 
@@ -28,25 +28,25 @@ namespace detail {
 /// The elements that a thread codes or decodes at once: 16 bytes of codes.
 using coded_floats = floats<16>;
 
-/// The byte of a block's scale, 1 to 247, where `largest` is the largest finite magnitude in it.
-/// 448 is 1.75 * 2^8: adding all ones below 1.75's fraction carries into the exponent just for
-/// larger fractions.
+/// The byte of a block's scale, 1 to 247, where `largest` is the largest finite magnitude in the
+/// block. 448 is 1.75 * 2^8. The function adds a word of ones below the fraction of 1.75, which
+/// carries into the exponent exactly for larger fractions.
 [[nodiscard]] GPUSHARE_HD inline std::uint8_t scale_byte(float largest) noexcept {
     const std::uint32_t exponent = (__builtin_bit_cast(std::uint32_t, largest) + 0x1f'ffff) >> 23;
     return static_cast<std::uint8_t>(exponent > 9 ? exponent - 8 : 1);
 }
-/// The number that such a byte stands for, and its reciprocal.
+/// The scale for which a byte stands, and its reciprocal.
 [[nodiscard]] GPUSHARE_HD inline float scale_of(std::uint8_t byte) noexcept {
     return __builtin_bit_cast(float, std::uint32_t{byte} << 23);
 }
 [[nodiscard]] GPUSHARE_HD inline float inverse_scale(std::uint8_t byte) noexcept {
     return __builtin_bit_cast(float, (254U - byte) << 23);
 }
-/// The largest code that may have such a scale. With the largest scale a code above 240 would be
-/// infinite once it is scaled.
+/// The largest code that may have this scale. With the largest scale, a code above 240 would become
+/// infinite when it is scaled.
 [[nodiscard]] GPUSHARE_HD inline float largest_code(std::uint8_t byte) noexcept { return byte < 247 ? 448.0F : 240.0F; }
 
-/// The magnitude of a finite number, otherwise 0.
+/// The magnitude of a finite number; 0 for any other number.
 struct finite_magnitude_lanes {
     template <class R>
     GPUSHARE_FLAT GPUSHARE_HD R operator()(const R& x) const noexcept {
@@ -54,7 +54,7 @@ struct finite_magnitude_lanes {
         return select(bits > 0x7f7f'ffff, 0.0F, from_bits(bits));
     }
 };
-/// Numbers as they are rounded to codes. Infinities and NaNs become NaN, since e4m3 has no
+/// Prepares numbers for the rounding to codes. Infinities and NaNs become NaN, since e4m3 has no
 /// infinity.
 struct coding_lanes {
     float inverse, largest;
@@ -67,13 +67,13 @@ struct coding_lanes {
     }
 };
 
-/// Where the codes of some blocks lie, and their scales. Codes begin at a multiple of 16.
+/// The addresses of the codes and the scales of some blocks. Codes begin at a multiple of 16.
 struct fp8_blocks {
     fp8_e4m3* codes;
     std::uint8_t* scales;
 };
 
-/// The codes of numbers that lie in the codes' range.
+/// Converts numbers within the codes' range to codes.
 [[nodiscard]] GPUSHARE_HD inline packed<fp8_e4m3> as_codes(const coded_floats& x) noexcept {
     packed<fp8_e4m3> to;
 #ifdef __CUDA_ARCH__
@@ -88,7 +88,7 @@ struct fp8_blocks {
 #endif
     return to;
 }
-/// The numbers that codes stand for with the scale 1.
+/// The numbers for which codes stand with the scale 1.
 [[nodiscard]] GPUSHARE_HD inline coded_floats as_numbers(const packed<fp8_e4m3>& from) noexcept {
 #ifdef __CUDA_ARCH__
     const auto four = [&](std::uint32_t i) {
@@ -101,7 +101,7 @@ struct fp8_blocks {
 #endif
 }
 
-/// The 16 numbers from element `i` on, a multiple of 16, of blocks of `Block`.
+/// The 16 numbers from element `i` on, a multiple of 16, in blocks of `Block` elements.
 template <std::uint32_t Block>
 [[nodiscard]] GPUSHARE_HD coded_floats decoded(const fp8_blocks& from, std::size_t i) noexcept {
     return as_numbers(load_aligned(from.codes + i)) * coded_floats(scale_of(from.scales[i / Block]));
@@ -111,8 +111,8 @@ template <std::uint32_t Block>
     return product_of(static_cast<float>(from.codes[i]), scale_of(from.scales[i / Block]));
 }
 
-/// Writes block `b` with numbers from `source`: `source(i)` is the 16 numbers from element i on,
-/// `source.one(i)` a single one.
+/// Writes block `b` with numbers from `source`. `source(i)` is the 16 numbers from element i on,
+/// and `source.one(i)` is a single number.
 GPUSHARE_EXEC_CHECK_DISABLE
 template <std::uint32_t Block, class Context, class Source>
 GPUSHARE_HD void encode_block(const block_team& team, const fp8_blocks& to, std::size_t b,
@@ -136,7 +136,7 @@ GPUSHARE_HD void encode_block(const block_team& team, const fp8_blocks& to, std:
         const std::uint8_t scale = scale_byte(team.largest(most));
         store_aligned(to.codes + first + team.lane() * at_once, as_codes(coded_floats::map(coding(scale), x)));
         if (team.lane() == 0) to.scales[b] = scale;
-    } else {  // few threads: one number after the other, each of them made twice
+    } else {  // few threads: codes one number at a time, and computes each number twice
         float most = 0;
         for (std::uint32_t i = 0; i < Block; ++i)
             most = larger_lanes{}(most, finite_magnitude_lanes{}(source.one(first + i)));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Error feedback of fp8 blocks: the part of a rank's elements that their codes can't carry, which
-// the rank adds to its next elements.
+// Error feedback of fp8 blocks. Codes can't carry all of a rank's elements; the rank adds the
+// missing part to its next elements.
 //
 //   const owing_blocks<128> k{from, to, owed, left, count};
 //   stream.launch(k.shape(), k);  // to = from + owed; left = to - what codes of `to` stand for
@@ -54,7 +54,7 @@ struct owing_blocks {
     }
 
 private:
-    /// A thread later reads only sums that it wrote itself.
+    /// Later, a thread only reads sums that it wrote itself.
     GPUSHARE_HD void code(const block_team& team, std::size_t begin, std::size_t end) const noexcept {
         float most = 0;
         for (std::size_t i = begin + team.lane(); i < end; i += team.lanes()) {

@@ -30,10 +30,10 @@ namespace detail {
 template <class T, class Op>
 struct combined_rows {
     const peer_signal* from_rank;
-    const T* first;   // rank 0's array
-    const T* second;  // rank 1's, kept here since two ranks are what there is most often
+    const T* first;   // the address of rank 0's array
+    const T* second;  // rank 1's array, kept here because groups of two ranks are the most frequent
     std::uint32_t ranks;
-    std::size_t row;  // of the inputs, for row 0 of the result
+    std::size_t row;  // the row of the inputs that is row 0 of the result
     Op op;
 
     template <class V>
@@ -48,9 +48,9 @@ struct combined_rows {
     }
 };
 
-/// The same for a thread of a device, which has the addresses of up to eight ranks in registers,
-/// and loads from all of them before it combines any: each load from another device takes a
-/// microsecond.
+/// inputs for a thread of a device. The thread has the addresses of up to eight ranks in registers,
+/// and loads from all of them before it combines any elements, because each load from another
+/// device takes a microsecond.
 template <class T, class Op>
 class held_rows {
 public:
@@ -105,8 +105,8 @@ private:
     std::uintptr_t places_ = 0;
 };
 
-/// The outputs that ranks have signalled: number `result` is the result, the others are the stages'
-/// arrays.
+/// The outputs that ranks have signalled. Number `result` is the result, and the other outputs are
+/// the stages' arrays.
 struct peer_outputs {
     const peer_signal* from_rank;
     std::uint32_t of_ranks;
@@ -126,7 +126,7 @@ struct fused_body {
     steps what;
     out_type* out;
     fused_plan plan;
-    float* spare = nullptr;  // for a row, if slots are too small for one
+    float* spare = nullptr;  // room for a row, if slots are too small for one
     static constexpr auto kind = collective_kind::all_reduce;
 
     GPUSHARE_EXEC_CHECK_DISABLE
@@ -151,13 +151,14 @@ struct fused_body {
             brought = left;
         }
         if (!t.meet(signature, brought, out, others)) return t.fault();
-        // A row lies at the end of the rank's slot between passes: it is local, and stays in the
-        // first-level cache.
+        // Between passes, a row lies at the end of the rank's slot: the slot is local, and the row
+        // stays in the first-level cache.
         float* const scratch = scratch_bytes() <= t.view().slot
                                    ? reinterpret_cast<float*>(slot + (t.view().slot - scratch_bytes()))
                                    : spare;
         const peer_signal* const from_rank = &t.signal_from(0);
-        // Slots have this block's rows only: the sum wraps around.
+        // Slots have only this block's rows, so the row in the slot is the row minus mine.begin.
+        // The subtraction wraps around.
         const std::size_t first_row = alone ? 0 - mine.begin : Sharded ? own.begin : 0;
         const auto from = [&] {
             if constexpr (is_one_thread<Context>) {
@@ -170,7 +171,7 @@ struct fused_body {
         }();
         const matrix<out_type, false> result{out, 0};
         const auto all = joined(what.list, as_epilogue(storing<matrix<out_type, false>>{result}));
-        // Works on some rows at a time, and then checks whether the group was aborted.
+        // Works on some rows at a time, and checks between them whether the group was aborted.
         const std::size_t step = 1 + look_every / (what.width * sizeof(T));
         const std::size_t to_kept = Sharded ? 0 : own.begin;
         const peer_outputs to{alone ? from_rank + t.rank() : from_rank, alone ? 1 : t.ranks(), sharing};
@@ -182,8 +183,8 @@ struct fused_body {
                 run_rows(t.context(), all, range, from, scratch, own_outputs{});
             else
                 run_rows(t.context(), all, range, from, scratch, to);
-            // A rank that is done needn't check. All threads go on or none does, because rows have
-            // barriers.
+            // A rank that is done needn't check. Either all threads go on or none does, because
+            // rows have barriers.
             whole = mine.end - row <= step || t.all_agree(t.still_open());
         }
         return alone && whole ? t.leave() : t.finish_if(whole);
@@ -193,8 +194,8 @@ private:
     [[nodiscard]] GPUSHARE_HD std::size_t scratch_bytes() const noexcept {
         return (what.width * sizeof(float) + interference_bytes - 1) / interference_bytes * interference_bytes;
     }
-    /// Whether this call goes by one shot. The answer is the same for all blocks: otherwise no rank
-    /// would process a row that one block leaves to another rank.
+    /// Whether this call goes by one shot. All blocks get the same answer. Otherwise one block
+    /// could leave a row to another rank whose block doesn't process it.
     [[nodiscard]] GPUSHARE_HD bool works_alone(std::size_t slot, std::size_t rows,
                                                std::uint32_t blocks) const noexcept {
         if constexpr (Sharded || !epilogue<Stages...>::any_row) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which ranks go together when a communicator is split or shrinks: the same for threads and
+// Selects the ranks of a new group when a communicator is split or shrinks, for threads and for
 // devices.
 //
 //   for (const auto& ranks : detail::ranks_by_colour(colours)) groups.push_back(subgroup(ranks));

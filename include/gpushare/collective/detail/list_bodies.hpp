@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bodies of collectives.hpp for lists: a rank's part in collectives on lists, once it knows
-// where all ranks' lists are. For threads only: a device would need the lists in memory that all
-// devices reach.
+// The bodies of the list collectives in collectives.hpp: a rank's part, once the rank knows where
+// all ranks' lists are. Only for threads, since devices would need the lists in memory that all of
+// them reach.
 #pragma once
 
 #include <algorithm>
@@ -23,13 +23,13 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// With more ranks than this, lists are combined by elements and not by lines, because the ends of
+/// Groups of more ranks combine lists element by element and not by lines, because the places of
 /// each rank's lines lie on the stack.
 inline constexpr std::uint32_t most_ranks_of_list_lines = 16;
 
 template <class T, class F>
 void each_piece(const std::span<T>* arrays, std::size_t count, element_range range, const F& f) {
-    std::size_t first = 0;  // of the array's first element, among all elements
+    std::size_t first = 0;  // the position of the array's first element among all elements
     for (std::size_t a = 0; a < count && first < range.end; first += arrays[a].size(), ++a) {
         const std::size_t behind = first + arrays[a].size();
         const std::size_t begin = std::max(first, range.begin), end = std::min(behind, range.end);
@@ -43,7 +43,7 @@ struct list_facts {
     const std::span<T>* arrays;
     std::size_t count;
     std::size_t elements = 0;
-    std::size_t layout = 0;  // differs where sizes differ
+    std::size_t layout = 0;  // a hash that differs if the sizes differ
 
     explicit list_facts(std::span<const std::span<T>> list) noexcept : arrays(list.data()), count(list.size()) {
         for (const auto& array : list) {
@@ -53,21 +53,21 @@ struct list_facts {
         }
         layout ^= count;
     }
-    /// The list of a rank, as the rank told.
+    /// The list of a rank, at the address that the rank has signalled.
     template <class Context>
     [[nodiscard]] static const std::span<T>* of(const session<Context>& t, std::uint32_t rank) noexcept {
         return static_cast<const std::span<T>*>(t.signal_from(rank).in);
     }
 };
 
-/// Calls `f(array, range)` for the elements that a rank keeps: its shard of each array.
+/// Calls `f(array, range)` for the elements that a rank keeps: the rank's shard of each array.
 template <class T, class F>
 void each_kept(const list_facts<T>& list, std::uint32_t rank, std::uint32_t ranks, const F& f) {
     for (std::size_t a = 0; a < list.count; ++a)
         if (const element_range own = shard_of(list.arrays[a].size(), rank, ranks); own.size() != 0) f(a, own);
 }
 
-/// Where results of a list go: to every rank's array, or only to this rank's.
+/// Stores the results of a list: to every rank's array, or only to this rank's.
 template <class T>
 struct list_outputs {
     T* const* outs;
@@ -95,9 +95,9 @@ struct all_lists {
     }
 };
 
-/// Calls `f(array, range)` for the pieces of this rank's part of all elements: whole lines, as far
-/// as arrays begin with lines, so that ranks seldom write to one. Arrays that are contiguous on
-/// every rank form one piece; `range` then goes on behind the array.
+/// Calls `f(array, range)` for the pieces of this rank's part of all elements. If arrays begin with
+/// cache lines, pieces are whole lines, so two ranks seldom write to the same line. Arrays that are
+/// contiguous on every rank form one piece; `range` then goes on behind the array.
 template <class T, class F>
 void each_run(const session<thread_context>& t, const list_facts<T>& list, const F& f) {
     constexpr std::size_t line = sizeof(T) < cache_line_bytes ? cache_line_bytes / sizeof(T) : 1;
@@ -122,8 +122,8 @@ void each_run(const session<thread_context>& t, const list_facts<T>& list, const
     if (run.size() != 0) f(first, run);
 }
 
-/// Combines `range` from the begin of array `a` on, in whole lines as far as possible. Returns
-/// whether all of it is finite, if it `looks`.
+/// Combines `range`, counted from the beginning of array `a`, in whole lines as far as possible. If
+/// `looks` is set, returns whether all of the results are finite.
 template <class T, class Op>
 [[nodiscard]] bool combine_piece(session<thread_context>& t, const Op& op, std::size_t a, element_range range,
                                  bool to_all, bool looks) noexcept {
@@ -151,7 +151,7 @@ template <class T, class Op>
     if constexpr (combines_lines<T, Op>) {
         const element_range lines = whole_lines<T>(own, range);
         if (lines.size() != 0 && lines_pay<T, Op>(t.ranks())) {
-            // uninitialised: two words of each are read
+            // uninitialised on purpose: only two words of each signal are used
             std::array<peer_signal, most_ranks_of_list_lines> ends;
             for (std::uint32_t r = 0; r < t.ranks(); ++r) ends[r].in = ends[r].out = outs[r];
             line_ends where{ends.data(), t.ranks(), lines.begin * sizeof(T), lines.begin * sizeof(T)};
@@ -172,9 +172,9 @@ template <class T, class Op>
     return one_by_one(range);
 }
 
-/// Combines this rank's part, and checks now and then whether the group has been closed. `finite`,
-/// if not null, becomes whether all elements of all ranks' parts are finite: each rank checks its
-/// own part while it has the elements at hand.
+/// Combines this rank's part, and checks now and then whether the group has been closed. If
+/// `finite` isn't null, `*finite` becomes whether the elements of all ranks' parts are finite: each
+/// rank checks its own part while the elements are at hand.
 template <class T, class Op>
 [[nodiscard]] collective_fault combine_list(session<thread_context>& t, const list_facts<T>& list, const Op& op,
                                             bool to_all, bool* finite) {
@@ -202,7 +202,7 @@ template <class T, class Op>
     return fault;
 }
 
-/// Kind: all_reduce, with results for all ranks; or reduce_scatter, with each rank's own shards.
+/// Kind is all_reduce, with results for all ranks, or reduce_scatter, with each rank's own shards.
 template <collective_kind Kind, class T, class Op>
 struct combine_list_body {
     list_facts<T> list;
@@ -229,7 +229,8 @@ struct all_gather_list_body {
     collective_fault operator()(session<thread_context>& t, std::uint32_t blocks) const {
         if (!t.meet(call_signature(kind, type_id<T>() | 128U, 0, list.layout, blocks), list.arrays)) return t.fault();
         for (std::uint32_t i = 1; i < t.ranks(); ++i) {
-            const std::uint32_t r = (t.rank() + i) % t.ranks();  // ranks begin at different ranks
+            // each rank begins at a different rank
+            const std::uint32_t r = (t.rank() + i) % t.ranks();
             each_kept(list, r, t.ranks(), [&](std::size_t a, element_range range) {
                 copy_elements(t.context(), list.arrays[a].data() + range.begin,
                               list_facts<T>::of(t, r)[a].data() + range.begin, range.size());

@@ -5,12 +5,13 @@
 //   quantised_body<float, sum, 128>{in, out, n, {}}(session, blocks)
 //
 // A rank codes its elements of a chunk into its slot. Each rank decodes its part of all ranks'
-// slots, combines that in float in the order of ranks, and leaves the coded result. Each rank then
-// decodes the results of all. No rank touches another rank's buffers.
+// slots, combines the numbers in float in the order of ranks, and leaves the coded result in its
+// slot. Each rank then decodes the results of all ranks. No rank touches another rank's buffers.
 //
 // At step s a rank codes chunk s, combines its part of chunk s - lag and takes the results of chunk
-// s - 2 lag, so that it waits only for work that was begun a step before. A slot holds 2 lag + 1
-// chunks, and no rank waits until its own data was read:
+// s - 2 lag. So a rank only waits for work that was begun a step earlier. A slot holds 2 lag + 1
+// chunks. No rank has to wait until other ranks have read its data, because the waits for new data
+// imply as much:
 //   - a rank that has taken chunk c knows that all ranks have combined chunk c, and so have read
 //     its codes. Before it codes chunk s it has taken chunk s - 1 - 2 lag, which lay where chunk s
 //     goes;
@@ -39,11 +40,12 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// How chunks lie in a slot. Each chunk has the same number of blocks for every rank: their codes,
-/// then the codes of a rank's results, then the scales of both.
+/// The layout of chunks in a slot. A chunk has the same number of blocks for every rank. The codes
+/// of the rank's elements come first, then the codes of the rank's results, then the scales of
+/// both.
 struct chunk_layout {
-    std::size_t of_rank = 0;  // blocks of a chunk for each rank; 0: a slot is too small
-    std::size_t stage = 0;    // bytes of a slot that a chunk has
+    std::size_t of_rank = 0;  // blocks of a chunk for each rank; 0 if a slot is too small
+    std::size_t stage = 0;    // bytes of a slot that a chunk takes
     std::uint32_t lag = 0;
 
     [[nodiscard]] GPUSHARE_HD static constexpr chunk_layout of(std::size_t slot, std::uint32_t ranks,
@@ -53,13 +55,13 @@ struct chunk_layout {
             l = {slot / (2 * lag + 1) / 16 * 16 / ((ranks + 1) * (block + 1)), slot / (2 * lag + 1) / 16 * 16, lag};
         return l;
     }
-    /// The smallest slot that has room for such a group.
+    /// The smallest slot with room for a chunk of such a group.
     [[nodiscard]] static constexpr std::size_t least_slot(std::uint32_t ranks, std::size_t block) noexcept {
         return ((ranks + 1) * (block + 1) + 15) / 16 * 16;
     }
 };
 
-/// A rank's own elements, with zeros behind the last one.
+/// A rank's own elements, followed by zeros.
 template <class T>
 struct brought_elements {
     const T* in;
@@ -76,8 +78,9 @@ struct brought_elements {
     }
 };
 
-/// Converts to the type of the result. A code may round a sum that float16 holds up to 65536, which
-/// float16 doesn't hold: its largest number is nearer to any such sum than the bound asks.
+/// Converts to the type of the result. float16 holds sums of less than 65536, and a code may round
+/// such a sum up to 65536, which float16 doesn't hold. The conversion then takes the largest
+/// float16, which is within the error bound.
 template <class T>
 struct result_lanes {
     template <class R>
@@ -109,12 +112,12 @@ public:
         chunks_ = (n + chunk - 1) / chunk;
     }
 
-    /// Before the ranks have met: codes the first chunk, so that it is ready when they have met.
+    /// Codes the first chunk before the ranks meet, so that the chunk is ready when they have met.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void begin() noexcept {
         if (chunks_ != 0) code(0);
     }
-    /// Returns false after a fault; why() and who() tell which.
+    /// Returns false after a fault; why() and who() describe the fault.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD bool run() noexcept {
         const std::size_t lag = layout_.lag;
@@ -128,7 +131,7 @@ public:
             unseen = 0;
             if (!session_.all_agree(session_.still_open())) return gave_up(errc::aborted, session_.rank());
         }
-        // All threads have read the count: that was before the ranks met.
+        // The thread may store the count, since all threads have read it before the ranks met.
         if (session_.context().thread_rank() == 0)
             session_.view().state(session_.rank(), session_.block()).coded =
                 base_ + static_cast<std::uint32_t>(chunks_);
@@ -140,10 +143,11 @@ public:
 private:
     static constexpr std::uint32_t none = ~0U;
 
-    /// Combines the elements that the ranks left, rank by rank from 0 on, in float.
+    /// Combines the elements that the ranks have left in their slots, rank by rank from 0 on, in
+    /// float.
     struct combined_elements {
         const quantised_walk& of;
-        std::size_t c, skip;  // chunk; its elements before this rank's part
+        std::size_t c, skip;  // the chunk; its elements before this rank's part
 
         [[nodiscard]] GPUSHARE_HD coded_floats operator()(std::size_t i) const noexcept {
             const std::uint32_t ranks = of.session_.ranks();
@@ -183,7 +187,7 @@ private:
         std::byte* const scales = stage + (blocks_of_chunk() + layout_.of_rank) * Block;
         return {reinterpret_cast<fp8_e4m3*>(stage) + first * Block, reinterpret_cast<std::uint8_t*>(scales) + first};
     }
-    /// Where a rank leaves its elements of a chunk, and its part of the result.
+    /// The place where a rank leaves its elements of a chunk, and its part of the result.
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD fp8_blocks brought_by(std::uint32_t rank, std::size_t c) const noexcept {
         return blocks_from(rank, c, 0);
@@ -197,7 +201,8 @@ private:
         return session_.view().signal(to, from, session_.block(), 0);
     }
 
-    /// Tells all ranks, after everything that all threads have read and written.
+    /// Tells all ranks how far this rank is, after all threads have finished their reads and
+    /// writes.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void publish(std::uint32_t peer_signal::*count, std::size_t c) noexcept {
         Context& ctx = session_.context();
@@ -205,7 +210,7 @@ private:
         for (std::uint32_t to = ctx.thread_rank(); to < session_.ranks(); to += ctx.num_threads())
             session_.release(signal(to, session_.rank()).*count, base_ + static_cast<std::uint32_t>(c) + 1);
     }
-    /// Waits until all ranks have told that they are this far. All threads agree on the outcome.
+    /// Waits until all ranks have come this far. All threads agree on the outcome.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD bool await(std::uint32_t peer_signal::*count, std::size_t c) noexcept {
         Context& ctx = session_.context();
@@ -244,7 +249,8 @@ private:
         publish(&peer_signal::sums_ready, c);
         return true;
     }
-    /// Decodes the results of all ranks, its own first, so that ranks begin at different ranks.
+    /// Decodes the results of all ranks. Each rank begins with its own, so that ranks begin at
+    /// different ranks.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD bool take(std::size_t c) noexcept {
         if (!await(&peer_signal::sums_ready, c)) return false;
@@ -295,8 +301,8 @@ struct quantised_body {
     static constexpr auto kind = collective_kind::all_reduce;
     static constexpr bool through_slots = true;
 
-    /// Blocks of threads are cut where blocks of numbers are, so the bits don't depend on the
-    /// number of threads' blocks.
+    /// Blocks of threads take whole blocks of numbers, so the bits don't depend on how many blocks
+    /// of threads there are.
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class Context>
     GPUSHARE_HD collective_fault operator()(session<Context>& t, std::uint32_t blocks) const {

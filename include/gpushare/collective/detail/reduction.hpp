@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The inner loops of the reducing collectives. They combine each element of all ranks, in the order
-// of ranks, and hand the result to a sink that stores it. Also copies, and call_signature(), by
-// which ranks notice that their calls don't match.
+// of ranks, and hand the result to a sink that stores it. The header also has copies, and
+// call_signature(), by which ranks notice that their calls don't match.
 //
 //   reduce_elements<T>(ctx, op, ranks, {0, n}, [&](std::uint32_t r) { return input_of(r); }, single_output<T>{out});
 #pragma once
@@ -24,13 +24,13 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// A mix of everything in which ranks must agree, mostly known at compile time: equal on all ranks
-/// that make the same call.
+/// A hash of everything on which ranks must agree, computed mostly at compile time. All ranks that
+/// make the same call get the same hash.
 [[nodiscard]] GPUSHARE_HD constexpr std::uint32_t call_signature(collective_kind kind, std::uint32_t type,
                                                                  std::uint32_t op, std::size_t count,
                                                                  std::uint32_t blocks,
                                                                  std::uint32_t root = 0) noexcept {
-    // of the golden ratio: spreads what differs over all bits
+    // from the golden ratio: spreads differences over all bits
     constexpr std::uint64_t odd = 0x9e37'79b9'7f4a'7c15U;
     const std::uint64_t call = static_cast<std::uint64_t>(kind) << 40 | std::uint64_t{type} << 16 | op;
     const std::uint64_t mix = (count ^ call * odd ^ std::uint64_t{blocks} << 48 ^ std::uint64_t{root} << 20) * odd;
@@ -40,12 +40,13 @@ namespace detail {
 /// Bytes between two looks at whether the group was aborted.
 inline constexpr std::size_t look_every = std::size_t{1} << 20;
 
-/// Blocks are cut at multiples of this many elements, so that no two of them write to one cache
-/// line and vectors stay whole.
+/// Blocks are cut at multiples of this many elements, so that no two blocks write to one cache line
+/// and vectors stay whole.
 inline constexpr std::size_t vector_grain = 64;
 
 /// A shard of an array whose element 0 lies `lead` elements behind a possible cut. If ranks write
-/// to each other's buffers, cuts are at the beginning of cache lines, and few buffers begin there.
+/// to each other's buffers, cuts must be at the beginning of cache lines, and few buffers begin
+/// there.
 [[nodiscard]] GPUSHARE_HD constexpr element_range shard_of_shifted(std::size_t count, std::size_t lead,
                                                                    std::uint32_t index, std::uint32_t shards,
                                                                    std::size_t grain) noexcept {
@@ -53,13 +54,13 @@ inline constexpr std::size_t vector_grain = 64;
     return {r.begin > lead ? r.begin - lead : 0, r.end > lead ? r.end - lead : 0};
 }
 
-/// One array of each of R ranks. R is known at compile time, so loops over the arrays are unrolled
-/// and a device's thread has their addresses in registers.
+/// An array of each of R ranks. R is known at compile time, so loops over the arrays are unrolled
+/// and a device's thread has the addresses in registers.
 template <class T, std::uint32_t R>
 struct held_arrays {
     T* of[R];
 
-    /// Whether 16 bytes of each array can be moved at once from element i on.
+    /// Whether the 16 bytes from element i on can be moved at once, in each array.
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD bool aligned(std::size_t i) const noexcept {
         std::uintptr_t all = 0;
@@ -91,8 +92,8 @@ struct single_output {
 };
 
 /// The threads of the context copy n elements; a single thread calls memcpy. A device's thread has
-/// `AtOnce` loads in flight: several for loads from another device, whose memory is a microsecond
-/// away. Each load takes eight registers.
+/// `AtOnce` loads in flight. Loads from another device need several, since that memory is a
+/// microsecond away. Each load takes eight registers.
 GPUSHARE_EXEC_CHECK_DISABLE
 template <std::uint32_t AtOnce = 1, class Context, class T>
 GPUSHARE_HD void copy_elements(Context& ctx, T* to, const T* from, std::size_t n) noexcept {
@@ -114,9 +115,9 @@ GPUSHARE_HD void copy_elements(Context& ctx, T* to, const T* from, std::size_t n
     }
 }
 
-/// Combines the elements of `range`, rank by rank from 0 on. `from(r)` is where rank r's elements
-/// begin; `sink` takes the results. `Ranks` is the number of ranks if it is known when compiling,
-/// otherwise 0.
+/// Combines the elements of `range`, rank by rank from 0 on. `from(r)` is the address of rank r's
+/// first element, and `sink` takes the results. `Ranks` is the number of ranks if the compiler
+/// knows it, otherwise 0.
 GPUSHARE_EXEC_CHECK_DISABLE
 template <class T, std::uint32_t Ranks, class Context, class Op, class From, class Sink>
 GPUSHARE_HD void reduce_known(Context& ctx, const Op& op, std::uint32_t ranks, element_range range, const From& from,
@@ -140,8 +141,8 @@ GPUSHARE_HD void reduce_known(Context& ctx, const Op& op, std::uint32_t ranks, e
     }
 }
 
-/// Combines element i of the arrays, and P places in all, each `step` behind the one before. All
-/// elements are loaded before any is combined.
+/// Combines element i of the arrays and the elements of P places in all, each place `step` behind
+/// the one before. All elements are loaded before any is combined.
 GPUSHARE_EXEC_CHECK_DISABLE
 template <class Values, std::uint32_t P, class T, std::uint32_t R, class Op, class To>
 GPUSHARE_HD void combine_held(const Op& op, const held_arrays<const T, R>& in, std::size_t i, std::size_t step,
@@ -157,9 +158,9 @@ GPUSHARE_HD void combine_held(const Op& op, const held_arrays<const T, R>& in, s
     }
 }
 
-/// As reduce_known, by a device's block, for R ranks whose arrays are all at multiples of 16: their
-/// addresses are in registers, and no load waits for another one. Returns the elements that are
-/// left: less than 16 bytes, or all of them if an array isn't aligned.
+/// As reduce_known, but for a device's block and R ranks whose arrays all begin at multiples of 16.
+/// The addresses are in registers, and no load waits for another load. Returns the number of
+/// elements that are left: less than 16 bytes of them, or all of them if an array isn't aligned.
 GPUSHARE_EXEC_CHECK_DISABLE
 template <class T, std::uint32_t R, class Context, class Op, class From, class To>
 [[nodiscard]] GPUSHARE_HD element_range reduce_held(Context& ctx, const Op& op, element_range range, const From& from,
@@ -171,10 +172,10 @@ template <class T, std::uint32_t R, class Context, class Op, class From, class T
     if (!in.aligned(range.begin) || !to.aligned(range.begin)) return range;
     const std::size_t step = ctx.num_threads() * width, whole = range.begin + range.size() / width * width;
     std::size_t i = range.begin + ctx.thread_rank() * width;
-    // With two places two ranks took a fifth longer where blocks were few. Small elements are
-    // widened: they haven't the registers for four.
+    // With two places instead of four, two ranks took a fifth longer when there were few blocks.
+    // Small elements are widened, and there aren't enough registers for four places of them.
     constexpr std::uint32_t places = sizeof(T) < 4 ? 2 : 4;
-    if constexpr (R < 4)  // otherwise there are enough loads
+    if constexpr (R < 4)  // with more ranks there are enough loads
         for (; i + (places - 1) * step < whole; i += places * step) combine_held<values, places>(op, in, i, step, to);
     for (; i < whole; i += step) combine_held<values, 1>(op, in, i, step, to);
     return {whole, range.end};
@@ -202,7 +203,7 @@ GPUSHARE_HD void reduce_elements(Context& ctx, const Op& op, std::uint32_t ranks
     }
 }
 
-/// Every rank's output, by the pointers that `meet` brought.
+/// A sink that stores to every rank's output, by the pointers that `meet` brought.
 template <class T, class Context, bool Streaming>
 struct all_outputs {
     const session<Context>& t;
@@ -229,7 +230,7 @@ struct all_outputs {
     }
 };
 
-/// The same for two ranks, in registers.
+/// all_outputs for two ranks, in registers.
 template <class T, bool Streaming>
 struct two_outputs {
     T* first;
@@ -249,15 +250,15 @@ struct two_outputs {
     GPUSHARE_HD void put_one(std::size_t i, const T& x) const noexcept { first[i] = second[i] = x; }
 };
 
-/// Combines `range` of all inputs into all outputs, which begin at multiples of 16 if results are
-/// to go past the caches.
+/// Combines `range` of all inputs into all outputs. If results go past the caches, the outputs
+/// begin at multiples of 16.
 GPUSHARE_EXEC_CHECK_DISABLE
 template <class T, class Context, class Op>
 GPUSHARE_HD void reduce_from_told(session<Context>& t, const Op& op, element_range range, bool streaming) noexcept {
     const auto from = [&](std::uint32_t r) { return static_cast<const T*>(t.signal_from(r).in); };
     const auto to = [&](const auto& sink) { reduce_elements<T>(t.context(), op, t.ranks(), range, from, sink); };
     if constexpr (!is_one_thread<Context>) {
-        to(all_outputs<T, Context, false>{t});  // devices store all results alike
+        to(all_outputs<T, Context, false>{t});  // devices have one way of storing results
     } else if (t.ranks() == 2) {
         T* const first = static_cast<T*>(t.signal_from(0).out);
         T* const second = static_cast<T*>(t.signal_from(1).out);
@@ -272,8 +273,8 @@ GPUSHARE_HD void reduce_from_told(session<Context>& t, const Op& op, element_ran
     }
 }
 
-/// The part of `range` that is whole cache lines of an array which begins at `first`; empty if
-/// there is no whole line.
+/// The part of `range` that is whole cache lines of an array that begins at `first`. The part is
+/// empty if there is no whole line.
 template <class T>
 [[nodiscard]] element_range whole_lines(const T* first, element_range range) noexcept {
     const std::size_t misplaced = reinterpret_cast<std::uintptr_t>(first + range.begin) % cache_line_bytes;
@@ -289,7 +290,7 @@ template <class T, class Op>
     return widest_vectors() >= least_for_lines && ranks <= most_ranks_for_lines<T, Op>;
 }
 
-/// The same by whole lines of the first rank's output, as far as there are whole lines.
+/// Combines `range` by whole lines of the first rank's output, as far as there are whole lines.
 GPUSHARE_EXEC_CHECK_DISABLE
 template <class T, class Context, class Op>
 GPUSHARE_HD void reduce_by_lines(session<Context>& t, const Op& op, element_range range,
@@ -316,8 +317,8 @@ GPUSHARE_HD void reduce_by_lines(session<Context>& t, const Op& op, element_rang
     reduce_from_told<T>(t, op, range, streaming);
 }
 
-/// Combines whole lines of the arrays in the signals, `first` elements after their beginnings, into
-/// lines of `out`.
+/// Combines whole lines of the arrays in the signals into lines of `out`. The lines begin `first`
+/// elements after the beginnings of the arrays.
 template <class T, class Op>
 void combine_lines_to_one(const Op& op, const peer_signal* signals, std::uint32_t ranks, std::size_t first,
                           element_range lines, T* out) noexcept {
@@ -326,8 +327,8 @@ void combine_lines_to_one(const Op& op, const peer_signal* signals, std::uint32_
     combine_lines<T>(widest_vectors(), op, ends, lines.size() * sizeof(T) / cache_line_bytes, line_stores::cached);
 }
 
-/// After `meet`: combines `range` of all inputs, `first` elements after the addresses that ranks
-/// signalled, into `out`.
+/// After `meet`: combines `range` of all inputs into `out`. The range begins `first` elements after
+/// the addresses that ranks have signalled.
 GPUSHARE_EXEC_CHECK_DISABLE
 template <class T, class Context, class Op>
 GPUSHARE_HD void reduce_to_one(session<Context>& t, Op op, std::size_t first, element_range range, T* out) noexcept {
@@ -347,7 +348,7 @@ GPUSHARE_HD void reduce_to_one(session<Context>& t, Op op, std::size_t first, el
     one_by_one(range);
 }
 
-/// After `meet`: combines `range` of all inputs into all outputs. The ranks then part.
+/// After `meet`: combines `range` of all inputs into all outputs. The ranks then leave.
 GPUSHARE_EXEC_CHECK_DISABLE
 template <class T, class Context, class Op>
 GPUSHARE_HD collective_fault reduce_to_all(session<Context>& t, const Op& op, element_range range,

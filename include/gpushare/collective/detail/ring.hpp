@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // The ring all-reduce, in which each rank talks to its neighbours only. Partial results go from
-// rank 0 up to the last rank, which passes the results on around the ring, chunk by chunk. The
-// traffic per link is that of the usual ring, whose parts start at different ranks. But here every
-// element is combined in rank order, so the bits are those of the other algorithms; for the same
-// reason partial results travel in the type that they are computed in.
+// rank 0 up to the last rank, which passes the finished results on around the ring, chunk by chunk.
+// The traffic of each link is the same as in the usual ring, whose parts start at different ranks.
+// But here every element is combined in rank order, so the bits are the same as with the other
+// algorithms. For the same reason, partial results travel in the type of the computation.
 //
 // At step s a rank combines chunk s, then takes the result of chunk s - lag. It waits only for the
-// rank before it, for data of an earlier step or of the same one, so waits form no cycle.
+// rank before it, for data of an earlier step or of the same step, so waits form no cycle.
 //
-// A rank doesn't wait either until the next one took the data that it left in its slot `depth`
-// chunks ago, because lag < depth. The last rank made a result from data that each rank had taken
-// from the one before. So
+// A rank reuses a place in its slot every `depth` chunks. It needn't wait until the next rank has
+// taken the old data there, because lag < depth, and because the last rank makes a result only from
+// data that each rank has taken from the rank before. So
 //   - a rank with the result of a chunk knows that its own part of that chunk was taken. All ranks
 //     but the last have the result of chunk c - depth before they combine chunk c;
 //   - a rank with the result of chunk c, or the last rank when it is about to make that result,
 //     knows that all others have combined chunk c, and so have taken the result of chunk c - depth.
-// Data counts as taken when all threads of the next rank have read it. They read it before a
-// barrier, and the next rank releases its work on the data after that barrier.
+// Data counts as taken when all threads of the next rank have read it. The threads read the data
+// before a barrier, and the next rank releases its own work on the data after that barrier.
 #pragma once
 
 #include <cstddef>
@@ -101,14 +101,14 @@ private:
         late_ = before_;
         return false;
     }
-    /// After everything that all threads have read and written.
+    /// Call after all threads have finished their reads and writes.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void publish(std::uint32_t& count, std::uint32_t value) noexcept {
         session_.context().sync();
         if (session_.context().thread_rank() == 0) session_.release(count, value);
     }
 
-    /// Adds this rank's elements to the partial result of the ranks before.
+    /// Adds this rank's elements to the partial result of the previous ranks.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void combine(std::size_t c) noexcept {
         const element_range mine = range(c);
@@ -135,7 +135,8 @@ private:
                 count_of(c));
     }
 
-    /// Takes a result from the rank before, and hands it on unless the next rank made it.
+    /// Takes a result from the rank before. Hands the result on, unless the next rank is the one
+    /// that made it.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void take(std::size_t c) noexcept {
         const element_range mine = range(c);
@@ -145,7 +146,7 @@ private:
         const T* const from = result(before_, c);
         copy_elements(ctx, out_ + mine.begin, from, mine.size());
         if (hand_on) {
-            // Each thread reads its own writes, and not the other rank's memory again.
+            // Each thread reads its own writes, rather than the other rank's memory again.
             const T* const taken = out_ + mine.begin;
             copy_elements(ctx, result(session_.rank(), c), taken, mine.size());
             publish(signal(next_, session_.rank()).result_ready, count_of(c));

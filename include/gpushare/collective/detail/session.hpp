@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// One block's part in one collective: it takes the next epoch, tells the other ranks, waits for
-// them, and gets out safely if one of them fails. The same code runs in a rank's thread, in a block
-// of the host backend and on a device.
+// A session is one block's part in one collective. It takes the next epoch, tells the other ranks,
+// waits for them, and gets out safely if a rank fails. The same code runs in a rank's thread, in a
+// block of the host backend and on a device.
 //
 //   session s(ctx, view, rank, block, collective_kind::barrier, deadline);
 //   if (!s.enter() || !s.meet(signature, in, out)) return s.fault();     // all are here
 //   ... read theirs, write theirs ...
 //   return s.finish();  // all are done with mine
 //
-// Memory orders. A rank's writes before `meet` are visible to the others after it: the rank's
-// release of `ready` pairs with their acquire. The same holds for `done`. On a device one thread
-// does the release, after ctx.sync(), which orders it after the writes of the whole block; one
-// thread's acquire holds for all threads after the next sync.
+// Memory orders. A rank's writes before `meet` are visible to the other ranks after `meet`: the
+// rank's release of `ready` pairs with the other ranks' acquire. The same holds for `done`. On a
+// device one thread does the release after ctx.sync(), which orders the release after the writes of
+// the whole block. One thread's acquire holds for all threads after the next sync.
 //
 // Accesses to host memory over the bus (see host_report) are few, and off the critical path from
-// entering to leaving: reads of one word are served one by one, half a microsecond each, and a
-// release waits for earlier writes over the bus. So a rank reports where it is once it has waited
-// or worked for long, and with one write after the release by which it leaves. One thread looks for
-// the host's request while all wait for each other; a thread that waits or works for long looks now
-// and then.
+// entering to leaving. Reads of one word are served one after the other, half a microsecond each,
+// and a release waits for earlier writes over the bus. So a rank reports its progress only once it
+// has waited or worked for long, and by one write after the release with which it leaves. One
+// thread looks for the host's request while all threads wait for the other ranks; a thread that
+// waits or works for long also looks now and then.
 #pragma once
 
 #include <chrono>
@@ -40,13 +40,13 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// The context of a kernel body that a rank's own thread calls: one block of one thread, with a way
-/// of waiting that suits as many threads as there are ranks. Functions that could run anywhere are
-/// marked so, since nvcc compiles them in its device pass, too.
+/// The context of a kernel body that a rank's own thread calls: one block of one thread. Its way of
+/// waiting suits as many threads as there are ranks. Functions that could run on a device are
+/// marked GPUSHARE_HD, since nvcc compiles them in its device pass, too.
 class thread_context {
 public:
-    /// Looks `busy_turns` times before it gives its core away at each turn: 0 where ranks outnumber
-    /// cores.
+    /// A waiting thread looks `busy_turns` times before it begins to yield its core at each turn.
+    /// `busy_turns` is 0 if ranks outnumber cores.
     constexpr explicit thread_context(std::uint32_t busy_turns = 0) noexcept : busy_turns_(busy_turns) {}
 
     [[nodiscard]] GPUSHARE_HD static constexpr std::uint32_t block_rank() noexcept { return 0; }
@@ -66,8 +66,8 @@ public:
         if (turn >= busy_turns_) {
             std::this_thread::yield();
         } else {
-            // Constant polling delays the flag: a thread that writes the flag has to take its cache
-            // line away from the readers.
+            // Constant polling delays the flag, because the thread that writes the flag has to take
+            // its cache line away from the readers.
 #if defined(__x86_64__)
             __builtin_ia32_pause();
 #endif
@@ -83,7 +83,7 @@ private:
 };
 static_assert(kernel_context<thread_context>);
 
-/// Whether a context is known to be one thread: the host's are.
+/// Whether a context is known to be one thread, as the host's contexts are.
 template <class Context>
 inline constexpr bool is_one_thread = requires {
     typename std::bool_constant<Context::num_threads() == 1>;
@@ -94,15 +94,15 @@ struct smaller_word {
     GPUSHARE_HD std::uint32_t operator()(std::uint32_t a, std::uint32_t b) const noexcept { return a < b ? a : b; }
 };
 
-/// How long a thread that gives up waits, beyond its deadline, for the others to leave its buffers.
-/// That takes microseconds if they run.
+/// How long a thread that gives up waits, beyond its deadline, for the other ranks to leave its
+/// buffers. Running ranks leave within microseconds.
 inline constexpr std::int64_t leaving_grace = 200'000'000;  // ns
 inline constexpr std::int64_t no_deadline = std::numeric_limits<std::int64_t>::max();
 
 template <class Context>
 class session {
 public:
-    /// `deadline` in nanoseconds of the context's clock; no_deadline is none.
+    /// `deadline` is in nanoseconds of the context's clock; no_deadline means none.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD session(Context& ctx, const workspace_view& view, std::uint32_t rank, std::uint32_t block,
                         collective_kind what, std::int64_t deadline) noexcept
@@ -128,41 +128,42 @@ public:
     [[nodiscard]] GPUSHARE_HD std::byte* slot_of(std::uint32_t rank) const noexcept {
         return view_.slot_of(rank, block_, epoch_);
     }
-    /// The signal of `from` to this rank: valid after `meet`. The signals of all ranks are
+    /// The signal of `from` to this rank, valid after `meet`. The signals of all ranks are
     /// contiguous.
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD const peer_signal& signal_from(std::uint32_t from) const noexcept {
         return signal_of(from);
     }
 
-    /// Closes the group if the host had requested that before this launch: a packed fault, or 0.
-    /// Call it before `enter`.
+    /// Closes the group if the host requested that before this launch. `asked` is a packed fault,
+    /// or 0. Call this before `enter`.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void abort_if(std::uint64_t asked) const noexcept {
         if (asked != 0 && ctx_.thread_rank() == 0) close_for_host();
     }
 
-    /// Returns false if the group is closed, or if this rank's previous collective isn't done.
-    /// Nothing has happened then.
+    /// Returns false if the group is closed, or if this rank's previous collective isn't done. In
+    /// both cases nothing has happened.
     ///
     /// This block says that it is inside, and then checks whether it is closed. A thread that gives
-    /// up closes it, and then checks whether the block is inside. At least one sees the other (see
-    /// atomic_ref::store_crossing): either this block turns back, or the thread that gives up waits
-    /// for it to leave. So no rank touches a buffer of a rank that has returned.
+    /// up closes the block, and then checks whether the block is inside. At least one of the two
+    /// sees the other's store (see atomic_ref::store_crossing): either this block turns back, or
+    /// the thread that gives up waits for the block to leave. So no rank touches a buffer of a rank
+    /// that has returned.
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD bool enter() noexcept {
         constexpr std::uint64_t is_in = std::uint64_t{1} << 32, is_closed = std::uint64_t{2} << 32;
-        // the epoch, and above it how it went; the other threads add nothing
+        // the epoch, with the outcome in the bits above; the other threads add nothing
         std::uint64_t came = 0;
         std::uint32_t last = 0;
-        // beside `inside`: each load takes most of a microsecond
+        // loaded here, beside `inside`, because each load takes most of a microsecond
         if constexpr (!is_one_thread<Context>)
             if (ctx_.thread_rank() == 0) last = own().epoch;
         if (ctx_.thread_rank() == 0 && say_inside()) {
             if (atomic_ref{own().closed}.load_crossing() != 0) {
-                // This block did nothing inside. On the host the store is still a release: by C++20
-                // it hides the earlier collective's store from a thread that finds the block
-                // outside. On devices the others have waited for the earlier collective.
+                // This block did nothing inside. On the host the store is still a release: by
+                // C++20, it hides the earlier collective's store from a thread that finds the block
+                // outside. On devices, the other ranks have waited for the earlier collective.
                 if constexpr (is_one_thread<Context>)
                     atomic_ref{own().inside}.store_release(0);
                 else
@@ -174,7 +175,7 @@ public:
                 const std::uint32_t next = last + 1;
                 keep(own().epoch, next);
                 came = is_in | next;
-                // of a device: wait_until
+                // a device's block reports its stage in wait_until
                 if constexpr (is_one_thread<Context>) keep(own().progress, progress_word(collective_stage::waiting));
             }
         }
@@ -185,11 +186,11 @@ public:
         return false;
     }
 
-    /// The number of pointers at `others`, unless that is null.
+    /// The number of pointers in `others`, unless `others` is null.
     static constexpr std::uint32_t shared_pointers = sizeof(peer_signal::other) / sizeof(void*);
 
-    /// Tells all ranks where this rank's buffers are, and waits until all have done so. False:
-    /// fault() says why, and this rank has left.
+    /// Tells all ranks where this rank's buffers are, and waits until all ranks have done the same.
+    /// If the call returns false, fault() says why, and this rank has left.
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD bool meet(std::uint32_t signature, const void* in = nullptr, void* out = nullptr,
                                         void* const* others = nullptr) noexcept {
@@ -200,8 +201,8 @@ public:
         });
     }
 
-    /// The same if each rank gets another message: `tell(signal, to)` fills in the message to rank
-    /// `to`.
+    /// The same, with a different message to each rank: `tell(signal, to)` fills in the message to
+    /// rank `to`.
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class Tell>
     [[nodiscard]] GPUSHARE_HD bool meet_telling(std::uint32_t signature, const Tell& tell) noexcept {
@@ -212,8 +213,8 @@ public:
             release(mine.ready, std::uint64_t{signature} << 32 | epoch_);
         }
         stage_ = collective_stage::waiting;
-        // One thread looks for the host's request on behalf of all, since a short wait doesn't
-        // look. That thread mostly has nothing else to do.
+        // One thread looks for the host's request on behalf of all threads, since a short wait
+        // doesn't look. In most cases this thread has nothing else to do.
         if (rank_ == 0 && block_ == 0 && ctx_.thread_rank() + 1 == ctx_.num_threads()) take_request();
         std::uint32_t bad = none;
         for (std::uint32_t from = ctx_.thread_rank(); from < ranks() && bad == none; from += ctx_.num_threads()) {
@@ -236,15 +237,15 @@ public:
         return true;
     }
 
-    /// One thread tells all ranks a word along with `finish`. Afterwards signal_from() has the
+    /// One thread tells all ranks a word along with `finish`. Afterwards, signal_from() has the
     /// words of all ranks.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void remark(std::uint32_t word) const noexcept {
         for (std::uint32_t to = 0; to < ranks(); ++to) view_.signal(to, rank_, block_, epoch_).remark = word;
     }
 
-    /// Says that this rank has left the others' buffers, waits until they have left its own, and
-    /// leaves.
+    /// Says that this rank has left the other ranks' buffers, waits until they have left its own,
+    /// and leaves.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD collective_fault finish() noexcept {
         ctx_.sync();
@@ -262,8 +263,8 @@ public:
         return leave();
     }
 
-    /// Ends work that called still_open() now and then: finishes if all threads of the block did
-    /// the whole work, otherwise gives up, since the group has been closed.
+    /// Ends work that called still_open() now and then. Finishes if all threads of the block did
+    /// the whole work; otherwise gives up, since the group has been closed.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD collective_fault finish_if(bool whole) noexcept {
         if (all_agree(whole)) return finish();
@@ -271,13 +272,13 @@ public:
         return fault_;
     }
 
-    /// Leaves without waiting, for collectives in which no rank touches another rank's buffers,
-    /// only its slot. There is no barrier: after `finish` all threads are done with others'
-    /// buffers, and slots stay as they are once a rank has given up.
+    /// Leaves without waiting, for collectives in which ranks touch only another rank's slot, and
+    /// no other rank's buffers. There is no barrier. After `finish`, all threads are done with
+    /// other ranks' buffers; and slots stay as they are once a rank has given up.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD collective_fault leave() noexcept {
         if (ctx_.thread_rank() == 0) {
-            // release: what this rank did inside is over for a thread that finds it outside.
+            // release: once a thread finds this rank outside, the rank's work inside is over.
             release(own().inside, 0);
             stage(collective_stage::outside);
             report();
@@ -285,8 +286,8 @@ public:
         return fault_;
     }
 
-    /// Call now and then in long work: false if the group has been closed. Each thread finds out by
-    /// itself, so use all_agree() if barriers follow.
+    /// Call this now and then in long work. Returns false if the group has been closed. Each thread
+    /// finds out by itself, so use all_agree() if barriers follow.
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD bool still_open() const noexcept {
         if (block_ == 0 && ctx_.thread_rank() == 0) {
@@ -296,9 +297,9 @@ public:
         return !closed();
     }
 
-    /// Gives up: proposes this fault unless the group is closed already, closes it, leaves, and
-    /// waits until no rank touches another one's buffers, at most until the deadline or for
-    /// leaving_grace, whichever is later.
+    /// Gives up: proposes this fault unless the group is closed already, closes the group, leaves,
+    /// and waits until no rank touches another rank's buffers. The wait ends at the deadline or
+    /// after leaving_grace, whichever is later.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void fail(errc code, std::uint32_t who) noexcept {
         if (ctx_.thread_rank() == 0) {
@@ -312,14 +313,14 @@ public:
         fault_ = verdict();
     }
 
-    /// Whether `yes` is true in all threads of the block. A barrier.
+    /// Whether `yes` is true in all threads of the block. Acts as a barrier.
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD bool all_agree(bool yes) noexcept {
         return ctx_.reduce(yes ? 1U : 0U, smaller_word{}) != 0;
     }
 
-    /// Releases a word that one rank reads from another. Ranks that share a device use accesses of
-    /// that device's scope: a release for the system takes half a microsecond longer.
+    /// Releases a word that another rank reads. Ranks that share a device use accesses of the
+    /// device's scope, because a release for the system takes half a microsecond longer.
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class Word>
     GPUSHARE_HD void release(Word& word, std::type_identity_t<Word> value) const noexcept {
@@ -339,13 +340,13 @@ public:
     template <class Seen>
     [[nodiscard]] GPUSHARE_HD bool wait_until(const Seen& seen) noexcept {
         for (std::uint32_t turn = 0; !seen(); ++turn) {
-            // Not at each turn: on a device that would make every look at the flag wait for another
-            // one.
+            // Doesn't look at each turn: on a device, each look at the flag would then wait for
+            // another look.
             if (turn % 8 == 7 && closed()) return false;
             if (turn == 63) report();
             if (turn % 256 == 255) {
-                // The other blocks look, too, in case the first block has left, but seldom: there
-                // may be hundreds.
+                // The other blocks look, too, in case the first block has left, but they look
+                // seldom, because there may be hundreds of them.
                 if (block_ == 0 || turn % 65'536 == 65'535) take_request();
                 if (ctx_.now() >= deadline_) return false;
             }
@@ -359,14 +360,14 @@ private:
 
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD block_state& own() const noexcept { return view_.state(rank_, block_); }
-    /// relaxed: settle() finds out by other words why the group is closed.
+    /// relaxed: settle() learns from other words why the group is closed.
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD bool closed() const noexcept { return atomic_ref{own().closed}.load_relaxed() != 0; }
 
-    /// Loads a word that only this block writes, and that orders nothing; keep() stores it.
-    /// relaxed: the host's threads may read their ranks' words at any time. On a device no other
-    /// thread does (see host_report), one thread of the block writes the word, and barriers are
-    /// between.
+    /// Loads a word that only this block writes, and that orders nothing; keep() stores the word.
+    /// relaxed: the host's threads may read their ranks' words at any time. On a device only this
+    /// block uses the word (see host_report): one thread writes the word, and barriers separate the
+    /// accesses.
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class Word>
     [[nodiscard]] GPUSHARE_HD static Word kept(Word& word) noexcept {
@@ -384,9 +385,9 @@ private:
             word = value;
     }
 
-    /// False if a collective is inside. Two of the host's threads may try at once, and the host's
-    /// memory decides between them. On a device, launches of one channel follow each other (see
-    /// submit.hpp), and the word has one writer.
+    /// Returns false if a collective is inside. Two of the host's threads may try at once, and an
+    /// atomic exchange decides between them. On a device, launches of one channel follow each other
+    /// (see submit.hpp), so the word has one writer.
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD bool say_inside() const noexcept {
         if constexpr (is_one_thread<Context>) {
@@ -406,30 +407,31 @@ private:
         stage_ = s;
         if constexpr (is_one_thread<Context>) keep(own().progress, progress_word(s));
     }
-    /// The first block tells the host where the rank is. relaxed: a snapshot for people. Several
-    /// threads may do so between two barriers of the block, with the same value.
+    /// The first block tells the host where the rank is. relaxed: the report is a snapshot for
+    /// people. Several threads may report between two barriers of the block, with the same value.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void report() const noexcept {
         if (view_.reports == nullptr || block_ != 0) return;
         atomic_ref{view_.reports[rank_].place}.store_relaxed(std::uint64_t{epoch_} << 32 | progress_word(stage_));
     }
-    /// From inside: proposes the fault, unless this block is closed already, and closes the group.
-    /// relaxed: leaving is a release, and the choosing thread has seen this block leave.
+    /// Call this from inside. Proposes the fault, unless this block is closed already, and closes
+    /// the group. relaxed: leaving is a release, and the thread that chooses has seen this block
+    /// leave.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void propose(std::uint64_t fault) const noexcept {
         if (!closed()) atomic_ref{own().proposal}.store_relaxed(fault);
         close_group(view_);
     }
     /// Closes the group on the host's request, because the host can't reach the workspaces itself.
-    /// Reads the host's memory. relaxed: the request is this one word.
+    /// The call reads the host's memory. relaxed: the request is this one word.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void take_request() const noexcept {
         if (view_.reports == nullptr) return;
         const std::uint64_t asked = atomic_ref{view_.reports[0].request}.load_relaxed();
         if (asked != 0 && !closed()) close_for_host();
     }
-    /// Doesn't propose a fault, since all ranks read the host's request where the host wrote it. So
-    /// a block that is outside the collective may call this as well.
+    /// Closes the group without a proposal, since all ranks read the host's request where the host
+    /// wrote it. So a block outside the collective may call this as well.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void close_for_host() const noexcept {
         if (view_.reports != nullptr) atomic_ref{view_.reports[rank_].heeded}.store_relaxed(1);
@@ -440,16 +442,16 @@ private:
         return view_.signal(rank_, from, block_, epoch_);
     }
 
-    /// After the group's end, by one thread, outside: waits for the others, and notes the fault
-    /// that all ranks take, for this block and for the host. Inline: on devices a call of it took
-    /// up to 16 registers more.
+    /// One thread calls this outside, after the group's end. Waits for the other ranks, and notes
+    /// the fault that all ranks take, for this block and for the host. Inline, because on devices a
+    /// call took up to 16 registers more.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void settle() const noexcept {
         if (kept(own().verdict) != 0) return;
         close_group(view_);  // closes everything, even if the thread that began doesn't finish
         const std::int64_t least = ctx_.now() + leaving_grace;
         const bool in_use = !await_empty(deadline_ < least ? least : deadline_);
-        // The rank that closed the group had stored its proposal before. The ranks' proposals are
+        // The rank that closed the group stored its proposal before. So the ranks' proposals are
         // here by now; the host's request may come later.
         std::uint64_t chosen = chosen_proposal(view_);
         for (std::uint32_t turn = 0; chosen == 0 && ctx_.now() < least; ++turn) {
@@ -459,8 +461,8 @@ private:
         collective_fault why = collective_fault::unpacked(chosen);
         if (!why) why = {errc::aborted, what_, rank_, 0};
         why.buffers_in_use = in_use;
-        // Stored first, because the host looks here once the kernel has ended. relaxed: the word
-        // stands alone.
+        // This word is stored first, because the host looks at it once the kernel has ended.
+        // relaxed: the word stands alone.
         if (view_.reports != nullptr) atomic_ref{view_.reports[rank_].verdict}.store_relaxed(why.packed());
         keep(own().verdict, why.packed());
     }
@@ -469,8 +471,8 @@ private:
         return collective_fault::unpacked(kept(own().verdict));
     }
 
-    /// Call after close_group. Blocks inside see at their next step, within microseconds, that they
-    /// are closed. False if one is still inside at `until`.
+    /// Call this after close_group. Blocks that are inside see the closing at their next step,
+    /// within microseconds. Returns false if a block is still inside at `until`.
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD bool await_empty(std::int64_t until) const noexcept {
         for (std::uint32_t r = 0; r < ranks(); ++r)
@@ -492,7 +494,7 @@ private:
     collective_fault fault_;
 };
 
-/// Runs a collective's body in the calling thread, which is the rank `me`.
+/// Runs a collective's body in the calling thread, as the rank `me`.
 template <class Member, class Body>
 [[nodiscard]] collective_fault run_in_thread(const Member& me, const Body& body, instant deadline) {
     thread_context ctx{me.view().busy_turns};

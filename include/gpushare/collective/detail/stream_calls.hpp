@@ -33,7 +33,7 @@ concept stream_call = requires(const Call& call, std::uint32_t ranks, std::size_
     call.body(r, plan);
 };
 
-/// The inputs and outputs of the ranks, all of one length.
+/// The inputs and outputs of the ranks, where all ranks' arrays have one length.
 template <class T>
 struct equal_arrays {
     std::span<const T* const> ins;
@@ -71,7 +71,8 @@ struct all_gather_call : equal_arrays<T> {
 
 template <class T>
 struct all_to_all_call : equal_arrays<T> {
-    /// In place on all ranks or on none: two ranks swap the elements that they have for each other.
+    /// All ranks are in place, or none is, because two ranks swap the elements that they have for
+    /// each other.
     [[nodiscard]] bool fits(std::uint32_t ranks) const noexcept {
         if (!equal_arrays<T>::fits(ranks)) return false;
         std::uint32_t in_place = 0;
@@ -107,8 +108,8 @@ struct reduce_call : equal_arrays<T> {
     }
 };
 
-/// The inputs and outputs of the ranks if parts differ in length; one array of counts for each
-/// rank.
+/// The inputs and outputs of the ranks, where parts differ in length, with an array of counts for
+/// each rank.
 template <class T>
 struct unequal_arrays {
     std::span<const std::span<const T>> ins;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of submitted collectives and their launch: a cooperative launch for each rank, all of
-// them or none, or one launch for all ranks that share a device. submit.hpp is the public part.
+// The kernels of submitted collectives and their launch. Either each rank has a cooperative launch,
+// and all launches happen or none; or all ranks that share a device have one launch. submit.hpp is
+// the public part.
 //
 //   submit_each(gangs, devices, streams, members, [&](std::size_t r) { return body_of_rank(r); }, options)
 #pragma once
@@ -36,22 +37,23 @@ inline namespace GPUSHARE_ABI {
 
 /// How to launch a rank's kernel, and how long the kernel waits.
 struct launch_options {
-    /// The number of blocks of each rank, at most as many as the communicator has. 0: the number
-    /// from the tuning table, as far as these blocks exist and fit side by side. The table is asked
-    /// for an all-reduce of as many bytes as the larger array of a rank has. Bodies that are
-    /// submitted as such have one block.
+    /// The number of blocks of each rank, at most as many as the communicator has. 0 takes the
+    /// number from the tuning table, or less if not as many blocks exist or fit side by side. The
+    /// table is asked for an all-reduce of as many bytes as a rank's larger array has. With 0, a
+    /// body that is submitted directly has one block.
     std::uint32_t blocks = 0;
-    std::uint32_t threads = 512;             ///< of a block, where a device has more than one
+    /// Threads of a block, on devices that allow more than one.
+    std::uint32_t threads = 512;
     ns patience = std::chrono::seconds{10};  ///< how long a rank waits for the others once it runs
 };
 
-/// The most ranks of one device: all bodies travel in the launch's arguments, so that a captured
+/// The most ranks of one device. All bodies travel in the launch's arguments, so that a captured
 /// launch needs no memory.
 inline constexpr std::uint32_t max_shared_ranks = 16;
 
 namespace detail {
 
-/// In nanoseconds, and little enough not to overflow when it is added to a device's clock.
+/// The patience in nanoseconds, limited so that adding it to a device's clock doesn't overflow.
 [[nodiscard]] constexpr std::int64_t bounded(ns patience) noexcept {
     constexpr ns century = ns::max() / 2;
     return (patience < century ? patience : century).count();
@@ -63,7 +65,7 @@ struct rank_kernel {
     workspace_view view;
     std::uint32_t rank;
     std::int64_t patience;  // ns
-    // what the host has asked for so far: the kernel needn't fetch it before it begins
+    // the fault that the host has requested so far, so the kernel needn't fetch it before it begins
     std::uint64_t aborted;
     Body body;
 
@@ -72,18 +74,19 @@ struct rank_kernel {
     GPUSHARE_HD void operator()(C& ctx) const {
         session<C> s(ctx, view, rank, ctx.block_rank(), Body::kind, ctx.now() + patience);
         s.abort_if(aborted);
-        // a fault stays in the workspace: see fault_of
+        // a fault stays in the workspace, where fault_of finds it
         if (s.enter()) (void)body(s, ctx.num_blocks());
     }
 };
 
-/// Whether a collective works if ranks only reach each other's areas.
+/// Whether a collective works if ranks only reach each other's workspaces.
 template <class Body>
 inline constexpr bool works_through_slots = requires {
     requires Body::through_slots;
 };
 
-/// For backends whose separate cooperative launches run side by side on a device whenever they fit.
+/// Whether separate cooperative launches of a backend always run side by side on a device if they
+/// fit.
 template <class Stream>
 inline constexpr bool launches_run_together = !requires {
     requires !Stream::launches_run_together;
@@ -98,17 +101,17 @@ template <class Stream>
         return false;
 }
 
-/// A launch of collectives on some devices, all or none: the order in which they are enqueued, and
-/// room for them.
+/// A launch of collectives on some devices, all or none. The object keeps the order in which
+/// launches are enqueued, and makes room for them.
 template <class Gangs, class Stream>
 class gang_launch {
 public:
     gang_launch(Gangs& gangs, std::span<const device_id> devices, const void* channel)
         : entered_(gangs.enter(devices)), channel_(channel) {}
 
-    /// Call before the first launch. Does the work that may fail, or wait for the device, and
-    /// needn't come later. errc::capturing if some of the streams are captured, by whatever thread,
-    /// and others aren't: some ranks would wait for the graph to be launched.
+    /// Call this before the first launch. Does all work that may fail, or wait for the device, and
+    /// that can be done before the launches. Returns errc::capturing if only some of the streams
+    /// are being captured, by any thread: some ranks would then wait until the graph is launched.
     [[nodiscard]] errc prepare(std::span<Stream> streams) {
         std::size_t captured = 0;
         for (const Stream& s : streams) captured += is_captured(s) ? 1 : 0;
@@ -117,17 +120,17 @@ public:
         if constexpr (room_making_order<Gangs, Stream>) points_.reserve(streams);
         return errc::none;
     }
-    /// Whether it was captured: captured work runs when its graph is launched, so it can't be
-    /// awaited here.
+    /// Whether the launch is captured. Captured work runs when its graph is launched, so nothing
+    /// here can wait for it.
     [[nodiscard]] bool captured() const noexcept { return captured_; }
 
-    /// For blocks of this gang that together are `part` of a device.
+    /// Makes room for blocks of this gang that together take `part` of a device.
     void make_room(device_id d, std::uint64_t part, Stream& stream) {
         if constexpr (room_making_order<Gangs, Stream>)
             if (!captured_) entered_.make_room(d, part, channel_, stream);
     }
-    /// Call after the launch of blocks that are `part` of device `d`, on `stream`, which has number
-    /// `r`.
+    /// Call this after the launch of blocks that take `part` of device `d`, on `stream`, which has
+    /// number `r`.
     void launched(device_id d, std::uint64_t part, std::size_t r, Stream& stream) {
         if constexpr (room_making_order<Gangs, Stream>)
             if (!captured_) entered_.add(d, part, channel_, points_.record(r, stream));
@@ -140,10 +143,10 @@ private:
     [[no_unique_address]] point_reserve<Stream> points_;
 };
 
-using device_parts = gang_residents<immediate_point>;  // for its arithmetic
+using device_parts = gang_residents<immediate_point>;  // for the arithmetic of parts
 
-/// Checks common to both forms of submitting. They refuse members that aren't a whole group, more
-/// blocks than it has, and memory that its devices can't reach.
+/// Checks that both forms of submitting need. Refuses members that aren't a whole group, more
+/// blocks than the group has, and memory that the group's devices can't reach.
 template <class Body>
 [[nodiscard]] errc check_members(std::span<const member> members, const launch_options& options) noexcept {
     if (members.empty() || members.size() != members[0].size() || options.blocks > members[0].view().blocks)
@@ -151,8 +154,8 @@ template <class Body>
     return members[0].view().direct || works_through_slots<Body> ? errc::none : errc::not_supported;
 }
 
-/// How many blocks each rank gets: the caller's number or, if that is open, `planned`, limited by
-/// the number of blocks and by each rank's `room`.
+/// The number of blocks of each rank. If the caller left the number open, this is `planned`,
+/// limited by the communicator's blocks and by each rank's `room`.
 [[nodiscard]] inline std::uint32_t blocks_of(const member& of, const launch_options& options, std::uint32_t planned,
                                              std::uint64_t room) noexcept {
     if (options.blocks != 0) return options.blocks;
@@ -160,7 +163,8 @@ template <class Body>
     return static_cast<std::uint32_t>(std::max<std::uint64_t>(there, 1));
 }
 
-/// Each rank's part of its device, in device_parts. On the stack for few ranks.
+/// Each rank's part of its device, in device_parts. The parts lie on the stack if there are few
+/// ranks.
 class rank_parts {
 public:
     explicit rank_parts(std::size_t ranks) : ranks_(ranks), many_(ranks > few_.size() ? ranks : 0) {}
@@ -169,7 +173,7 @@ public:
         return many_.empty() ? std::span(few_).first(ranks_) : std::span(many_);
     }
     [[nodiscard]] std::uint64_t operator[](std::size_t r) noexcept { return all()[r]; }
-    /// The sum over the ranks on the device of `rank`: there may be several.
+    /// The sum of the parts of all ranks on the device of `rank`.
     [[nodiscard]] std::uint64_t on_device_of(std::size_t rank, std::span<const device_id> devices) noexcept {
         std::uint64_t sum = 0;
         for (std::size_t r = 0; r < ranks_; ++r) sum += devices[r] == devices[rank] ? all()[r] : 0;
@@ -182,8 +186,8 @@ private:
     std::vector<std::uint64_t> many_;
 };
 
-/// Returns how many blocks each rank gets, and fills in each rank's part of its device. Fails with
-/// errc::too_many_blocks if a device can't hold the blocks of all its ranks, and with
+/// Returns the number of blocks of each rank, and fills in each rank's part of its device. Fails
+/// with errc::too_many_blocks if a device can't hold the blocks of all its ranks, and with
 /// errc::duplicate_device if launches of one device don't run together. `kernel(r)` is the kernel
 /// of rank r.
 template <launcher Stream, class KernelOf>
@@ -195,8 +199,8 @@ template <launcher Stream, class KernelOf>
         for (std::size_t r = 1; r < ranks; ++r)
             if (std::ranges::find(devices.first(r), devices[r]) != devices.begin() + static_cast<std::ptrdiff_t>(r))
                 return errc::duplicate_device;
-    // First finds how many blocks have room if they are alone on the device, then which part of the
-    // device they take.
+    // First finds how many blocks fit if they are alone on the device, then the part of the device
+    // that they take.
     std::uint64_t least_room = std::numeric_limits<std::uint64_t>::max();
     for (std::size_t r = 0; r < ranks; ++r) {
         parts.all()[r] = streams[r].max_cooperative_blocks(kernel(r), options.threads);
@@ -210,8 +214,9 @@ template <launcher Stream, class KernelOf>
     return blocks;
 }
 
-/// As submit() below, with `body_of(r)` for the body of rank r. The body is made at its launch and
-/// not kept. `planned`: the number of blocks if `options` leaves it open.
+/// Works as submit() in the public header, with `body_of(r)` for the body of rank r. The body is
+/// made at its launch and not kept. `planned` is the number of blocks if `options` leaves the
+/// number open.
 template <gang_order Gangs, launcher Stream, class BodyOf>
 requires std::invocable<const BodyOf&, std::size_t>
 [[nodiscard]] errc submit_each(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
@@ -234,7 +239,7 @@ requires std::invocable<const BodyOf&, std::size_t>
     for (std::size_t r = 0; r < ranks; ++r) gang.make_room(devices[r], parts.on_device_of(r, devices), streams[r]);
     const grid g{.blocks = *blocks, .threads = options.threads, .hold = {}};
     std::size_t r = 0;
-    bool any = false;  // runs, and waits for the others
+    bool any = false;  // whether a launch already runs, and waits for the other ranks
     const auto give_up = [&](errc why) {
         if (any) members[0].close({why, body::kind, static_cast<std::uint32_t>(r), 0});
         return why;
@@ -253,12 +258,12 @@ requires std::invocable<const BodyOf&, std::size_t>
     return errc::none;
 }
 
-/// The blocks of rank r follow those of rank r - 1.
+/// One kernel for all ranks. The blocks of rank r follow those of rank r - 1.
 template <class Body>
 struct shared_device_kernel {
     workspace_view view;
     std::int64_t patience;  // ns
-    std::uint64_t aborted;  // as in a rank_kernel
+    std::uint64_t aborted;  // as in rank_kernel
     Body bodies[max_shared_ranks];
 
     GPUSHARE_EXEC_CHECK_DISABLE
@@ -268,12 +273,13 @@ struct shared_device_kernel {
         const std::uint32_t rank = ctx.block_rank() / blocks;
         session<C> s(ctx, view, rank, ctx.block_rank() % blocks, Body::kind, ctx.now() + patience);
         s.abort_if(aborted);
-        const Body mine = bodies[rank];  // in registers: each use would find it in the array anew
+        // a copy in registers: otherwise each use would look the body up in the array
+        const Body mine = bodies[rank];
         if (s.enter()) (void)mine(s, blocks);
     }
 };
 
-/// As submit_shared() below, with `body_of(r)` for the body of rank r.
+/// Works as submit_shared() in the public header, with `body_of(r)` for the body of rank r.
 template <gang_order Gangs, launcher Stream, class BodyOf>
 requires std::invocable<const BodyOf&, std::size_t>
 [[nodiscard]] errc submit_shared_each(Gangs& gangs, device_id device, Stream& stream, std::span<const member> members,
@@ -303,8 +309,8 @@ requires std::invocable<const BodyOf&, std::size_t>
     return code;
 }
 
-/// Hands `submit` a function that makes each rank's body of a call (detail/stream_calls.hpp), and
-/// the table's number of blocks.
+/// Calls `submit` with a function that makes each rank's body of a call (detail/stream_calls.hpp),
+/// and with the number of blocks from the table.
 template <stream_call Call, class Submit>
 [[nodiscard]] errc submit_call(std::span<const member> members, const Call& call, const Submit& submit) {
     const auto ranks = static_cast<std::uint32_t>(members.size());
@@ -313,7 +319,7 @@ template <stream_call Call, class Submit>
     return submit([&](std::size_t r) { return call.body(r, plan); }, plan.blocks);
 }
 
-/// A call on a stream of each rank's device.
+/// Submits a call on a stream of each rank's device.
 template <gang_order Gangs, launcher Stream, stream_call Call>
 [[nodiscard]] errc submit_apart(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
                                 std::span<const member> members, const Call& call, const launch_options& options) {
@@ -322,7 +328,7 @@ template <gang_order Gangs, launcher Stream, stream_call Call>
     });
 }
 
-/// A call of ranks that share a device, in one launch.
+/// Submits a call of ranks that share a device, in one launch.
 template <gang_order Gangs, launcher Stream, stream_call Call>
 [[nodiscard]] errc submit_together(Gangs& gangs, device_id device, Stream& stream, std::span<const member> members,
                                    const Call& call, const launch_options& options) {
@@ -331,7 +337,7 @@ template <gang_order Gangs, launcher Stream, stream_call Call>
     });
 }
 
-/// As submit_call, for a pipeline.
+/// submit_call() for a pipeline.
 template <bool Sharded, class Submit, class T, class Op, class... Stages>
 [[nodiscard]] errc submit_pipelines(std::span<const member> members, std::span<const pipeline<T, Op, Stages...>> steps,
                                     std::span<typename pipeline<T, Op, Stages...>::out_type* const> outs,

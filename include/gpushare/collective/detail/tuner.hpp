@@ -28,34 +28,34 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// The range to measure.
+/// The sizes to measure, and how to measure them.
 struct tune_options {
-    bytes smallest{64};      ///< of a rank
-    bytes largest = 64_MiB;  ///< of a rank
-    /// The memory that cold buffers are taken from in turn: more than the caches hold. Each rank
-    /// allocates twice that, or twice `largest` if that is more.
+    bytes smallest{64};      ///< the smallest size, of each rank
+    bytes largest = 64_MiB;  ///< the largest size, of each rank
+    /// The memory from which cold buffers are taken in turn: more than the caches hold. Each rank
+    /// allocates twice this memory, or twice `largest` if that is more.
     bytes arena = 64_MiB;
-    ns per_plan{5'000'000};  ///< roughly how long to measure one plan in one way at one size
+    ns per_plan{5'000'000};  ///< roughly how long one plan is measured in one way at one size
     /// Whether each rank reads its results within the measured time, as most programs do. Results
-    /// stored past the caches are slower to read.
+    /// that were stored past the caches are slower to read.
     bool results_are_read = true;
-    instant deadline = never;  ///< for all measurements together
-    /// By tune_submitted: the most blocks of a rank. Their number is measured, too, and goes into
-    /// the table; 0 leaves it out.
+    instant deadline = never;  ///< a deadline for all measurements together
+    /// For tune_submitted(): the most blocks of a rank. The number of blocks is then measured, too,
+    /// and goes into the table. 0 leaves the number out.
     std::uint32_t most_blocks = 0;
 };
 
 namespace detail {
 
 /// Whether `of_block` bytes of a block go by `how` with a slot of `slot` bytes. Data that doesn't
-/// fit goes by another algorithm, and would be timed under a false name.
+/// fit goes by another algorithm, so its time would count for the wrong algorithm.
 [[nodiscard]] constexpr bool fits_slot(algorithm how, std::uint64_t of_block, std::size_t slot) noexcept {
     if (how == algorithm::one_shot) return of_block <= slot;
     return how != algorithm::ring || slot >= smallest_ring_slot;
 }
 
-/// The plan with the least cost. If it gains less than 10 % over the plan of the next smaller size,
-/// that plan instead, so that noise adds no row.
+/// The plan with the least cost. If that plan gains less than 10 % over the plan of the next
+/// smaller size, the answer is the smaller size's plan, so that noise adds no row.
 [[nodiscard]] inline std::size_t cheapest(std::span<const all_reduce_plan> plans, std::span<const double> cost,
                                           const all_reduce_plan* below) {
     const auto best = static_cast<std::size_t>(std::min_element(cost.begin(), cost.end()) - cost.begin());
@@ -79,18 +79,18 @@ public:
                                                            {algorithm::two_shot, true, 1, 16},
                                                            {algorithm::two_shot, true, 2, 16},
                                                            {algorithm::ring}}};
-    /// Nanoseconds of a call by each plan, for each use.
+    /// Nanoseconds of a call, for each plan and each use of buffers.
     using times = std::array<std::array<std::int64_t, uses>, plans.size()>;
 
     tuner(const member& me, const tune_options& options)
         : me_(me),
           options_(options),
-          // Zeros, because repeated sums in place of other numbers would leave their range.
+          // Zeros, because repeated in-place sums of other numbers would leave the numbers' range.
           in_(std::max(options.largest, options.arena).count() / sizeof(float)),
           out_(in_.size()) {}
 
-    /// All candidates take turns, sample by sample, so that the machine's other work affects all of
-    /// them. Every rank returns the same.
+    /// Measures all candidates. They take turns, sample by sample, so that other work on the
+    /// machine affects all of them alike. Every rank returns the same times.
     [[nodiscard]] times measure(std::uint64_t size) {
         std::array<std::array<std::array<std::int64_t, samples>, uses>, plans.size()> took{};
         std::array<std::array<std::int64_t, uses>, plans.size()> repeats{};
@@ -98,7 +98,7 @@ public:
             for (std::size_t u = 0; u < uses; ++u)
                 for (std::size_t p = 0; p < plans.size(); ++p) {
                     if (!fits(plans[p], size) || alike(p, buffer_use(u)) != p) continue;
-                    // The first sample only tells how many calls the other samples take.
+                    // The first sample only determines how many calls the other samples make.
                     const auto each = sample(plans[p], buffer_use(u), size, std::max<std::int64_t>(repeats[p][u], 1));
                     if (s == 0)
                         repeats[p][u] = std::clamp<std::int64_t>(
@@ -117,12 +117,12 @@ public:
         return medians;
     }
 
-    /// The best plan for a size; `below` is the plan of the next smaller one, if any.
+    /// The best plan for a size. `below` is the plan of the next smaller size, if there is one.
     [[nodiscard]] all_reduce_plan best(std::uint64_t size, const all_reduce_plan* below) {
         return plans[cheapest(plans, regrets(measure(size)), below)];
     }
 
-    /// The worst ratio of each plan to the best one.
+    /// For each plan, its largest ratio to the best plan, over all uses of buffers.
     [[nodiscard]] static std::array<double, plans.size()> regrets(const times& took) noexcept {
         std::array<double, plans.size()> worst{};
         for (std::size_t u = 0; u < uses; ++u) {
@@ -137,8 +137,8 @@ public:
     static constexpr std::int64_t unusable = std::numeric_limits<std::int64_t>::max() / 64;
 
 private:
-    /// The plan that does the same as plan p with this use of buffers: in place, results aren't
-    /// streamed, and a plan that streams out of place doesn't prefetch.
+    /// The number of the plan that does the same as plan p with this use of buffers. In place,
+    /// results aren't streamed; out of place, a plan that streams doesn't prefetch.
     [[nodiscard]] static std::size_t alike(std::size_t p, buffer_use use) noexcept {
         all_reduce_plan plan = plans[p];
         if (!plan.streaming) return p;
@@ -153,7 +153,7 @@ private:
         return fits_slot(plan.how, size, me_.view().slot);
     }
 
-    /// Nanoseconds of one of so many calls. Every rank returns the same.
+    /// Nanoseconds of one call, measured over `repeats` calls. Every rank returns the same number.
     [[nodiscard]] std::int64_t sample(const all_reduce_plan& plan, buffer_use use, std::uint64_t size,
                                       std::int64_t repeats) {
         const auto once = [&] {
@@ -166,7 +166,7 @@ private:
                 run_in_thread(me_, all_reduce_body<float, sum>{in_.data() + at, out, n, {}, plan}, options_.deadline));
             if (options_.results_are_read) read(out, n);
         };
-        if (use != buffer_use::cold) once();  // the measurement before it has used the caches
+        if (use != buffer_use::cold) once();  // the previous measurement has used the caches
         barrier(me_, options_.deadline);
         const std::int64_t begin = thread_context::now();
         for (std::int64_t i = 0; i < repeats; ++i) once();
@@ -183,10 +183,10 @@ private:
     const member& me_;
     const tune_options& options_;
     std::vector<float> in_, out_;
-    std::size_t at_ = 0;  // where the latest cold buffers are
+    std::size_t at_ = 0;  // the position of the latest cold buffers
 };
 
-/// Sizes that double come to an end, and hold a float.
+/// Checks that the doubling of sizes comes to an end, and that each size holds a float.
 inline void check_sizes(const tune_options& options) {
     const std::uint64_t largest = std::max(options.largest, options.arena).count();
     if (options.smallest < bytes{sizeof(float)} || largest > std::uint64_t{1} << 62)
@@ -197,13 +197,14 @@ inline void check_sizes(const tune_options& options) {
               {}, "tuning a communicator");
 }
 
-/// Counts from 1 to `most` in steps of four times, `most` itself the last; beyond it then.
+/// The next number of blocks after `n`: four times as many, but at most `most`; after `most` a
+/// larger number, which ends the loop.
 [[nodiscard]] constexpr std::uint32_t next_count(std::uint32_t n, std::uint32_t most) noexcept {
     return n < most ? std::min(n * 4, most) : most + 1;
 }
 
-/// Makes the table from `choose(size, plan of the next smaller size)`. The result may be none, and
-/// the smaller size's plan null.
+/// Makes the table from `choose(size, plan of the next smaller size)`. `choose` may return no plan,
+/// and gets null if there is no smaller size.
 template <class Choose>
 [[nodiscard]] tuning_table merged(std::uint32_t ranks, const tune_options& options, const Choose& choose) {
     std::vector<tuning_table::row> rows;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Collectives whose parts differ in length, as bodies that rank threads, blocks of the host backend
-// and blocks of a device run. The lengths lie in memory that the rank reads when it runs, so a
-// captured launch takes the current lengths.
+// and blocks of a device run. The lengths lie in memory that the rank reads when the body runs, so
+// a captured launch takes the current lengths.
 //
 //   all_gatherv_body<float>{in, in_room, out, out_room, counts}(session, blocks)
 //
-// If a rank's own lengths don't fit, the rank says so before it touches anything: it ends the
-// collective with errc::mismatch and its own number. If two ranks have different lengths, they find
-// out when they meet.
+// If a rank's own lengths don't fit, the rank ends the collective before it touches any buffer,
+// with errc::mismatch and its own number. If two ranks have different lengths, they notice when
+// they meet.
 #pragma once
 
 #include <cstddef>
@@ -23,9 +23,9 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// One part of each rank, one after the other.
+/// The parts of all ranks, one after the other.
 struct unequal_parts {
-    const std::uint64_t* counts;  // of elements
+    const std::uint64_t* counts;  // the numbers of elements
     std::uint32_t ranks;
 
     /// Where the part of a rank begins.
@@ -35,7 +35,8 @@ struct unequal_parts {
         for (std::uint32_t r = 0; r < rank; ++r) sum += counts[r];
         return sum;
     }
-    /// Whether `room` elements hold all parts; false if their sum doesn't fit into 64 bits.
+    /// Whether `room` elements hold all parts; false also if the sum of the parts doesn't fit into
+    /// 64 bits.
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD bool fit(std::size_t room) const noexcept {
         for (std::uint32_t r = 0; r < ranks; ++r) {
@@ -44,7 +45,7 @@ struct unequal_parts {
         }
         return true;
     }
-    /// Differs if a count does: for a call's signature.
+    /// A hash of the counts, for a call's signature.
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD std::size_t layout() const noexcept {
         std::uint64_t mix = ranks;
@@ -56,14 +57,14 @@ struct unequal_parts {
     }
 };
 
-/// Tells these calls apart from those of equal parts.
+/// Tells these calls apart from calls with equal parts.
 template <class T>
 [[nodiscard]] GPUSHARE_HD constexpr std::uint32_t unequal_type() noexcept {
     return type_id<T>() | 512U;
 }
 
-/// Ends the collective before any buffer was touched, because this rank's lengths don't fit into
-/// its arrays.
+/// Ends the collective before any buffer is touched, because this rank's lengths don't fit into its
+/// arrays.
 GPUSHARE_EXEC_CHECK_DISABLE
 template <class Context>
 GPUSHARE_HD collective_fault refuse(session<Context>& t, std::uint32_t who) noexcept {
@@ -71,14 +72,14 @@ GPUSHARE_HD collective_fault refuse(session<Context>& t, std::uint32_t who) noex
     return t.fault();
 }
 
-/// After `meet`: reads this block's shard of each rank's part into its place in `out`.
+/// After `meet`: reads this block's shard of each rank's part to its place in `out`.
 GPUSHARE_EXEC_CHECK_DISABLE
 template <class T, class Context>
 GPUSHARE_HD void gather_unequal(session<Context>& t, T* out, const unequal_parts& parts,
                                 std::uint32_t blocks) noexcept {
     std::size_t at = parts.begin(t.rank());
     for (std::uint32_t i = 0; i < t.ranks(); ++i) {
-        const std::uint32_t r = (t.rank() + i) % t.ranks();  // ranks begin at different ranks
+        const std::uint32_t r = (t.rank() + i) % t.ranks();  // each rank begins at a different rank
         if (r == 0) at = 0;
         const element_range mine = shard_of(parts.counts[r], t.block(), blocks, vector_grain);
         copy_elements<4>(t.context(), out + at + mine.begin, static_cast<const T*>(t.signal_from(r).in) + mine.begin,
@@ -87,7 +88,7 @@ GPUSHARE_HD void gather_unequal(session<Context>& t, T* out, const unequal_parts
     }
 }
 
-/// `counts` of all ranks' inputs, the same on every rank.
+/// `counts` has the lengths of all ranks' inputs, with the same numbers on every rank.
 template <class T>
 struct all_gatherv_body {
     const T* in;
@@ -108,7 +109,7 @@ struct all_gatherv_body {
     }
 };
 
-/// `counts` of all ranks' outputs, the same on every rank.
+/// `counts` has the lengths of all ranks' outputs, with the same numbers on every rank.
 template <class T, class Op>
 struct reduce_scatterv_body {
     const T* in;
@@ -131,7 +132,8 @@ struct reduce_scatterv_body {
     }
 };
 
-/// `sends[q]` elements to rank q, `receives[q]` from it: each pair of ranks must agree.
+/// A rank sends `sends[q]` elements to rank q and gets `receives[q]` elements from rank q. Each
+/// pair of ranks must agree.
 template <class T>
 struct all_to_allv_body {
     const T* in;

@@ -5,9 +5,9 @@
 //   auto x = values::load(a + i);    x.combine(sum{}, values::load(b + i));    x.store(out + i);
 //
 // A host thread takes 16 elements: floats in the vectors of floats.hpp, other numbers in a plain
-// array, which compilers vectorise. A device's thread takes as many as one instruction moves, so
-// that neighbouring threads read neighbouring bytes. Most of a CPU's combining works on whole cache
-// lines instead: simd/cache_line.hpp.
+// array, which compilers vectorise. A device's thread takes as many elements as one instruction
+// moves, so that neighbouring threads read neighbouring bytes. On a CPU, most combining doesn't use
+// these values but works on whole cache lines: simd/cache_line.hpp.
 #pragma once
 
 #include <concepts>
@@ -24,7 +24,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// One element in the type of the computation, and back, rounded once.
+/// Converts an element to the type of the computation, and back with a single rounding.
 template <class A, class T>
 [[nodiscard]] GPUSHARE_HD constexpr A widened(const T& x) noexcept {
     return static_cast<A>(x);
@@ -34,7 +34,7 @@ template <class T, class A>
     return static_cast<T>(x);
 }
 
-/// N numbers of type A in an array. Loaded from and stored as elements of type T.
+/// N numbers of type A in an array, loaded from and stored as elements of type T.
 template <class A, std::uint32_t N>
 struct number_values {
     static constexpr std::uint32_t width = N;
@@ -70,7 +70,7 @@ struct number_values {
             }
         }
     }
-    /// The values that a single access moves: a device's form.
+    /// Loads the values by a single access, as a device does.
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class T>
     requires(packed<T>::width == N) [[nodiscard]] GPUSHARE_HD static number_values of(const packed<T>& p) noexcept {
@@ -85,7 +85,8 @@ struct number_values {
         for (std::uint32_t i = 0; i < N; ++i) p[i] = narrowed<T>(lane[i]);
         return p;
     }
-    /// As store(), because only lines and vectors of floats are stored past the caches.
+    /// Does the same as store(), because only lines and vectors of floats are stored past the
+    /// caches.
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class T>
     GPUSHARE_HD void stream(T* to) const noexcept {
@@ -104,7 +105,7 @@ struct number_values {
     }
 };
 
-/// The same for floats, in vectors.
+/// lanes for floats, in vectors.
 template <std::uint32_t N>
 struct float_values {
     static constexpr std::uint32_t width = N;
@@ -137,7 +138,7 @@ struct float_values {
     }
 };
 
-/// The values of type T that a thread of such a context takes at once, to combine them by Op.
+/// The values of type T that a thread of such a context takes at once to combine them by Op.
 template <class Context, class T, class Op, class A = accumulator_t<T, Op>>
 using values_of = std::conditional_t<is_one_thread<Context> && std::same_as<A, float>, float_values<16>,
                                      number_values<A, is_one_thread<Context> ? 16 : 16 / sizeof(T)>>;

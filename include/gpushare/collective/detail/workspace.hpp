@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// The memory through which the ranks of a group talk, and its layout: one workspace per rank,
-// allocated up front, zeroed once and never reset. The view holds plain pointers, so that it can be
-// passed to kernels and stays valid in captured graphs.
+// The memory through which the ranks of a group talk, and its layout. Each rank has a workspace,
+// which is allocated up front, zeroed once and never reset. The view holds plain pointers, so a
+// kernel can take the view as an argument, and the view stays valid in captured graphs.
 //
 //   workspace of a rank = [state of each block][signals to each block from each rank, two by turns]
 //                         [slots of each block, two by turns]
 //
-// A block is a thread block of a rank's kernel, or the rank's one thread. The blocks i of all ranks
-// work together and don't touch other blocks' memory. So each block counts its own epochs, and the
-// number of blocks may change between launches.
+// A block is a thread block of a rank's kernel, or the rank's one thread. The blocks with number i
+// of all ranks work together and don't touch other blocks' memory. So each block counts its own
+// epochs, and the number of blocks may change between launches.
 //
 // **No word is changed by read-modify-write across ranks.** Over PCIe, and in pinned memory, such
-// an operation of one device isn't atomic for another one. So each word has one writer, or all its
-// writers store the same value.
+// an operation of one device isn't atomic for another device. So each word has one writer, or all
+// its writers store the same value.
 #pragma once
 
 #include <cstddef>
@@ -27,13 +27,13 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// How far apart words of different writers are: two cache lines, because processors fetch them in
-/// pairs.
+/// The distance between words of different writers: two cache lines, because processors fetch lines
+/// in pairs.
 inline constexpr std::size_t interference_bytes = 128;
 
-/// Whether `flag` is at `epoch` or beyond. Epochs are never reset, so that no flag has to be
-/// cleared while a fast peer is already one collective ahead. Ranks are at most two epochs apart,
-/// so the sign of the difference decides even where the count has wrapped around.
+/// Whether `flag` is at `epoch` or beyond. Epochs are never reset, so no flag has to be cleared
+/// while a fast peer is already one collective ahead. Ranks are at most two epochs apart, so the
+/// sign of the difference is right even where the count has wrapped around.
 [[nodiscard]] GPUSHARE_HD constexpr bool epoch_reached(std::uint32_t flag, std::uint32_t epoch) noexcept {
     return static_cast<std::int32_t>(flag - epoch) >= 0;
 }
@@ -41,62 +41,68 @@ inline constexpr std::size_t interference_bytes = 128;
 /// The progress of one block of a rank.
 struct alignas(interference_bytes) block_state {
     // Written by the block itself.
-    std::uint32_t inside;    // 1 while it is in a collective
-    std::uint32_t epoch;     // of its last collective
+    std::uint32_t inside;    // 1 while the block is in a collective
+    std::uint32_t epoch;     // of the block's last collective
     std::uint32_t progress;  // kind and stage, for the watchdog
-    std::uint32_t chunks;    // chunks that went around the ring so far
-    std::uint64_t proposal;  // the packed fault for which it has closed the group; 0 if it hasn't
-    // the packed fault that it took as the group's, once it knew that; 0 before
+    std::uint32_t chunks;    // chunks that the block has taken around the ring so far
+    // the packed fault for which the block has closed the group; 0 if it hasn't
+    std::uint64_t proposal;
+    // the packed fault that the block took as the group's; 0 until it knew the group's fault
     std::uint64_t verdict;
-    std::uint32_t coded;  // chunks that it went through in quantised all-reduces so far
+    std::uint32_t coded;  // chunks of quantised all-reduces that the block has taken so far
     // Set to 1 by the thread that closes the group, and never reset.
     std::uint32_t closed;
-    // In block 0 of rank 0, for the host's threads, where these reach workspaces.
-    std::uint32_t host_claims;    // the first to add here proposes
-    std::uint64_t host_proposal;  // a packed fault
+    // Used in block 0 of rank 0 only, by the host's threads, where these reach workspaces.
+    std::uint32_t host_claims;    // the first thread that adds here proposes a fault
+    std::uint64_t host_proposal;  // the packed fault
 };
 
 /// One rank's message to another in a collective. Written by the sender.
 struct alignas(interference_bytes) peer_signal {
-    // epoch at which what stands below is valid; above it the call's signature, to notice that
-    // ranks disagree
+    // The epoch at which the words below are valid. The bits above it hold the call's signature, by
+    // which ranks notice that their calls differ.
     std::uint64_t ready;
     std::uint32_t done;    // epoch at which the writer has left the reader's buffers
-    std::uint32_t remark;  // a finding of the writer in between: valid with `done`
+    std::uint32_t remark;  // a word from the writer for this collective: valid with `done`
     const void* in;
     void* out;
-    void* other[4];  // what an epilogue shares besides
-    // Counts of the ring, in the first of the two signals: chunks of partial results and of results
-    // that the writer has left in its slot.
+    void* other[4];  // further arrays that an epilogue shares
+    // Counts of the ring, kept in the first of the two signals: the chunks of partial results, and
+    // the chunks of results, that the writer has left in its slot.
     std::uint32_t partial_ready, result_ready;
-    std::uint64_t length;  // elements at `in` for the reader, where pairs of ranks differ in that
-    // Counts of a quantised all-reduce, in the first of the two signals: chunks that the writer has
-    // coded, and chunks of which it has left its part of the result, each in its slot.
+    std::uint64_t length;  // elements at `in` for the reader, where each pair of ranks has a length
+    // Counts of a quantised all-reduce, kept in the first of the two signals: the chunks that the
+    // writer has coded, and the chunks whose part of the result the writer has left in its slot.
     std::uint32_t coded_ready, sums_ready;
 };
 
-/// The host's view of a rank whose workspace it can't read, and the host's request: in memory that
-/// both reach.
+/// The host's view of a rank whose workspace the host can't read, and the host's request. The
+/// report lies in memory that both reach.
 struct alignas(interference_bytes) host_report {
-    std::uint64_t verdict;  // by the rank, before it returns it: a packed fault
-    std::uint64_t place;    // by the rank's first block: its epoch, and below it kind and stage
-    std::uint32_t heeded;   // by the rank: 1 once it has closed the group for the request
-    std::uint64_t request;  // of rank 0's report, by the host: a packed fault to abort with
-    // of rank 0's report, among the host's threads: the first to add here asks
+    std::uint64_t verdict;  // a packed fault, written by the rank before it returns the fault
+    // written by the rank's first block: its epoch, with the kind and stage in the lower bits
+    std::uint64_t place;
+    // written by the rank: 1 once it has closed the group because of the request
+    std::uint32_t heeded;
+    // in rank 0's report, written by the host: a packed fault with which to abort
+    std::uint64_t request;
+    // in rank 0's report, for the host's threads: the first thread that adds here writes the
+    // request
     std::uint32_t claims;
 };
 
 /// A group's memory as kernels see it. Copied freely.
 struct workspace_view {
-    std::byte* const* workspaces = nullptr;  // one of each rank
+    std::byte* const* workspaces = nullptr;  // one workspace for each rank
     std::uint32_t ranks = 0;
-    std::uint32_t blocks = 0;      // of a rank, at most
+    std::uint32_t blocks = 0;      // of each rank, at most
     std::size_t slot = 0;          // bytes of one slot, a multiple of 4 * interference_bytes
     std::uint32_t busy_turns = 0;  // how often a waiting thread looks before it yields its core
-    // ranks reach each other's buffers, not only each other's workspaces
+    // whether ranks reach each other's buffers, and not only each other's workspaces
     bool direct = true;
-    host_report* reports = nullptr;  // one of each rank, where the host can't read the workspaces
-    bool one_device = false;         // has all ranks and workspaces
+    // one report for each rank, where the host can't read the workspaces
+    host_report* reports = nullptr;
+    bool one_device = false;  // whether one device has all ranks and workspaces
 
     [[nodiscard]] GPUSHARE_HD static constexpr std::size_t bytes_of_rank(std::uint32_t ranks, std::uint32_t blocks,
                                                                          std::size_t slot) noexcept {
@@ -105,9 +111,10 @@ struct workspace_view {
     [[nodiscard]] GPUSHARE_HD block_state& state(std::uint32_t rank, std::uint32_t block) const noexcept {
         return reinterpret_cast<block_state*>(workspaces[rank])[block];
     }
-    /// The signal of `from` to `rank` at `epoch`. There are two signals, used in turn, and two
-    /// slots below. A rank that is one epoch ahead doesn't overwrite data that others still read,
-    /// and no rank gets two ahead, because every collective waits for all ranks to come.
+    /// The signal of `from` to `rank` at `epoch`. Each pair of ranks has two signals, and each
+    /// block has two slots, both used in turn. So a rank that is one epoch ahead doesn't overwrite
+    /// data that other ranks still read. No rank gets two epochs ahead, because every collective
+    /// waits for all ranks to come.
     [[nodiscard]] GPUSHARE_HD peer_signal& signal(std::uint32_t rank, std::uint32_t from, std::uint32_t block,
                                                   std::uint32_t epoch) const noexcept {
         std::byte* const at = workspaces[rank] + blocks * sizeof(block_state);
@@ -119,12 +126,13 @@ struct workspace_view {
         std::byte* const at = workspaces[rank] + blocks * (sizeof(block_state) + 2 * ranks * sizeof(peer_signal));
         return at + (std::size_t{block} * 2 + (epoch & 1U)) * slot;
     }
-    /// Initialises fresh memory: all flags are at `first_epoch` then. Call it before any rank uses
+    /// Initialises fresh memory, with all flags at `first_epoch`. Call this before any rank uses
     /// the memory.
     void prepare(std::uint32_t first_epoch) const noexcept {
         for (std::uint32_t r = 0; r < ranks; ++r) prepare_rank(r, first_epoch);
     }
-    /// The workspace of one rank. The workspaces of all ranks begin alike.
+    /// Initialises the workspace of one rank. The workspaces of all ranks have the same initial
+    /// contents.
     void prepare_rank(std::uint32_t r, std::uint32_t first_epoch) const noexcept {
         std::memset(workspaces[r], 0, bytes_of_rank(ranks, blocks, slot));
         for (std::uint32_t b = 0; b < blocks; ++b) {
@@ -140,23 +148,23 @@ struct workspace_view {
 
 // ---- how a group ends
 //
-// A block that gives up while it is inside writes a proposal to a place that it alone writes, then
-// closes all blocks and leaves. Blocks that find themselves closed leave, and propose nothing. So
-// once no block is inside, no more proposals come, and every rank chooses the same one. The host's
-// request comes last, because the host may make it at any time.
+// A block that gives up while it is inside writes a proposal to a place that only it writes, then
+// closes all blocks and leaves. Blocks that find themselves closed leave without a proposal. So
+// once no block is inside, no more proposals come, and every rank chooses the same proposal. The
+// host's request comes last, because the host may write it at any time.
 
-/// Out of line, also on a device, with the view by value: a referenced view would lie in local
-/// memory. A kernel gives up in many places, and this loop in each of them was a third of the
-/// kernel. See session::enter for the order.
+/// Out of line, also on a device, and with the view by value, because a referenced view would lie
+/// in local memory. A kernel gives up in many places, and inlined copies of this loop made up a
+/// third of the kernel. See session::enter for the order of the accesses.
 GPUSHARE_EXEC_CHECK_DISABLE
 [[gnu::noinline]] GPUSHARE_HD inline void close_group(workspace_view view) noexcept {
     for (std::uint32_t r = 0; r < view.ranks; ++r)
         for (std::uint32_t b = 0; b < view.blocks; ++b) atomic_ref{view.state(r, b).closed}.store_crossing(1);
 }
 
-/// The valid proposal: of the first rank that has made one, and its first block; the host's if no
-/// rank has made any. 0 if there is none. relaxed: each word stands alone. A rank's proposal is
-/// there once the rank has left.
+/// The valid proposal: that of the first rank that has made one, from the rank's first block that
+/// has. If no rank has made a proposal, the host's; 0 if there is none. relaxed: each word stands
+/// alone, and a rank's proposal is there once the rank has left.
 GPUSHARE_EXEC_CHECK_DISABLE
 [[nodiscard, gnu::noinline]] GPUSHARE_HD inline std::uint64_t chosen_proposal(workspace_view view) noexcept {
     for (std::uint32_t r = 0; r < view.ranks; ++r)

@@ -1,21 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loads a cache line of elements, combines it with those of the other ranks and stores it, in the
-// widest vectors that the processor has, whatever flags the file is compiled with. It is the inner
-// loop of an all-reduce on a CPU.
+// Loads a cache line of elements, combines the line with those of the other ranks, and stores the
+// result, in the widest vectors that the processor has, whatever flags the file is compiled with.
+// This is the inner loop of an all-reduce on a CPU.
 //
 //   line_ends ends{.signals = &s.signal_from(0), .ranks = 2, .in = first * sizeof(float), .out = first * sizeof(float)};
 //   combine_lines<float>(widest_vectors(), sum{}, ends, lines, line_stores::cached);
 //
-// A vector of a line's 64 bytes has two advantages over four vectors of 16: second-level caches
-// transfer twice as much, and a store past the caches holds a buffer for one instruction in place
-// of four.
+// One vector of 64 bytes has two advantages over four vectors of 16 bytes: second-level caches
+// transfer twice as much, and a store past the caches holds a buffer for one instruction instead of
+// four.
 //
-// The loop takes several lines of one array, then as many of the next. Large arrays mostly begin at
-// the same place of a page. With a line of each in turn, some processors (AMD's, whose first-level
-// caches guess a line's place from a few bits of its address) take two to three times as long.
+// The loop takes several lines of one array, then as many lines of the next array. Most large
+// arrays begin at the same place of a page. With a line of each array in turn, such arrays take two
+// to three times as long on some processors (AMD's, whose first-level caches guess a line's place
+// from a few bits of its address).
 //
-// No lambdas: nvcc drops `always_inline` from them in the host code of .cu files, and code for wide
-// vectors that isn't inlined into a function compiled for them doesn't compile.
+// There are no lambdas, because nvcc drops `always_inline` from them in the host code of .cu files.
+// Code for wide vectors must be inlined into a function that is compiled for such vectors;
+// otherwise it doesn't compile.
 #pragma once
 
 #include <concepts>
@@ -39,16 +41,16 @@ namespace detail {
 inline constexpr std::size_t cache_line_bytes = 64;
 
 /// How results are stored. Stores past the caches are for results that no thread reads soon, and
-/// need lines that all begin at multiples of 64. Call finish_streaming() before the next release.
+/// all lines must begin at multiples of 64. Call finish_streaming() before the next release.
 enum class line_stores : std::uint8_t { cached, past_caches };
 
-/// The least that combining by lines takes: older processors go by elements, in vectors of 16
-/// bytes.
+/// The vectors that combining by lines needs at least. Older processors combine element by element,
+/// in vectors of 16 bytes.
 inline constexpr vector_width least_for_lines = vector_width::avx2;
 
-/// Where lines are: `in` and `out` bytes after the addresses that each rank signals. `ahead` and
-/// `places` as in all_reduce_plan. `only`: where results go if not to all ranks, `out` bytes after
-/// it.
+/// The addresses of lines: `in` and `out` bytes after the addresses that each rank signals. `ahead`
+/// and `places` are those of all_reduce_plan. If `only` isn't null, results go to `out` bytes after
+/// `only`, and not to all ranks.
 struct line_ends {
     const peer_signal* signals;
     std::uint32_t ranks;
@@ -79,8 +81,8 @@ requires(sizeof(T) < 4 && (wrapping_op<Op> || selecting_op<Op>)) struct line_num
 template <class T, class Op>
 using line_number_t = typename line_number<T, Op>::type;
 
-/// Whether Op can work on vectors in place. A vector that is passed or returned by value would need
-/// the whole file compiled for its width.
+/// Whether Op can work on vectors in place. To pass or return a vector by value, the whole file
+/// would have to be compiled for the vector's width.
 template <class A, class Op>
 concept works_in_place = requires(A& a, const A& b) {
     Op::into(a, b);
@@ -91,28 +93,28 @@ concept works_in_place = requires(A& a, const A& b) {
 template <class T, class Op>
 inline constexpr bool averages_integers = std::same_as<Op, average>&& std::integral<T> && sizeof(T) <= 4;
 
-/// Elements that are computed in their own type, or in a type with the same bits; small floats; and
-/// averages of integers.
+/// The elements that can be combined by lines: elements that are computed in their own type, or in
+/// a type with the same bits; small floats; and averages of integers.
 template <class T, class Op>
 inline constexpr bool combines_lines = averages_integers<T, Op> ||
                                        (works_in_place<line_number_t<T, Op>, Op> &&
                                         (std::same_as<T, line_number_t<T, Op>> || is_stored_number<T> ||
                                          (std::integral<T> && sizeof(T) == sizeof(line_number_t<T, Op>))));
 
-/// The most ranks that lines support: integer sums must be exact in the type that computes them.
+/// The most ranks that lines support. Integer sums must be exact in the type of the computation.
 template <class T, class Op>
 inline constexpr std::uint32_t most_ranks_for_lines = averages_integers<T, Op> ? 256 : ~0U;
 
-/// The widest vectors that pay. Vectors of 64 bytes have no operations on small integers before
-/// AVX-512BW, and g++ 12 splits comparisons of floats in them, element by element.
+/// The widest vectors that pay off. Vectors of 64 bytes have no operations on small integers before
+/// AVX-512BW, and g++ 12 splits comparisons of floats in such vectors, element by element.
 template <class T, class Op>
 inline constexpr vector_width most_for_lines = sizeof(line_number_t<T, Op>) < 4 || averages_integers<T, Op> ||
                                                        (selecting_op<Op> && std::floating_point<line_number_t<T, Op>>)
                                                    ? vector_width::avx2
                                                    : vector_width::avx512;
 
-/// Stores a vector to a multiple of its size. Not by intrinsics: their header takes longer to
-/// compile than all of this library's.
+/// Stores a vector to a multiple of its size. Doesn't use intrinsics, because their header takes
+/// longer to compile than all of this library's headers.
 template <std::size_t Bytes, class Vector>
 [[gnu::always_inline]] inline void store_past_caches(const Vector& v, std::byte* to) noexcept {
     Vector& at = *reinterpret_cast<Vector*>(to);
@@ -126,9 +128,9 @@ template <std::size_t Bytes, class Vector>
 #endif
 }
 
-/// Numbers that are computed in their memory format, in registers of `Bytes` bytes. A model of the
-/// `Moves` of a cache_line: `wide`, a vector of `number`, for the computation; `narrow`, the same
-/// in memory; and the conversions between the two.
+/// Numbers that are computed in their memory format, in registers of `Bytes` bytes. The class is a
+/// model of the `Moves` of a cache_line: `wide`, a vector of `number`, is for the computation;
+/// `narrow` is the same vector in memory; and functions convert between the two.
 template <class A, std::size_t Bytes>
 struct plain_moves {
     using number = A;
@@ -141,11 +143,12 @@ struct plain_moves {
     [[gnu::always_inline]] static void store(const wide& from, narrow& to) noexcept { to = from; }
 };
 
-/// Halves in registers of so many bytes. Rounds as number_format::narrow: to nearest even, every
-/// NaN the same.
+/// Floats of 16 bits in registers of `Bytes` bytes. Rounds as number_format::narrow does: to
+/// nearest even, with one pattern for every NaN.
 ///
-/// Every processor with AVX2 or AVX-512 has the conversions of float16. g++ has no builtin for any
-/// of these in a file that isn't compiled for them, and takes several instructions in place of one.
+/// Every processor with AVX2 or AVX-512 can convert float16. g++ has no builtin for these
+/// conversions in a file that isn't compiled for them, and would take several instructions instead
+/// of one.
 template <class T, std::size_t Bytes>
 struct half_moves {
     using number = float;
@@ -187,7 +190,8 @@ struct half_moves {
 #endif
                 to = __builtin_convertvector(upper, narrow);
         } else {
-            // The one NaN, which keeps the upper ten bits of this one's.
+            // Every NaN becomes this float, whose upper bits the conversion keeps: they are the
+            // format's single NaN.
             const words safe = is_nan ? words{} + 0x7fff'e000U : bits;
 #if defined(__clang__)
             to = __builtin_bit_cast(narrow, __builtin_convertvector(__builtin_bit_cast(wide, safe), float16s));
@@ -198,10 +202,10 @@ struct half_moves {
     }
 };
 
-/// 8-bit floats in registers of so many bytes. They are converted by way of float16, whose
-/// exponents include theirs, so one instruction converts a number that has been shifted to its
-/// place. Before a store, an addition rounds: a float that is larger by that many powers of two has
-/// its last bit where the format's last bit is, and the adder rounds to even.
+/// 8-bit floats in registers of `Bytes` bytes. They are converted by way of float16, whose
+/// exponents include theirs. So one instruction converts a number after it has been shifted to its
+/// place. Before a store, an addition rounds the number: the addend is so much larger than the
+/// number that its last bit is at the place of the format's last bit, and the adder rounds to even.
 template <class T, std::size_t Bytes>
 struct small_float_moves {
     using number = float;
@@ -214,17 +218,19 @@ struct small_float_moves {
     using float16s = typename vector_of<_Float16, Bytes / 2>::type;
     using signed_narrow = typename vector_of<std::int8_t, Bytes / 4>::type;
 #endif
-    static constexpr bool is_e5m2 = std::same_as<T, fp8_e5m2>;  // the upper half of a float16
+    // an e5m2 is the upper half of a float16
+    static constexpr bool is_e5m2 = std::same_as<T, fp8_e5m2>;
     static constexpr float largest = is_e5m2 ? 57344.0F : 448.0F, smallest_normal = is_e5m2 ? 0x1p-14F : 0x1p-6F;
     static constexpr float to_float16 = is_e5m2 ? 1.0F : 0x1p-8F;
-    // The bits of a power of two plus this constant are those of a number whose last bit is 3 or 2
-    // powers below. The constant's half is for negative numbers.
+    // Added to the bits of a power of two, this constant gives the bits of a number whose last bit
+    // is 3 or 2 powers below that power. The constant's 0x40'0000 keeps the sum with a negative
+    // number from falling below a power of two.
     static constexpr std::uint32_t adder = ((is_e5m2 ? 21U : 20U) << 23) + 0x40'0000U;
 
     [[gnu::always_inline]] static void load(const std::byte* from, wide& to) noexcept {
         using memory = typename in_memory<Bytes / 4>::type;
         const memory& n = *reinterpret_cast<const memory*>(from);
-        signed_halves h;  // with the sign above
+        signed_halves h;  // each with the sign in its upper bits
 #if defined(__clang__)
         h = __builtin_convertvector(__builtin_bit_cast(signed_narrow, n), signed_halves);
 #else
@@ -234,7 +240,7 @@ struct small_float_moves {
             h = h << 8;
         } else {
             h = (h << 7) & static_cast<std::int16_t>(0xbf80);
-            h |= (h & 0x3f80) == 0x3f80;  // its NaN
+            h |= (h & 0x3f80) == 0x3f80;  // the format's NaN
         }
 #if defined(__clang__)
         to = __builtin_convertvector(__builtin_bit_cast(float16s, h), wide);
@@ -248,7 +254,7 @@ struct small_float_moves {
         wide x;
         clamp(from, x);
         const words bits = __builtin_bit_cast(words, x);
-        wide power;  // of two, at most as large as x
+        wide power;  // the largest power of two that isn't above |x|, or the smallest normal number
         larger(__builtin_bit_cast(wide, bits & 0x7f80'0000U), wide{} + smallest_normal, power);
         const wide rounding = __builtin_bit_cast(wide, __builtin_bit_cast(words, power) + adder);
         wide rounded = (x + rounding) - rounding;
@@ -268,7 +274,8 @@ struct small_float_moves {
 #if defined(__clang__)
         to = __builtin_convertvector(h, narrow);
 #else
-        typename vector_of<std::int64_t, 16>::type all;  // the result, or its first eight bytes
+        // holds the result, in all of it or in its first eight bytes
+        typename vector_of<std::int64_t, 16>::type all;
         if constexpr (Bytes == 64) {
             asm("vextracti128 $1, %1, %0\n\tvpackuswb %0, %x1, %0" : "=&x"(all) : "x"(h));
             to = __builtin_bit_cast(narrow, all);
@@ -280,7 +287,8 @@ struct small_float_moves {
     }
 
 private:
-    // By name: g++ 12 makes comparisons and choices of what is written as such.
+    // Calls the instructions by name, because g++ 12 turns `<` and `?:` into a comparison and a
+    // selection.
     [[gnu::always_inline]] static void clamp(const wide& from, wide& to) noexcept {
 #if defined(__clang__)
         to = __builtin_elementwise_max(__builtin_elementwise_min(from, wide{} + largest), wide{} - largest);
@@ -298,8 +306,8 @@ private:
     }
 };
 
-/// Integers of up to 32 bits as floats, or doubles, that hold the sum of most_ranks_for_lines of
-/// them exactly. Their average rounded towards zero is the quotient without its fraction: a
+/// Integers of up to 32 bits as floats or doubles, which hold the sum of most_ranks_for_lines
+/// integers exactly. Truncating the rounded quotient gives the average rounded towards zero: a
 /// quotient that isn't whole is further from the next whole number than rounding moves it.
 template <class T>
 struct integer_moves {
@@ -309,7 +317,7 @@ struct integer_moves {
     using wide = typename vector_of<number, 32>::type;
     using words = typename vector_of<std::int32_t, count * 4>::type;
     using narrow = typename vector_of<T, count * sizeof(T)>::type;
-    // Conversions are of signed words only.
+    // Only signed words can be converted.
     static constexpr number shift = of_words && std::is_unsigned_v<T> ? 0x1p31F : 0;
 
     [[gnu::always_inline]] static void load(const std::byte* from, wide& to) noexcept {
@@ -336,7 +344,8 @@ struct integer_moves {
     }
     [[gnu::always_inline]] static void store(const wide& from, narrow& to) noexcept {
         if constexpr (shift != 0) {
-            // which may be below zero: down is towards zero for what was shifted
+            // The difference may be below zero, so it is rounded down, which rounds the unshifted
+            // number towards zero.
             wide least = from - shift;
 #if defined(__clang__)
             least = __builtin_elementwise_floor(least);
@@ -369,8 +378,8 @@ struct integer_moves {
     }
 };
 
-/// A line in registers. Its functions take and return no vectors, and are inlined into a function
-/// that may use them.
+/// A line in registers. Its functions take and return no vectors, and are inlined into functions
+/// that may use vectors.
 template <class Moves>
 class cache_line {
     using narrow = typename Moves::narrow;
@@ -396,12 +405,12 @@ public:
     [[gnu::always_inline]] void store(std::byte* to) const noexcept {
         store_parts<Stores>(to, all{});
     }
-    /// A value that isn't finite leaves NaN in `seen`: its product with 0 is NaN, and so is any sum
-    /// with that.
+    /// A value that isn't finite leaves a NaN in `seen`: its product with 0 is NaN, and so is every
+    /// sum with that product.
     [[gnu::always_inline]] void show(wide (&seen)[vectors]) const noexcept { show_parts(seen, all{}); }
 
 private:
-    // By constants, not in loops: an array that is indexed by constants stays in registers.
+    // Indexed by constants and not by loops: only then does the array stay in registers.
     using all = std::make_index_sequence<vectors>;
 
     template <std::size_t... I>
@@ -434,7 +443,7 @@ private:
     [[gnu::always_inline]] static void store_part(const wide& part, std::byte* to) noexcept {
         narrow n;
         Moves::store(part, n);
-        // no store of 8 bytes goes past them
+        // there is no store of 8 bytes past the caches
         if constexpr (Stores == line_stores::cached || step < 16)
             *reinterpret_cast<memory*>(to) = __builtin_bit_cast(memory, n);
         else
@@ -466,7 +475,7 @@ struct line_type<T, Op, 32> {
 template <class T, class Op, std::size_t Bytes>
 using line_of = typename line_type<T, Op, Bytes>::type;
 
-/// Checks each result while it is in registers, or doesn't.
+/// Checks each result while it is in registers, or does nothing.
 struct no_look {
     template <class Line>
     [[gnu::always_inline]] void at(const Line&) noexcept {}
@@ -490,7 +499,7 @@ private:
 template <class Line>
 inline constexpr std::uint32_t lines_at_once = 8 / Line::vectors;
 
-/// Where the lines of two ranks are, which is known in registers; or of any number of them.
+/// The addresses of the lines: of two ranks, kept in registers, or of any number of ranks.
 struct ends_of_two {
     static constexpr bool is_two = true;
     const std::byte *in0, *in1;
@@ -519,7 +528,7 @@ struct ends_of_all {
     }
 };
 
-/// As many lines as I are, `at` bytes behind the first.
+/// Combines as many lines as there are indices I, from `at` bytes behind the first line.
 template <class Line, class Op, line_stores Stores, class Ends, class Look, std::size_t... I>
 [[gnu::always_inline]] inline void combine_at(std::size_t at, const Ends& ends, Look& look,
                                               std::index_sequence<I...>) noexcept {
@@ -546,7 +555,7 @@ template <class Line, class Op, line_stores Stores, std::uint32_t N, class Ends,
     combine_at<Line, Op, Stores>(at, ends, look, std::make_index_sequence<N>{});
 }
 
-/// From one place, or alternately from both halves.
+/// Combines from one place on, or alternately from both halves.
 template <class Line, class Op, class Ends>
 [[gnu::always_inline]] inline void combine_past_caches(const Ends& ends, std::size_t lines, bool by_halves) noexcept {
     constexpr auto stores = line_stores::past_caches;
@@ -560,8 +569,8 @@ template <class Line, class Op, class Ends>
         combine_at<Line, Op, stores, 1>(at, ends, none);
 }
 
-/// Asks for the lines from `from` to `to`, within the first `end` bytes: another rank writes behind
-/// these.
+/// Prefetches the lines from `from` to `to`, within the first `end` bytes, because another rank
+/// writes behind them.
 template <class Ends>
 [[gnu::always_inline]] inline void prefetch(const Ends& ends, std::size_t from, std::size_t to,
                                             std::size_t end) noexcept {
@@ -619,7 +628,8 @@ template <class Line, class Op>
     return look.all_finite();
 }
 
-// Instantiated for lines and not for elements: signed and unsigned ones mostly share them.
+// Instantiated for lines and not for elements, because signed and unsigned elements share most
+// lines.
 template <class Line, class Op>
 [[gnu::target("avx512f,prfchw"), gnu::noinline]] void combine_by_avx512(const line_ends& ends, std::size_t lines,
                                                                         line_stores stores) noexcept {
@@ -640,14 +650,14 @@ template <class Line, class Op>
     const line_ends& ends, std::size_t lines) noexcept {
     return combine_and_look<Line, Op>(ends, lines);
 }
-/// Combines that many lines of T, rank by rank from 0 on. `by`: at least least_for_lines.
+/// Combines `count` lines of T, rank by rank from 0 on. `by` must be at least least_for_lines.
 template <class T, class Op>
 void combine_lines(vector_width by, const Op&, const line_ends& ends, std::size_t lines, line_stores stores) noexcept {
     if constexpr (most_for_lines<T, Op> == vector_width::avx512)
         if (by == vector_width::avx512) return combine_by_avx512<line_of<T, Op, 64>, Op>(ends, lines, stores);
     combine_by_avx2<line_of<T, Op, 32>, Op>(ends, lines, stores);
 }
-/// The same through the caches. Returns whether no result is infinite or NaN.
+/// Combines lines through the caches. Returns whether no result is infinite or NaN.
 template <std::floating_point T, class Op>
 [[nodiscard]] bool combine_finite_lines(vector_width by, const Op&, const line_ends& ends, std::size_t lines) noexcept {
     if constexpr (most_for_lines<T, Op> == vector_width::avx512)

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversions between floats and formats with fewer bits, one by one or a register at once:
-// bfloat16, float16, the 8-bit formats and int8_t. Rounds as stored_number does, to the bit.
+// Conversions between floats and formats with fewer bits, for one number or for a register:
+// bfloat16, float16, the 8-bit formats and int8_t. They round as stored_number does, to the bit.
 //
 //   using bfloat16_format = gpushare::detail::number_format<8, 7>;
 //   // x: a float, or a simd of them
 //   auto words = gpushare::detail::narrow_lanes<bfloat16_format>{}(x);
 //   auto y = gpushare::detail::widen_lanes<bfloat16_format>{}(words);
 //
-// To integers: to the nearest, ties to even. Values that are too large become the largest or
-// smallest integer; NaN becomes 0.
+// Conversions to integers round to nearest, ties to even. Values that are out of range become the
+// largest or smallest integer, and NaN becomes 0.
 #pragma once
 
 #include <concepts>
@@ -28,7 +28,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// As bits of the format, in a word each: number_format::narrow without branches.
+/// A float as bits of the format, in a word for each number: number_format::narrow without
+/// branches.
 template <class Format>
 struct narrow_lanes {
     template <class R>
@@ -39,18 +40,18 @@ struct narrow_lanes {
         constexpr std::int32_t below_half = (1 << (dropped - 1)) - 1;
         constexpr auto nan = static_cast<std::int32_t>(Format::nan);
         if constexpr (Format::is_upper_half) {
-            // A NaN goes first: it could carry into the sign. Shifts copy the sign above, as signed
-            // packing wants it.
+            // A NaN is replaced first, because rounding could carry into its sign. The last shift
+            // copies the sign upwards, as signed packing requires.
             const words safe = select(abs > 0x7f80'0000, nan << dropped, bits);
             return (safe + below_half + ((safe >> dropped) & 1)) >> dropped;
         } else {
-            // Below the smallest normal number, an addition leaves a count of the smallest positive
-            // one in the last bits, which the adder has rounded.
+            // Below the smallest normal number, the addition leaves in the last bits a count of the
+            // smallest positive number, rounded by the adder.
             constexpr int bias = Format::bias, mantissa = 23 - dropped;
             constexpr std::int32_t unit = (127 + 24 - bias - mantissa) << 23;
             const words small = bits_of(from_bits(abs) + __builtin_bit_cast(float, unit)) - unit;
             constexpr auto rebias = static_cast<std::int32_t>(Format::rebias);
-            // A NaN would overflow; its value here doesn't matter.
+            // A NaN would overflow here, but its value isn't used.
             const words sum = wrapping_sum(abs, wrapping_sum((abs >> dropped) & 1, words(below_half - rebias)));
             words to = select(abs < rebias + (1 << 23), small, sum >> dropped);
             constexpr auto largest = static_cast<std::int32_t>(Format::largest);
@@ -62,7 +63,7 @@ struct narrow_lanes {
     }
 };
 
-/// The conversion back, which is exact: number_format::widen without branches. Bits of a word above
+/// The exact conversion back to float: number_format::widen without branches. Bits of a word above
 /// the format's width are ignored.
 template <class Format>
 struct widen_lanes {
@@ -73,8 +74,8 @@ struct widen_lanes {
         } else {
             constexpr auto magnitude = static_cast<std::int32_t>(Format::magnitude);
             constexpr int dropped = Format::dropped, mantissa = 23 - dropped;
-            // A subnormal number is a multiple of the smallest positive one. The product is a
-            // normal number, so flush-to-zero leaves the product alone.
+            // A subnormal number is a multiple of the smallest positive number. The product is a
+            // normal number, so flush-to-zero doesn't change it.
             constexpr auto smallest =
                 __builtin_bit_cast(float, static_cast<std::int32_t>(128 - Format::bias - mantissa) << 23);
             const Words abs = from & magnitude, sign = (from & (magnitude + 1)) << (32 - Format::bits);
@@ -89,7 +90,7 @@ struct widen_lanes {
     }
 };
 
-/// To an integer of 8 bits, in a word each.
+/// A float as an integer of 8 bits, in a word for each number.
 struct integer_lanes {
     template <class R>
     GPUSHARE_FLAT GPUSHARE_HD words_of<R> operator()(const R& x) const noexcept {
@@ -99,7 +100,7 @@ struct integer_lanes {
         return select(y == y, bits_of(y + shift) - bits_of(shift), 0);
     }
 };
-/// And back, from a word that holds the integer with its sign.
+/// The conversion back to float, from a word that holds the integer with its sign.
 struct whole_lanes {
     template <class Words>
     GPUSHARE_FLAT GPUSHARE_HD auto operator()(const Words& from) const noexcept {
@@ -126,7 +127,7 @@ using sixteen_bytes = typename vector_of<std::int8_t, 16>::type;
 using eight_halves = typename vector_of<std::int16_t, 16>::type;
 using four_words = typename vector_of<std::int32_t, 16>::type;
 
-/// Words that fit, in half the space.
+/// Packs words whose values fit into halves.
 [[nodiscard]] GPUSHARE_FLAT inline eight_halves packed_words(const four_words& a, const four_words& b) noexcept {
 #if defined(__x86_64__)
     return __builtin_bit_cast(eight_halves,
@@ -154,7 +155,7 @@ using four_words = typename vector_of<std::int32_t, 16>::type;
 #endif
 }
 
-/// Eight words in eight halves.
+/// Packs eight words into eight halves.
 [[nodiscard]] GPUSHARE_FLAT inline eight_halves packed_eight(const simd<std::int32_t, 4>& low,
                                                              const simd<std::int32_t, 4>& high) noexcept {
     return packed_words(low.raw, high.raw);
@@ -164,8 +165,8 @@ using four_words = typename vector_of<std::int32_t, 16>::type;
                         __builtin_shufflevector(all.raw, all.raw, 4, 5, 6, 7));
 }
 
-/// Loads W elements of 8 or 16 bits, one to a word. Signed elements are sign-extended; the upper
-/// bits of others are zero.
+/// Loads W elements of 8 or 16 bits, each into a word. Signed elements are sign-extended, and other
+/// elements are zero-extended.
 template <class T, std::uint32_t W>
 struct spread_elements {
     using element = std::conditional_t<std::same_as<T, std::int8_t>, std::int8_t,
@@ -182,8 +183,9 @@ struct spread_elements {
 
 #if defined(__x86_64__)
 
-// Instructions of 32-byte registers for which g++ has no builtin in a file that isn't compiled for
-// them. They are inlined into functions that are. Every processor with AVX2 converts float16.
+// These functions use instructions for 32-byte registers. g++ has no builtin for them in a file
+// that isn't compiled for them. The functions are inlined into functions that are compiled for
+// them. Every processor with AVX2 converts float16.
 template <class T>
 [[gnu::target("avx2,f16c")]] inline void spread_by_avx2(const T* from, simd<std::int32_t, 8>& to) noexcept {
     using spread = spread_elements<T, 8>;
@@ -205,18 +207,20 @@ template <class T>
     __builtin_memcpy(&as_stored, from,
                      // a cast of the reference would lose its alignment without optimisation
                      sizeof as_stored);
-#if defined(__clang__)  // 22 has no builtin for it any more
+#if defined(__clang__)  // clang 22 no longer has a builtin for the conversion
     using float16s = _Float16 __attribute__((vector_size(16)));
     const simd<float, 8> x(__builtin_convertvector(__builtin_bit_cast(float16s, as_stored), simd<float, 8>::raw_type));
 #else
     const simd<float, 8> x(__builtin_ia32_vcvtph2ps256(as_stored));
 #endif
-    // Every NaN the same. Told by its bits: clang 16 would compare halves one by one.
+    // All NaNs become the same NaN. The test uses the bits, because clang 16 would compare the
+    // halves one by one.
     to = select((bits_of(x) & 0x7fff'ffff) > 0x7f80'0000, __builtin_bit_cast(float, 0x7fff'ffff), x);
 }
 [[gnu::target("avx2,f16c")]] inline void narrow_float16s_by_f16c(const simd<float, 8>& from,
                                                                  eight_halves& to) noexcept {
-    // The one NaN keeps the upper ten bits of this one's.
+    // Every NaN becomes this float, whose upper bits the conversion keeps: they are the format's
+    // single NaN.
     const simd<float, 8> safe = select(from == from, from, __builtin_bit_cast(float, 0x7fff'e000));
     to = __builtin_ia32_vcvtps2ph256(safe.raw, 0);
 }

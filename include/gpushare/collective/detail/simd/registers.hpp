@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// `simd`: 4 or 8 floats or integers in one vector register of the host. Code for them reads as it
-// does for a single number, so a device, whose threads have one number each, runs the same code.
+// `simd`: 4 or 8 floats or integers in one vector register of the host. Code for a simd reads like
+// code for a single number, so a device, whose threads have one number each, runs the same code.
 //
 //   // float or simd
 //   template <class R> R operator()(const R& x) const { return gpushare::select(x < 0.0F, x * 0.1F, x); }
 //
-// The usable width is known when the program runs. Code for wide registers is inlined into
-// functions that are compiled for them (see epilogue_stages.hpp). In a build without optimisation,
-// code that isn't inlined works on narrow ones.
+// The usable width is known only when the program runs. Code for wide registers is inlined into
+// functions that are compiled for such registers (see epilogue_stages.hpp). In a build without
+// optimisation, code that isn't inlined works on narrow registers.
 #pragma once
 
 #include <concepts>
@@ -31,9 +31,9 @@ struct vector_of {
     using type [[gnu::vector_size(Bytes)]] = T;
 };
 
-/// Bytes as they lie in memory, at any address and of any type. The code goes through these and not
-/// through memcpy, which g++ 12 takes for a move of an integer of 128 bits: in two halves, through
-/// general registers.
+/// Bytes as they lie in memory, at any address and of any type. The code accesses memory through
+/// these types and not through memcpy. g++ 12 takes memcpy for a move of a 128-bit integer, in two
+/// halves through general registers.
 template <std::size_t Bytes>
 struct in_memory;
 template <>
@@ -60,8 +60,9 @@ struct in_memory<64> {
 enum class vector_width : std::uint8_t { narrow, avx2, avx512 };
 
 #if defined(__x86_64__) && !defined(__CUDA_ARCH__)
-/// The widest vectors of this processor. A few instructions. AVX2 and AVX-512 count only with f16c,
-/// which the code for both uses for halves: a virtual machine may hide it.
+/// The widest vectors of this processor. The call takes a few instructions. AVX2 and AVX-512 count
+/// only with f16c, because the code for both uses f16c to convert 16-bit floats, and a virtual
+/// machine may hide f16c.
 [[nodiscard]] inline vector_width widest_vectors() noexcept {
     static const bool halves = [] {  // clang has no name for it
         unsigned a = 0, b = 0, c = 0, d = 0;
@@ -77,8 +78,9 @@ enum class vector_width : std::uint8_t { narrow, avx2, avx512 };
 
 #ifndef __CUDA_ARCH__  // device code must not even name a vector
 
-/// In a function of its own: in a function that isn't compiled for such vectors, g++ 12 builds them
-/// number by number, and keeps that code when it inlines the function into one that is.
+/// A function of its own. In a function that isn't compiled for such vectors, g++ 12 builds a
+/// vector number by number, and keeps that code when it inlines the function into one that is
+/// compiled for them.
 template <class T, class Raw>
 #if defined(__x86_64__) && !defined(__clang__)
 [[gnu::target("avx2,f16c")]]
@@ -88,9 +90,9 @@ spread_over_eight(T x, Raw& to) noexcept {
     to = Raw{x, x, x, x, x, x, x, x};
 }
 
-/// W numbers of type float or std::int32_t. Integers wrap; shifts to the right copy the sign;
-/// comparisons give a mask for select(). Its copy isn't trivial, so that it is never passed in
-/// registers: the way to pass it would depend on the flags of the file.
+/// W numbers of type float or std::int32_t. Integers wrap, shifts to the right copy the sign, and
+/// comparisons give a mask for select(). The copy constructor isn't trivial, so a simd is never
+/// passed in registers: the calling convention would depend on the flags of the file.
 template <class T, std::uint32_t W>
 class simd {
     static_assert((std::same_as<T, float> || std::same_as<T, std::int32_t>)&&(W == 4 || W == 8));
@@ -158,7 +160,7 @@ public:
 
 #endif
 
-/// As many integers as R has floats.
+/// A simd of as many integers as R has floats.
 template <class R>
 struct words_for {
     using type = std::int32_t;
@@ -174,13 +176,13 @@ using words_of = typename words_for<R>::type;
 
 [[nodiscard]] GPUSHARE_HD inline std::int32_t bits_of(float x) noexcept { return __builtin_bit_cast(std::int32_t, x); }
 [[nodiscard]] GPUSHARE_HD inline float from_bits(std::int32_t w) noexcept { return __builtin_bit_cast(float, w); }
-/// As numbers.
+/// Converts integers to floats.
 [[nodiscard]] GPUSHARE_HD inline float as_floats(std::int32_t w) noexcept { return static_cast<float>(w); }
 [[nodiscard]] GPUSHARE_HD inline std::int32_t wrapping_sum(std::int32_t a, std::int32_t b) noexcept {
     return static_cast<std::int32_t>(static_cast<std::uint32_t>(a) + static_cast<std::uint32_t>(b));
 }
-/// Prevents the contraction of an addition with this product, of one float or several: the compiler
-/// no longer knows where the product comes from.
+/// Prevents the compiler from contracting this product with an addition, for one float or several:
+/// the compiler no longer knows that the value is a product.
 template <class V>
 [[gnu::always_inline]] inline void keep_apart([[maybe_unused]] V& product) noexcept {
 #if defined(__FMA__) || defined(__FMA4__) || defined(__AVX512F__)
@@ -189,7 +191,7 @@ template <class V>
     asm("" : "+w"(product));
 #endif
 }
-/// A product that no addition is contracted with.
+/// A product that the compiler never contracts with an addition.
 [[nodiscard]] GPUSHARE_HD inline float product_of(float a, float b) noexcept {
 #ifdef __CUDA_ARCH__
     return __fmul_rn(a, b);
@@ -244,7 +246,8 @@ template <std::uint32_t W>
 
 }  // namespace detail
 
-/// `a` where the mask, a comparison of either kind, is set, else `b`.
+/// `a` where the mask is set, else `b`. The mask is the result of a comparison of numbers or of
+/// registers.
 [[nodiscard]] GPUSHARE_HD inline float select(bool mask, float a, float b) noexcept { return mask ? a : b; }
 [[nodiscard]] GPUSHARE_HD inline std::int32_t select(bool mask, std::int32_t a, std::int32_t b) noexcept {
     return mask ? a : b;
