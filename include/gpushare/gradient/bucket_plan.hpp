@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// How gradients are cut into buckets: which gradients share an all-reduce, and in which order. A
-// plain value.
+// A bucket_plan cuts gradients into buckets: it says which gradients share an all-reduce, and in
+// which order the all-reduces run. A plan is a plain value.
 //
 //   const gpushare::bucket_plan plan(sizes, order, 4_MiB);  // the backward pass's `order`
 //   for (std::uint32_t g : plan.gradients(0)) ...           // the first bucket's gradients
 //
-// A bucket_tuner finds on line the best size of buckets and number of all-reduces in flight. The
-// caller reports how long each step of the training took. After at most 50 steps the choice is
-// final. A tuner is a plain value: times are arguments.
+// A bucket_tuner finds the best size of buckets and number of all-reduces in flight while the
+// training runs. The caller reports how long each step of the training took. The choice is final
+// after at most 50 steps. A tuner is a plain value: times are arguments.
 //
 //   gpushare::bucket_tuner tuner;  // begins with buckets of 1 MiB
 //   for (int step = 0; step < 50; ++step) {
@@ -16,8 +16,8 @@
 //   }
 //   std::ofstream("buckets.txt") << tuner.save();  // for bucket_tuner::load
 //
-// All ranks must report the same times to make the same choice: agree() makes the times equal. If
-// the transport combines in the order of ranks, the choice changes no bit of a result.
+// All ranks must report the same times to make the same choice; agree() makes the times equal. If
+// the transport combines in the order of ranks, the choice doesn't change a bit of a result.
 #pragma once
 
 #include <algorithm>
@@ -79,11 +79,9 @@ public:
         return order;
     }
 
-    [[nodiscard]] std::uint32_t size() const noexcept {
-        return static_cast<std::uint32_t>(first_.size());
-        /// buckets
-    }
-    /// of all gradients
+    /// The number of buckets.
+    [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(first_.size()); }
+    /// The order of all gradients.
     [[nodiscard]] std::span<const std::uint32_t> order() const noexcept { return order_; }
     /// The gradients of bucket `b` in the order of registration, since forward reads are fastest.
     [[nodiscard]] std::span<const std::uint32_t> gradients(std::uint32_t b) const noexcept {
@@ -100,7 +98,8 @@ private:
 
     std::vector<std::uint32_t> order_;
     std::vector<std::uint32_t> together_;  // each bucket's gradients, sorted by number
-    std::vector<std::uint32_t> first_;     // of each bucket, in order_ and together_
+    // the first gradient of each bucket, in order_ and together_
+    std::vector<std::uint32_t> first_;
     std::vector<std::uint32_t> bucket_of_;
 };
 
@@ -109,18 +108,19 @@ struct bucket_choice {
     /// The most bytes of a bucket. The default is small, so that little is left to send when the
     /// last gradient is ready, and so that a bucket stays in the caches while it is combined.
     bytes bucket{1 << 20};
-    std::uint32_t in_flight = 1;  ///< all-reduces at once, each on a channel
+    std::uint32_t in_flight = 1;  ///< all-reduces that run at once, each on a channel
     friend constexpr bool operator==(const bucket_choice&, const bucket_choice&) = default;
 };
 
-/// Tries every size twice, then the best three sizes three times, then other numbers in flight, and
-/// at last the winner against the default, in turn. The winner is taken only if it wins at least
-/// four of five pairs and its median is at least half a percent shorter.
+/// Tries every size twice, then the three best sizes three times, then other numbers in flight. At
+/// the end the tuner compares the winner with the default, in turn. The winner is taken only if it
+/// wins at least four of five pairs and its median is at least half a percent shorter.
 class bucket_tuner {
 public:
     static constexpr std::uint32_t longest = 50;  ///< the most steps until the choice is final
 
-    /// `most_in_flight`: the number of channels. No choice has more in flight, nor has the default.
+    /// `most_in_flight` is the number of channels. No choice has more all-reduces in flight, not
+    /// even the default.
     explicit bucket_tuner(bucket_choice by_default = {}, std::uint32_t most_in_flight = 1)
         : default_{by_default.bucket, std::clamp(by_default.in_flight, 1U, std::max(most_in_flight, 1U))},
           best_(default_),
@@ -152,8 +152,8 @@ public:
         return "bucket=" + std::to_string(best_.bucket.count()) + " in_flight=" + std::to_string(best_.in_flight) +
                '\n';
     }
-    /// A settled tuner with the saved choice, and with at most `most_in_flight` in flight. Throws
-    /// operation_error (errc::invalid_specification) for text that save() didn't write.
+    /// A settled tuner with the saved choice, with at most `most_in_flight` all-reduces in flight.
+    /// Throws operation_error (errc::invalid_specification) for text that save() didn't write.
     [[nodiscard]] static bucket_tuner load(std::string_view text, std::uint32_t most_in_flight) {
         bucket_choice c;
         std::uint64_t size = 0;
@@ -213,7 +213,7 @@ private:
             order.resize(std::min<std::size_t>(order.size(), 3));
             return repeat(order, 3);
         }
-        if (phase_ == phase::best_sizes) {  // after at most 31
+        if (phase_ == phase::best_sizes) {  // after at most 31 steps
             phase_ = phase::flights;
             std::vector<std::size_t> more;
             for (std::uint32_t n = 1; n <= std::min(most_in_flight_, 4U); n *= 2)
@@ -223,7 +223,7 @@ private:
             if (!plan_.empty()) return;
             order = by_time();
         }
-        if (phase_ == phase::flights) {  // after at most 40
+        if (phase_ == phase::flights) {  // after at most 40 steps
             phase_ = phase::against_default;
             if (order.front() != 0) {
                 for (const std::size_t c : {std::size_t{0}, order.front()}) tried_[c].times.clear();
@@ -236,7 +236,8 @@ private:
         if (challenger_ != 0 && beats_default()) best_ = tried_[challenger_].choice;
     }
     /// The challenger must win at least four of five consecutive pairs, so that a machine that
-    /// slows down decides nothing, and its median must be at least half a percent shorter.
+    /// slows down doesn't decide the comparison. The challenger's median must also be at least half
+    /// a percent shorter.
     [[nodiscard]] bool beats_default() const {
         const auto &ours = tried_[challenger_].times, &theirs = tried_[0].times;
         std::size_t won = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank's gradients: registered once, and combined in buckets with those of the other ranks while
-// the backward pass goes on.
+// A rank's gradients. A program registers them once. In each step, while the backward pass goes on,
+// the gradients are combined in buckets with those of the other ranks.
 //
 //   gpushare::gradient_buckets<> mine;                // the same on every rank
 //   for (auto& p : parameters) mine.add(p.name, p.gradient);
@@ -8,16 +8,16 @@
 //   mine.reduce(net, gpushare::average{}, patience);  // communicating thread: combines a step
 //   mine.wait(deadline);                              // computing thread: before it uses them
 //
-// One thread can do it all: ready() for all gradients, then reduce(), without wait(). Between
-// threads, gradients that travel unrounded aren't copied: ranks tell each other where they are.
-// Other transports get a packed copy, unless a bucket's gradients are adjacent in the order of
-// registration. If the transport combines in the order of ranks, the bits are the same for every
-// size of buckets, number of channels and algorithm.
+// One thread can do all of this: ready() for all gradients, then reduce(), without wait(). Between
+// threads, gradients that travel unrounded aren't copied, because ranks tell each other where the
+// gradients are. Other transports get a packed copy, unless a bucket's gradients are adjacent in
+// the order of registration. If the transport combines in the order of ranks, the bits are the same
+// for every size of buckets, number of channels and algorithm.
 //
 // Sharded training: each rank combines its shard of every gradient, updates its shard of every
-// parameter, and gets the others' shards before the next forward pass. The group has an optimiser's
-// state (momentum, master copies) once, and not on every rank: ZeRO's first two stages (Rajbhandari
-// et al., SC 2020).
+// parameter, and gets the other ranks' shards before the next forward pass. So the group has one
+// copy of the optimiser's state (momentum, master copies), and not a copy on every rank. This is
+// what ZeRO's first two stages do (Rajbhandari et al., SC 2020).
 //
 //   while (!mine.reduce_scatter(net, gpushare::average{}, patience)) {}   // in place of reduce()
 //   for (auto& p : parameters) {
@@ -61,8 +61,8 @@ inline namespace GPUSHARE_ABI {
 /// How one gradient travels between ranks.
 struct gradient_options {
     wire_format wire = wire_format::as_is;  ///< 16 bits require T = float
-    /// Adds each step's rounding error to the next step's gradient; a skipped step leaves the
-    /// earlier error. Takes twice the gradient's memory.
+    /// Adds each step's rounding error to the next step's gradient; after a skipped step, the error
+    /// from before that step is added. Takes twice the gradient's memory.
     bool error_feedback = false;
 };
 
@@ -73,9 +73,9 @@ template <reducible T = float>
 class gradient_buckets {
 public:
     gradient_buckets() = default;  ///< the default choice, one channel
-    /// In every step, reduce() is called on `channels` channels, or on choice.in_flight if that is
-    /// more. Buckets use choice.in_flight of them. Throws operation_error
-    /// (errc::invalid_specification) if choice.in_flight is 0.
+    /// In every step, reduce() must be called on `channels` channels, or on choice.in_flight
+    /// channels if that is more. Buckets use choice.in_flight of these channels. Throws
+    /// operation_error (errc::invalid_specification) if choice.in_flight is 0.
     explicit gradient_buckets(const bucket_choice& choice, std::uint32_t channels = 1)
         : channels_(std::max(channels, choice.in_flight)), choice_(checked(choice)) {}
 
@@ -113,7 +113,7 @@ public:
         prepare();
     }
     /// All ranks take the order in which rank 0's gradients became ready in its last step. All
-    /// ranks call it between two steps.
+    /// ranks call adopt_order() between two steps.
     template <host_transport Net>
     [[nodiscard]] collective_fault adopt_order(Net& net, instant deadline = never) {
         std::vector<std::uint32_t> seen =
@@ -124,15 +124,13 @@ public:
         return f;
     }
 
-    [[nodiscard]] std::uint32_t size() const noexcept {
-        return static_cast<std::uint32_t>(gradients_.size());
-        /// gradients
-    }
-    /// as registered
+    /// The number of gradients.
+    [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(gradients_.size()); }
+    /// The name with which the gradient was registered.
     [[nodiscard]] std::string_view name(std::uint32_t g) const { return gradients_[g].name; }
-    /// the latest
+    /// The latest choice.
     [[nodiscard]] const bucket_choice& choice() const noexcept { return choice_; }
-    /// for calls of reduce()
+    /// The number of channels on which reduce() must be called.
     [[nodiscard]] std::uint32_t channels() const noexcept { return channels_; }
     /// Which gradients are in which bucket.
     [[nodiscard]] const bucket_plan& plan() {
@@ -150,10 +148,10 @@ public:
     }
 
     /// Reports that gradient `g` is ready for this step. Returns errc::mismatch if `g` was ready
-    /// already or doesn't exist: report a parameter that is used twice only once, after its last
+    /// already or doesn't exist. Report a parameter that is used twice only once, after its last
     /// use. Returns errc::in_flight if all gradients were ready and a thread is in reduce() for
-    /// them: the caller has begun another step without wait(), and overwrites data that is being
-    /// combined. This fault ends the training on all ranks.
+    /// them. The caller has then begun another step without wait(), and overwrites data that is
+    /// being combined. This fault ends the training on all ranks.
     errc ready(std::uint32_t g) {
         const std::scoped_lock lock(mutex_);
         prepare();
@@ -173,44 +171,48 @@ public:
         return errc::none;
     }
 
-    /// Combines the step's buckets of one channel, in their order, each as soon as it is ready.
-    /// Each channel has a transport and a thread of its own. The call may come long before the
-    /// step. Once a bucket is ready here, reduce() waits up to `patience` for other ranks. This
-    /// rank's backward pass may be silent for at least as long, from its first gradient or from
-    /// wait() on. After a fault no later step succeeds, and the step has to be computed again.
-    /// After a fault with buffers_in_use, the transport may still read and write the gradients and
-    /// the channel's packed and 16-bit copies, whose memory is then never freed. Faults that name
-    /// this rank:
-    ///   deadline_exceeded      a gradient isn't ready: stalled() says which
-    ///   in_flight              see ready()
-    ///   stopped                stop() came before the step's first gradient; the group goes on
-    ///   invalid_specification  there is no such channel
-    ///   other codes            the transport threw an error with this code; out_of_memory for
-    ///                          std::bad_alloc, and backend_failed for other exceptions
+    /// Combines the step's buckets of one channel, in their order, each bucket as soon as it is
+    /// ready. Each channel has a transport and a thread of its own. The call may come long before
+    /// the step. Once a bucket is ready here, reduce() waits up to `patience` for other ranks. This
+    /// rank's backward pass may be silent for at least as long, counted from its first gradient or
+    /// from wait().
+    ///
+    /// After a fault no later step succeeds, and the step has to be computed again. After a fault
+    /// with buffers_in_use, the transport may still read and write the gradients and the channel's
+    /// packed and 16-bit copies. The memory of these copies is then never freed.
+    ///
+    /// Faults that name this rank:
+    ///  - deadline_exceeded: a gradient isn't ready; stalled() says which
+    ///  - in_flight: see ready()
+    ///  - stopped: stop() came before the step's first gradient; the group goes on
+    ///  - invalid_specification: there is no such channel
+    ///  - other codes: the transport threw an error with this code. out_of_memory stands for
+    ///    std::bad_alloc, and backend_failed for other exceptions.
     template <host_transport Net, class Op = average>
     [[nodiscard]] collective_fault reduce(Net& net, const Op& op = {}, ns patience = ns::max(),
                                           std::uint32_t channel = 0) {
         return combine<false>(net, op, patience, channel);
     }
     /// Like reduce(), but this rank gets only its shard (shard_of) of each gradient; the rest of
-    /// the gradient has any content. Sends half the bytes of reduce() to other ranks, and eight
-    /// more per step and channel. In each step, all ranks call the same one of the two functions.
+    /// the gradient has unspecified content. Sends half the bytes of reduce() to other ranks, plus
+    /// eight bytes for each step and channel. In each step, all ranks call the same one of the two
+    /// functions.
     template <host_transport Net, class Op = average>
     [[nodiscard]] collective_fault reduce_scatter(Net& net, const Op& op = {}, ns patience = ns::max(),
                                                   std::uint32_t channel = 0) {
         return combine<true>(net, op, patience, channel);
     }
 
-    /// No further step comes: a thread that waits in reduce() for the next step returns. Any thread
-    /// may call it.
+    /// Says that no further step comes: a thread that waits in reduce() for the next step returns.
+    /// Any thread may call stop().
     void stop() {
         const std::scoped_lock lock(mutex_);
         stopped_ = true;
         changed_.notify_all();
     }
     /// Waits until reduce() has combined the step's gradients on all channels. Returns the fault,
-    /// if any. After a fault it returns as soon as no channel is at work on the gradients, since no
-    /// later step succeeds. At `deadline` it returns errc::deadline_exceeded with this rank's
+    /// if any. After a fault, wait() returns as soon as no channel works on the gradients, since no
+    /// later step succeeds. At `deadline`, wait() returns errc::deadline_exceeded with this rank's
     /// number, and the step goes on.
     [[nodiscard]] collective_fault wait(instant deadline = never) {
         std::unique_lock lock(mutex_);
@@ -224,21 +226,22 @@ public:
         return fault_;
     }
 
-    /// Whether all combined gradients of the last step were finite: the same answer on all ranks.
-    /// If not, skip the step.
+    /// Whether all combined gradients of the last step were finite. All ranks get the same answer.
+    /// If the answer is no, skip the step.
     [[nodiscard]] bool was_finite() const {
         const std::scoped_lock lock(mutex_);
         return was_finite_;
     }
-    /// The rounding error that error feedback owes gradient `g`: empty without error feedback, and
-    /// the error before the step if the step failed. Call it between steps only. Save the error
-    /// with the parameters, or copy it into the buckets that go on after a fault.
+    /// The rounding error that error feedback owes gradient `g`. The span is empty without error
+    /// feedback. After a failed step the span has the error before that step. Call this between
+    /// steps only. Save the error with the parameters, or copy it into the buckets that go on after
+    /// a fault.
     [[nodiscard]] std::span<float> owed(std::uint32_t g) {
         const std::scoped_lock lock(mutex_);
         registered& r = gradients_[g];
         return fault_ && r.rounded ? r.owed_before : r.residual;
     }
-    /// The name of the gradient that the next bucket waits for; none if all are ready.
+    /// The name of the gradient for which the next bucket waits; none if all gradients are ready.
     [[nodiscard]] std::optional<std::string> stalled() const {
         const std::scoped_lock lock(mutex_);
         for (const std::uint32_t g : plan_.order())
@@ -300,7 +303,8 @@ private:
         }
 
     private:
-        /// Begins ready buckets, as many as may be under way at once. Then waits for the oldest.
+        /// Begins the buckets that are ready, as many as may be under way at once. Then waits for
+        /// the oldest bucket.
         void combine_buckets() {
             const std::uint32_t stride = all_.choice_.in_flight, buckets = channel_ < stride ? all_.plan_.size() : 0;
             const auto is_ready = [&](std::uint32_t b) { return b < buckets && all_.missing_[b] == 0; };
@@ -325,8 +329,8 @@ private:
                 b += stride;
             }
         }
-        /// A gradient isn't ready, another channel has failed, or the transport threw: other ranks
-        /// should not wait for this channel.
+        /// Call this if a gradient isn't ready, another channel has failed, or the transport threw.
+        /// The other ranks should not wait for this channel.
         void tell_others() {
             lock_.unlock();
             const bool in_use = tell(net_, fault_);
@@ -395,7 +399,8 @@ private:
     [[nodiscard]] static bool tell(Net& net, const collective_fault& fault) noexcept {
         try {
             net.abort(fault.rank, fault.code);
-        } catch (...) {  // the transport has failed: the others end by their own patience
+            // the transport has failed: the other ranks end when their own patience does
+        } catch (...) {
             return true;
         }
         return detail::gives_up(net);
@@ -462,18 +467,20 @@ private:
     // a bucket is ready, a channel is done, or a fault or stop() came
     std::condition_variable changed_;
     std::vector<bool> is_ready_;
-    std::vector<std::uint32_t> missing_;  // of each bucket: gradients that aren't ready
+    // for each bucket: the number of its gradients that aren't ready
+    std::vector<std::uint32_t> missing_;
     std::vector<std::uint32_t> seen_, now_seen_;
     std::uint32_t channels_done_ = 0;
     std::vector<std::uint64_t> steps_of_channel_;
     std::uint64_t steps_ = 0, waited_for_ = 0;
-    // of progress: calls of ready() and wait(), and of the transport
+    // signs of progress: calls of ready() and wait(), and of the transport
     std::uint64_t signs_ = 0;
-    std::uint32_t inside_ = 0;       // threads in reduce()
-    std::uint32_t with_others_ = 0;  // of inside_, threads in the transport, which has a deadline
-    // of inside_, threads that have begun the step and may touch gradients
+    std::uint32_t inside_ = 0;  // threads in reduce()
+    // threads in the transport, which has a deadline; they count in inside_, too
+    std::uint32_t with_others_ = 0;
+    // threads that have begun the step and may touch gradients; they count in inside_, too
     std::uint32_t working_ = 0;
-    std::uint32_t rank_ = 0;  // of the transport
+    std::uint32_t rank_ = 0;  // this rank's number in the transport
     bool awaited_ = false;    // a thread is in wait() for this step
     bool finite_ = true, was_finite_ = true;
     collective_fault fault_;
@@ -512,11 +519,11 @@ struct gathered_group {
 }  // namespace detail
 
 /// Every rank gets each rank's shard (shard_of) of every array of the list, in place. All ranks
-/// make the same call, with the same sizes. Between threads nothing is packed; otherwise arrays go
-/// in groups of at most `group` bytes, and a larger array goes alone. After a fault with
+/// make the same call, with the same sizes. Between threads nothing is packed. Otherwise arrays
+/// travel in groups of at most `group` bytes, and a larger array travels alone. After a fault with
 /// buffers_in_use, or an exception, the transport may still read and write the arrays. The call may
 /// use the communicating thread's transport between a step's gradient_buckets::wait() and the next
-/// step's first ready(), since that thread only waits then. May throw std::bad_alloc, and the
+/// step's first ready(), since that thread only waits in between. May throw std::bad_alloc, and the
 /// transport's exceptions.
 template <class T, host_transport Net>
 requires std::is_trivially_copyable_v<T>

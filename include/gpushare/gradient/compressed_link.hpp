@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Transports between processes that send fewer bytes: fp8 blocks, or only the largest elements of
-// each process. They are for the link of a group of two levels, of threads or of devices
-// (two_level.hpp), which combines uncompressed elements inside each process.
+// each process. Use them as the link between the processes of a two-level group, of threads or of
+// devices (two_level.hpp). Inside each process, the group combines uncompressed elements.
 //
 //   gpushare::fp8_link coded(net);                            // a scale for each 128 elements
 //   gpushare::two_level_devices levels(node.gangs(), devices, std::span(streams),
@@ -11,12 +11,12 @@
 //   gpushare::two_level_devices fewer(node.gangs(), devices, std::span(streams),
 //                                     members, sparse, pinned);
 //
-// The links compress all-reduces of floats by a sum or an average, and pass on all other calls. All
-// processes get the same bits, and two levels of devices get those of two levels of threads over
-// the same link. The processes compare how they compress when they make the link, and at each call
-// whether they add or average. If they differ, all processes get errc::mismatch. Two levels and the
-// sets of horovod.hpp also compare lengths. Direct callers of a link must pass equal lengths on all
-// processes.
+// The links compress all-reduces of floats by a sum or an average, and pass all other calls on. All
+// processes get the same bits, and two levels of devices get the same bits as two levels of threads
+// over the same link. When the processes make the link, they compare how they compress. At each
+// call they compare whether they add or average. If there is a difference, all processes get
+// errc::mismatch. Two levels and the sets of horovod.hpp also compare lengths. Direct callers of a
+// link must pass equal lengths on all processes.
 #pragma once
 
 #include <algorithm>
@@ -48,7 +48,8 @@ inline namespace GPUSHARE_ABI {
 
 namespace detail {
 
-/// Whether a link compresses an all-reduce of T by Op: it adds floats, perhaps for an average.
+/// Whether a link compresses an all-reduce of T by Op: T is float, and Op is a sum, or an average
+/// with or without its last step.
 template <class T, class Op>
 inline constexpr bool adds_floats = std::same_as<T, float> && (std::same_as<Op, sum> || std::same_as<Op, average> ||
                                                                std::same_as<Op, without_finish<average>>);
@@ -65,7 +66,8 @@ public:
 
     [[nodiscard]] std::uint32_t rank() const noexcept { return net_.rank(); }  ///< see transport
     [[nodiscard]] std::uint32_t size() const noexcept { return net_.size(); }  ///< see transport
-    [[nodiscard]] bytes carried() const noexcept { return net_.carried(); }    ///< compressed bytes
+    /// The compressed bytes.
+    [[nodiscard]] bytes carried() const noexcept { return net_.carried(); }
 
     /// See transport. A single process compresses nothing.
     template <reducible T, class Op>
@@ -106,7 +108,7 @@ public:
     [[nodiscard]] collective_fault barrier(instant deadline) { return net_.barrier(deadline); }
     /// see transport
     void abort(std::uint32_t rank, errc why) { net_.abort(rank, why); }
-    /// none until one is known
+    /// No fault until one is known.
     [[nodiscard]] collective_fault fault() const noexcept { return fault_so_far(net_); }
     /// See leaving_transport.
     void leave(std::uint32_t rank, errc why) requires leaving_transport<Net> { net_.leave(rank, why); }
@@ -120,7 +122,7 @@ protected:
     }
     ~link_over() = default;
     /// Calls `f` with the data that a process sends first. An average passes the data as another
-    /// type, so that transports notice if other processes add.
+    /// type, so that transports notice if another process adds.
     template <class Adding, class Averaging, class F>
     [[nodiscard]] static collective_fault as_called(bool averages, std::span<Adding> data, const F& f) {
         static_assert(sizeof(Adding) == sizeof(Averaging) && type_id<Adding>() != type_id<Averaging>());
@@ -161,10 +163,11 @@ private:
 
 }  // namespace detail
 
-/// Sends fp8 blocks, with a scale for each `Block` floats: in two shots, like quantised_all_reduce,
-/// and with its bits and its bound (quantised_error_bound) for the processes' sums. Blocks begin at
-/// the first element of each call; with two levels, of each chunk. A call's elements travel as
-/// quantised_bytes, and up to 15 bytes more for each process. `net` must outlive the link.
+/// Sends fp8 blocks, with a scale for each `Block` floats, in two shots like quantised_all_reduce.
+/// The processes' sums have the same bits and the same error bound (quantised_error_bound) as
+/// there. Blocks begin at the first element of each call, or with two levels of each chunk. A
+/// call's elements travel as quantised_bytes, and up to 15 bytes more for each process. `net` must
+/// outlive the link.
 template <host_transport Net, std::uint32_t Block = 128>
 requires quantised_block<Block> && unequal_transport<Net>
 class fp8_link : public detail::link_over<Net, fp8_link<Net, Block>> {
@@ -192,7 +195,7 @@ private:
             return {reinterpret_cast<fp8_e4m3*>(begin), reinterpret_cast<std::uint8_t*>(begin) + of(r).size() * Block};
         }
     };
-    /// The sum, or average, of one part of all ranks' elements, added in the order of ranks.
+    /// The sum or average of one part of all ranks' elements, added in the order of ranks.
     struct added {
         const parts& all;
         std::byte* from;
@@ -269,12 +272,12 @@ private:
     detail::lasting_bytes brought_, taken_, own_;
 };
 
-/// Sends the largest elements of each process's sum, 8 bytes each, and keeps the rest for later
-/// steps (error feedback). It chooses and adds elements as all_reduce_top_k (wire.hpp) does. A step
-/// has the constructor's number of elements, in the same calls at each step. A call (with two
-/// levels, a chunk) of n elements sends n * `part` of them, at least one. `net` must outlive the
-/// link. Use fp8_link for horovod.hpp, whose calls may differ from step to step, since it fuses
-/// arrays as they come.
+/// Sends the largest elements of each process's sum, 8 bytes for each, and keeps the rest for later
+/// steps (error feedback). The link chooses and adds elements as all_reduce_top_k (wire.hpp) does.
+/// Each step must have the constructor's number of elements, in the same sequence of calls. A call
+/// (with two levels, a chunk) of n elements sends n * `part` of them, at least one. `net` must
+/// outlive the link. Use fp8_link for horovod.hpp, which fuses arrays as they come, so its calls
+/// may differ from step to step.
 ///
 /// If a call's sum isn't finite, all processes owe for the call what they owed before. The same
 /// holds for a process whose call fails or throws. skip() takes the rest of the step back.
@@ -291,8 +294,9 @@ public:
         if (!(part > 0 && part <= 1))
             raise({.code = errc::invalid_specification}, {}, "sending the largest elements between processes");
     }
-    /// Takes back the last complete step, which isn't applied: the link owes what it owed before
-    /// the step. All processes call it between steps. A second call does nothing.
+    /// Takes back the last complete step, which the caller doesn't apply: the link owes again what
+    /// it owed before the step. All processes call skip() between steps. A second call does
+    /// nothing.
     void skip() noexcept {
         for (call& c : calls_) c.take_back();
     }
@@ -309,7 +313,7 @@ private:
     /// One of the calls that each step makes.
     struct call {
         top_k_feedback owing;
-        bool sent = false;  // by the last step, and not taken back
+        bool sent = false;  // the last step sent this call, and the call isn't taken back
 
         void take_back() noexcept {
             if (std::exchange(sent, false)) owing.skip();
@@ -362,7 +366,7 @@ private:
         if (++next_; begun_ == elements_) next_ = begun_ = 0;
         return {};
     }
-    /// Gathers in place, since the transport may still read the data after this object has ended.
+    /// Gathers in place, because the transport may still read the data after this object has ended.
     template <class Own, class T>
     [[nodiscard]] collective_fault gather(std::span<const Own> own, std::span<T> all, instant deadline) {
         const auto mine = all.subspan(own.size() * net_.rank(), own.size());
@@ -379,7 +383,8 @@ private:
     std::size_t elements_;
     double part_;
     std::vector<call> calls_;
-    std::size_t next_ = 0, begun_ = 0;  // the step's next call; elements of earlier calls
+    // the step's next call; the number of elements in earlier calls
+    std::size_t next_ = 0, begun_ = 0;
     detail::lasting_bytes places_, values_;
 };
 

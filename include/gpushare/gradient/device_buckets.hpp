@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients on devices: registered once, and combined in buckets on streams while the backward pass
-// goes on. Each rank has a device of this process, or all ranks share one. (gradient_buckets is for
-// gradients in the host's memory.)
+// Gradients on devices. A program registers them once. In each step, while the backward pass goes
+// on, the gradients are combined in buckets on streams. Each rank has a device of this process, or
+// all ranks share one device. (gradient_buckets is for gradients in the host's memory.)
 //
 //   gpushare::device_buckets<float> mine(ranks);
 //   for (auto& p : parameters) mine.add(p.name, p.of_ranks, p.size);  // a pointer for each rank
@@ -14,14 +14,14 @@
 //   mine.ready(r, g);              // streams[r] has the work that computes gradient g
 //   while (!mine.complete()) mine.advance(std::span(streams), staging, engine);  // enqueues it
 //
-// Work enqueued on a rank's stream after the last bucket finds the averages in the gradients. NCCL
-// is an engine as well, with an nccl_communicator in place of the members (interop/nccl.hpp), and
-// so is a quantised all-reduce (collective/quantised_all_reduce.hpp).
+// Work that is enqueued on a rank's stream after the last bucket finds the averages in the
+// gradients. NCCL can be the engine as well, with an nccl_communicator in place of the members
+// (interop/nccl.hpp), and so can a quantised all-reduce (collective/quantised_all_reduce.hpp).
 //
-// If a rank's gradients of a bucket are adjacent, in the order of registration, they aren't packed:
+// If a rank's gradients of a bucket are adjacent in the order of registration, they aren't packed:
 // one flat buffer of all gradients is combined in place. Other gradients go through one staging
 // array for each rank. With `device_buckets<float, bfloat16>`, packing rounds to 16 bits. With
-// error feedback, the next step adds what rounding has taken.
+// error feedback, the next step adds the rounding error.
 //
 // Error feedback takes halves.feedback_bytes() of each rank's device:
 //
@@ -60,25 +60,25 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// An engine that keeps state for each element: `errc(ins, outs, count, op, before)`, where
-/// `before` is the number of elements in earlier buckets, in the plan's order.
+/// An engine that keeps state for each element. The call is `errc(ins, outs, count, op, before)`,
+/// where `before` is the number of elements in earlier buckets, in the plan's order.
 template <class E, class T, class Op>
 concept placed_engine = requires(const E& engine, std::span<const T* const> ins, std::span<T* const> outs,
                                  std::size_t count, Op op) {
     { engine(ins, outs, count, op, count) } -> std::same_as<errc>;
 };
-/// Combines the ranks' arrays on their streams: a function `errc(ins, outs, count, op)`, or a
-/// placed_engine. `ins` and `outs` have a pointer for each rank; device_buckets passes the same
-/// pointers in both. The function only enqueues; two_level_devices also waits for the devices and
-/// for other processes.
+/// An engine combines the ranks' arrays on their streams. It is a function `errc(ins, outs, count,
+/// op)`, or a placed_engine. `ins` and `outs` have a pointer for each rank; device_buckets passes
+/// the same pointers in both. An engine should only enqueue work. The engine of two_level_devices
+/// also waits for the devices and for other processes.
 template <class E, class T, class Op>
 concept device_engine = placed_engine<E, T, Op> ||
     requires(const E& engine, std::span<const T* const> ins, std::span<T* const> outs, std::size_t count, Op op) {
     { engine(ins, outs, count, op) } -> std::same_as<errc>;
 };
 
-/// Packs by a kernel of its own, in one pass, whatever the types. cub_packing (interop/cub.cuh) is
-/// another packing. Both have pack(stream, pieces, flat) and unpack(stream, pieces, flat), where
+/// Packs by a kernel of its own, in one pass, whatever the types are. cub_packing (interop/cub.cuh)
+/// is another packing. Both have pack(stream, pieces, flat) and unpack(stream, pieces, flat), where
 /// `pieces` are pairs of a pointer and a number of elements.
 struct kernel_packing {
     /// Enqueues the copy of all pieces to `flat`, one after the other.
@@ -92,8 +92,9 @@ struct kernel_packing {
         run<false>(stream, pieces, flat);
     }
 
-    /// Packs with error feedback. A piece also points to the residuals of its elements, and has
-    /// their number in `end`. The residuals for the next step go `next` elements further on.
+    /// Packs with error feedback. A piece also points to the residuals of its elements, and its
+    /// `end` is the number of elements. The residuals for the next step are stored `next` elements
+    /// further on.
     template <launcher Stream, class Wire>
     void pack_owing(Stream& stream, std::span<const typename detail::packing_owing<Wire>::piece> pieces, Wire* flat,
                     std::ptrdiff_t next) const {
@@ -123,12 +124,12 @@ private:
 };
 
 /// The gradients of all ranks of this process. T is the type of the gradients. Wire is the type
-/// that is combined: T, or 16 bits of floats. Call add() and arrange() between steps only, in one
-/// thread; ready() from any thread; advance() in one thread at a time.
+/// that is combined: T, or 16-bit floats. Call add() and arrange() between steps only, in one
+/// thread. Any thread may call ready(), and one thread at a time may call advance().
 template <reducible T, reducible Wire = T, class Packing = kernel_packing>
 requires std::same_as<T, Wire> ||(std::same_as<T, float>&& detail::is_half<Wire>)class device_buckets {
 public:
-    /// For this many ranks. `bucket`: the most bytes of a bucket on the wire.
+    /// For this many ranks. `bucket` is the most bytes of a bucket on the wire.
     explicit device_buckets(std::uint32_t ranks, bytes bucket = bucket_choice{}.bucket, Packing packing = {})
         : ranks_(ranks), bucket_(bucket), packing_(std::move(packing)), ins_(ranks), outs_(ranks) {}
 
@@ -156,15 +157,13 @@ public:
         arranged_ = false;
     }
 
-    [[nodiscard]] std::uint32_t size() const noexcept {
-        return static_cast<std::uint32_t>(gradients_.size());
-        /// gradients
-    }
-    /// of this process
+    /// The number of gradients.
+    [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(gradients_.size()); }
+    /// The number of ranks in this process.
     [[nodiscard]] std::uint32_t ranks() const noexcept { return ranks_; }
-    /// as registered
+    /// The name with which the gradient was registered.
     [[nodiscard]] std::string_view name(std::uint32_t g) const { return gradients_[g].name; }
-    /// The elements of all gradients of a rank.
+    /// The number of elements in all gradients of a rank.
     [[nodiscard]] std::size_t elements() const {
         const std::scoped_lock lock(mutex_);
         return count_all();
@@ -175,8 +174,8 @@ public:
         prepare();
         return plan_;
     }
-    /// The bytes of each rank's staging array, which holds the largest bucket. The array's
-    /// alignment is 16.
+    /// The bytes of each rank's staging array, which holds the largest bucket. The array has an
+    /// alignment of 16.
     [[nodiscard]] bytes staging_bytes() {
         const std::scoped_lock lock(mutex_);
         prepare();
@@ -207,7 +206,7 @@ public:
         --missing_[plan_.bucket_of(g)];
         return errc::none;
     }
-    /// Whether all buckets of the step are enqueued. From any thread.
+    /// Whether all buckets of the step are enqueued. Any thread may ask.
     [[nodiscard]] bool complete() const {
         const std::scoped_lock lock(mutex_);
         return arranged_ && next_ == plan_.size();
@@ -229,7 +228,7 @@ public:
         return bytes{2 * count_all() * sizeof(float)};
     }
     /// From the next step on, packing adds to each element its earlier rounding error, and keeps
-    /// the new one, with the bits of to_wire (gradient/wire.hpp). memory[r] is zeroed memory of
+    /// the new error, with the bits of to_wire (gradient/wire.hpp). memory[r] is zeroed memory of
     /// rank r's device, of feedback_bytes(). An empty span turns error feedback off, and so does
     /// add(). Call this between steps only. Throws operation_error (errc::invalid_specification)
     /// unless there is memory for each rank.
@@ -252,8 +251,9 @@ public:
         const std::scoped_lock lock(mutex_);
         return owed_.empty() ? nullptr : owed_at(rank, g);
     }
-    /// The last step isn't applied, so the residuals before it apply again. Call it between steps,
-    /// before the next step's first ready(). A second call does nothing.
+    /// Takes back the last step, which the caller doesn't apply: the residuals from before the step
+    /// apply again. Call skip() between steps, before the next step's first ready(). A second call
+    /// does nothing.
     void skip() {
         const std::scoped_lock lock(mutex_);
         later_half_ = later_half_ != may_skip_;
@@ -261,8 +261,8 @@ public:
     }
     /// From the next step on, rank r's device sets flags[r] to 1 if a combined gradient is infinite
     /// or NaN. The caller sets the flags back to 0. All ranks get the same flag if the engine gives
-    /// them the same bits. An empty span turns the check off. Call it between steps only. Throws
-    /// like feed_back.
+    /// them the same bits. An empty span turns the check off. Call this between steps only. Throws
+    /// as feed_back does.
     void watch(std::span<std::uint32_t* const> flags) {
         const std::scoped_lock lock(mutex_);
         if (!flags.empty() && flags.size() != ranks_)
@@ -271,12 +271,12 @@ public:
         flags_.assign(flags.begin(), flags.end());
     }
 
-    /// Enqueues the next buckets, in the plan's order, while all ranks' gradients are ready:
-    /// packing on each rank's stream, `engine`, and unpacking. There is a stream for each rank, or
-    /// one for all if they share a device. staging[r] is memory of rank r's device that other
-    /// streams don't use. Returns the engine's error, if any; the next call tries that bucket
-    /// again. Returns errc::invalid_specification for another number of streams or staging arrays.
-    /// Throws what streams throw.
+    /// Enqueues the next buckets, in the plan's order, as long as all ranks' gradients are ready. A
+    /// bucket is packed on each rank's stream, combined by `engine`, and unpacked. There is a
+    /// stream for each rank, or one stream for all ranks if they share a device. staging[r] is
+    /// memory of rank r's device that other streams don't use. Returns the engine's error, if any;
+    /// the next call tries that bucket again. Returns errc::invalid_specification for another
+    /// number of streams or staging arrays. Throws what streams throw.
     template <launcher Stream, class Engine, class Op = average>
     requires device_engine<Engine, Wire, Op>
     [[nodiscard]] errc advance(std::span<Stream> streams, std::span<Wire* const> staging, const Engine& engine,
@@ -296,7 +296,7 @@ public:
     }
 
 private:
-    /// Only halves use it: other types owe nothing.
+    /// Only used for 16-bit floats; other types have no rounding error.
     using owing_piece =
         typename detail::packing_owing<std::conditional_t<detail::is_half<Wire>, Wire, bfloat16>>::piece;
 
@@ -376,7 +376,7 @@ private:
     [[nodiscard]] bool is_flat(std::uint32_t b, std::uint32_t r) const noexcept {
         return flat_[std::size_t{b} * ranks_ + r];
     }
-    /// Where the bucket's first gradient with elements lies. Empty gradients may lie anywhere.
+    /// The address of the bucket's first gradient with elements. Empty gradients may lie anywhere.
     [[nodiscard]] T* flat_begin(std::uint32_t b, std::uint32_t r) const {
         for (const std::uint32_t g : plan_.gradients(b))
             if (gradients_[g].count != 0) return gradients_[g].of_ranks[r];
@@ -434,14 +434,15 @@ private:
     bool arranged_ = false;
     bucket_plan plan_;
     std::vector<bool> flat_, is_ready_;
-    std::vector<std::uint32_t> missing_;  // of each bucket: gradients that aren't ready
-    std::uint32_t next_ = 0;              // bucket
+    // for each bucket: the number of its gradients that aren't ready
+    std::vector<std::uint32_t> missing_;
+    std::uint32_t next_ = 0;  // the next bucket
     std::vector<std::pair<T*, std::size_t>> pieces_;
-    std::vector<float*> owed_;           // of each rank, two halves
-    std::vector<std::size_t> first_;     // of each gradient, in a half
+    std::vector<float*> owed_;           // memory of each rank, in two halves
+    std::vector<std::size_t> first_;     // where each gradient begins in a half
     bool later_half_ = false;            // the later half holds what is owed
-    bool may_skip_ = false;              // the last step can be taken back
-    std::vector<std::uint32_t*> flags_;  // of each rank
+    bool may_skip_ = false;              // whether the last step can be taken back
+    std::vector<std::uint32_t*> flags_;  // a flag for each rank
     std::vector<owing_piece> owing_;
     std::vector<const Wire*> ins_;
     std::vector<Wire*> outs_;
@@ -449,19 +450,20 @@ private:
 
 namespace detail {
 
-/// Tells which of two halves of memory holds the owed values. A step reads that half and writes the
-/// other one, so a first bucket that is tried again counts once, and the step can be taken back.
+/// Tells which of two halves of memory holds the residuals. A step reads that half and writes the
+/// other. So a first bucket that is tried again counts once, and the step can be taken back.
 class owed_halves {
 public:
-    /// Whether the later half holds the owed values or, during a step, those that the step leaves.
+    /// Whether the later half holds the residuals or, during a step, the residuals that the step
+    /// leaves.
     [[nodiscard]] bool later() const noexcept { return later_; }
-    /// Call it before each bucket.
+    /// Call this before each bucket.
     void begin(std::size_t elements_before) noexcept {
         if (elements_before != 0 || !std::exchange(fresh_, false)) return;
         later_ = !later_;
         may_skip_ = false;
     }
-    /// Call it when a bucket is enqueued. The next first bucket is another step's.
+    /// Call this when a bucket is enqueued. The next first bucket belongs to another step.
     void enqueued() noexcept { fresh_ = may_skip_ = true; }
     /// Takes the last step back, once.
     void skip() noexcept {
@@ -477,10 +479,11 @@ private:
 
 }  // namespace detail
 
-/// Gives error feedback to another engine of buckets, a quantised all-reduce with the same block
-/// size. What the codes of a rank's gradients don't carry is added to the rank's next gradients,
-/// with the bits of feed_back_quantised (collective/quantised_all_reduce.hpp), bucket by bucket.
-/// The rounding of the ranks' sums isn't fed back. One thread at a time uses it.
+/// Gives error feedback to another engine of buckets: a quantised all-reduce with the same block
+/// size. The part of a rank's gradients that the codes don't carry is added to the rank's next
+/// gradients, bucket by bucket, with the bits of feed_back_quantised
+/// (collective/quantised_all_reduce.hpp). The rounding of the ranks' sums isn't fed back. One
+/// thread at a time uses the object.
 ///
 ///   gpushare::device_fp8_feedback owing(buckets);          // after the last buckets.add()
 ///   owing.use(zeroed);                                     // of each rank, owing.memory_bytes()
@@ -489,8 +492,8 @@ private:
 ///   };
 ///   buckets.advance(std::span(streams), staging, owing.engine(std::span(streams), coded));
 ///
-/// buckets.arrange() moves elements: clear the memory afterwards. No bucket may become larger than
-/// the largest bucket was at the construction.
+/// buckets.arrange() moves elements, so clear the memory afterwards. No bucket may become larger
+/// than the largest bucket was when this object was constructed.
 template <std::uint32_t Block = 128>
 requires quantised_block<Block>
 class device_fp8_feedback {
@@ -513,17 +516,17 @@ public:
         sums_.resize(ranks_);
         halves_ = {};
     }
-    /// The last step isn't applied, so the residuals before it apply again. Call it between steps.
-    /// A second call does nothing.
+    /// Takes back the last step, which the caller doesn't apply: the residuals from before the step
+    /// apply again. Call skip() between steps. A second call does nothing.
     void skip() noexcept { halves_.skip(); }
-    /// Where rank r's device has the residuals between steps, bucket by bucket: save them with the
+    /// Where rank r's device has the residuals between steps, bucket by bucket. Save them with the
     /// parameters.
     [[nodiscard]] float* owed(std::uint32_t rank) const { return memory_[rank] + (halves_.later() ? elements_ : 0); }
 
-    /// An engine on these streams: one for each rank, or one for all. Call use() first. `coded` is
-    /// the quantised engine, and must outlive the new engine, which returns
-    /// errc::invalid_specification for another number of ranks or more elements, and otherwise what
-    /// `coded` returns.
+    /// An engine on these streams: one stream for each rank, or one for all ranks. Call use()
+    /// first. `coded` is the quantised engine, and must outlive the new engine. The new engine
+    /// returns errc::invalid_specification for another number of ranks or for more elements, and
+    /// otherwise what `coded` returns.
     template <launcher Stream, class Coded>
     [[nodiscard]] auto engine(std::span<Stream> streams, const Coded& coded) {
         return [this, streams, &coded]<class Op>(std::span<const float* const> ins, std::span<float* const> outs,
@@ -552,16 +555,17 @@ private:
     }
 
     std::uint32_t ranks_;
-    std::size_t elements_, largest_;  // of all buckets; of the largest
-    std::vector<float*> memory_;      // of each rank: two halves of what is owed; a bucket's sums
+    std::size_t elements_, largest_;  // the elements of all buckets; those of the largest bucket
+    // of each rank: the residuals in two halves, and a bucket's sums
+    std::vector<float*> memory_;
     std::vector<const float*> sums_;  // of each rank: the bucket's sums
     detail::owed_halves halves_;
 };
 
-/// Engine of buckets that sends only each rank's largest elements, and keeps the rest for later
-/// steps: all_reduce_top_k (gradient/wire.hpp) on devices, bucket by bucket, with its bits.
-/// select(stream, gradient, owed, n, k, places, values) enqueues what select_top_k
-/// (interop/cub.cuh) does. One thread at a time uses it.
+/// An engine of buckets that sends only each rank's largest elements, and keeps the rest for later
+/// steps. It does what all_reduce_top_k (gradient/wire.hpp) does, on devices, bucket by bucket,
+/// with the same bits. select(stream, gradient, owed, n, k, places, values) enqueues what
+/// select_top_k (interop/cub.cuh) does. One thread at a time uses the object.
 ///
 ///   gpushare::device_top_k top(ranks, elements, 0.01, select);
 ///   top.use(zeroed);                                      // of each rank, top.memory_bytes()
@@ -570,7 +574,7 @@ private:
 ///   };
 ///   buckets.advance(std::span(streams), staging, top.engine(std::span(streams), gather));
 ///
-/// `gather` gets 32-bit integers and floats. buckets.arrange() moves elements: clear the memory
+/// `gather` gets 32-bit integers and floats. buckets.arrange() moves elements, so clear the memory
 /// afterwards.
 template <class Select>
 class device_top_k {
@@ -601,16 +605,17 @@ public:
         memory_.assign(memory.begin(), memory.end());
         halves_ = {};
     }
-    /// The last step isn't applied, so the residuals before it apply again. Call it between steps.
-    /// A second call does nothing.
+    /// Takes back the last step, which the caller doesn't apply: the residuals from before the step
+    /// apply again. Call skip() between steps. A second call does nothing.
     void skip() noexcept { halves_.skip(); }
-    /// Where rank r's device has the residuals between steps, bucket by bucket: save them with the
+    /// Where rank r's device has the residuals between steps, bucket by bucket. Save them with the
     /// parameters.
     [[nodiscard]] float* owed(std::uint32_t rank) const { return memory_[rank] + (halves_.later() ? elements_ : 0); }
 
-    /// An engine on these streams: one for each rank, or one for all. Call use() first. `gather`
-    /// must outlive the engine, which returns errc::invalid_specification for another number of
-    /// ranks or streams or more elements, and otherwise what `gather` returns.
+    /// An engine on these streams: one stream for each rank, or one for all ranks. Call use()
+    /// first. `gather` must outlive the engine. The engine returns errc::invalid_specification for
+    /// another number of ranks or streams, or for more elements, and otherwise what `gather`
+    /// returns.
     template <launcher Stream, class Gather>
     requires copier<Stream>
     [[nodiscard]] auto engine(std::span<Stream> streams, const Gather& gather) {
@@ -676,20 +681,20 @@ private:
     std::size_t elements_;
     double part_;
     Select select_;
-    std::vector<float*> memory_;  // of each rank: two halves of what is owed, and what ranks send
+    std::vector<float*> memory_;  // of each rank: the residuals in two halves, and what ranks send
     detail::owed_halves halves_;
 };
 
-/// Engine of buckets that averages each rank's parameters with its neighbours' only. Register the
-/// parameters in place of gradients. The bits are those of gossip_average (gradient/transport.hpp),
-/// whatever the buckets. A device reads its neighbours' memory, and must be able to reach that
-/// memory. One thread at a time uses the object.
+/// An engine of buckets that averages each rank's parameters only with its neighbours' parameters.
+/// Register the parameters in place of gradients. The bits are those of gossip_average
+/// (gradient/transport.hpp), whatever the buckets are. A device reads its neighbours' memory, so it
+/// must be able to reach that memory. One thread at a time uses the object.
 ///
 ///   gpushare::device_gossip ring(gpushare::neighbour_graph::ring(ranks));
 ///   ring.use(second);                  // of each rank, as large as its staging array
 ///   buckets.advance(std::span(streams), staging, ring.engine(std::span(streams)));
 ///
-/// A stream waits for its neighbours' streams only, and the host waits for none.
+/// A stream waits for its neighbours' streams only, and the host doesn't wait at all.
 class device_gossip {
 public:
     /// Copies `among`, a neighbour_graph (gradient/transport.hpp).
@@ -717,8 +722,9 @@ public:
         memory_.assign(memory.begin(), memory.end());
     }
 
-    /// An engine on these streams: one for each rank, or one for all. Call use() first. The engine
-    /// returns errc::invalid_specification for another number of ranks or streams.
+    /// An engine on these streams: one stream for each rank, or one for all ranks. Call use()
+    /// first. The engine returns errc::invalid_specification for another number of ranks or
+    /// streams.
     template <launcher Stream>
     requires copier<Stream>
     [[nodiscard]] auto engine(std::span<Stream> streams) {
@@ -734,14 +740,15 @@ private:
         if (memory_.size() != ranks || ins.size() != ranks) return errc::invalid_specification;
         if (streams.size() != ranks && streams.size() != 1) return errc::invalid_specification;
         if (count == 0) return errc::none;
-        wait_for_neighbours(streams);  // until they have computed what is read
+        // until the neighbours have computed the parameters that are read here
+        wait_for_neighbours(streams);
         for (std::uint32_t r = 0; r < ranks; ++r) add_up(streams[streams.size() == 1 ? 0 : r], r, ins, count);
-        wait_for_neighbours(streams);  // until they have read it
+        wait_for_neighbours(streams);  // until the neighbours have read the parameters
         for (std::uint32_t r = 0; r < ranks; ++r)
             streams[streams.size() == 1 ? 0 : r].copy(outs[r], memory_[r], count * sizeof(float));
         return errc::none;
     }
-    /// A single stream runs in order anyway.
+    /// Does nothing for a single stream, which runs in order anyway.
     template <class Stream>
     void wait_for_neighbours(std::span<Stream> streams) const {
         if (streams.size() == 1) return;
@@ -763,9 +770,10 @@ private:
         stream.launch(some.shape(), some);
     }
 
-    std::vector<std::vector<std::uint32_t>> beside_;                   // each rank's neighbours
-    std::vector<std::vector<std::pair<std::uint32_t, float>>> added_;  // and the rank, in order
-    std::vector<float*> memory_;                                       // of each rank
+    std::vector<std::vector<std::uint32_t>> beside_;  // each rank's neighbours
+    // the neighbours and the rank itself, in order, with weights
+    std::vector<std::vector<std::pair<std::uint32_t, float>>> added_;
+    std::vector<float*> memory_;  // of each rank
 };
 
 }  // namespace GPUSHARE_ABI

@@ -7,27 +7,28 @@
 //   gpushare::sync_batch_norm_backward(net, shape, x, dy, weight, seen, {dx, dweight, dbias},
 //                                      deadline);
 //
-// For each channel, each rank sends its batch's number of elements, their mean, and the sum of
+// For each channel, each rank sends the number of elements of its batch, their mean, and the sum of
 // their squared distances from the mean (M2). All ranks merge these moments in the order of ranks.
-// Batches may differ in size, and be empty. Merging: Chan, Golub and LeVeque, "Updating formulae
-// and a pairwise algorithm for computing sample variances", 1979.
+// Batches may differ in size, and may be empty. The formulae for merging are those of Chan, Golub
+// and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
 //
 //   gpushare::partial_softmax layer(net, 1'000'003, features, {.rate = 0.1});
 //   auto fault = layer.step(net, rows, labels, weights, loss, drows, deadline);
 //   for (std::size_t k = 0; k < layer.rows().size(); ++k)
 //       update(layer.rows()[k], layer.row_gradient(k));
 //
-// Batch normalisation of batches on devices, on streams, with a device_batch of each rank:
+// For batches on devices, batch normalisation runs on streams, with a device_batch for each rank:
 //
 //   gpushare::submit_sync_batch_norm(std::span(streams), batches, 1e-5F, gather);
 //   gpushare::submit_sync_batch_norm_backward(std::span(streams), batches, all_reduce);
 //
-// device_partial_softmax is the softmax of ranks on devices.
+// device_partial_softmax is the softmax for ranks on devices.
 //
 // The last layer of a network may have more classes than one device can hold. Each rank then has
 // the weights of its shard of the classes. All ranks compute one softmax cross-entropy, over all
-// classes or over the labels' classes and a sample of the others. An et al., "Killing two birds
-// with one stone: efficient and robust training of face recognition CNNs by Partial FC", CVPR 2022.
+// classes, or over the labels' classes and a sample of the remaining classes. See An et al.,
+// "Killing two birds with one stone: efficient and robust training of face recognition CNNs by
+// Partial FC", CVPR 2022.
 #pragma once
 
 #include <algorithm>
@@ -54,7 +55,7 @@ inline namespace GPUSHARE_ABI {
 
 /// Element p of channel c of sample n is x[(n * channels + c) * positions + p].
 struct batch_shape {
-    std::size_t samples = 0;    ///< of this rank; may be 0
+    std::size_t samples = 0;    ///< samples of this rank; may be 0
     std::size_t channels = 0;   ///< the same on all ranks
     std::size_t positions = 1;  ///< the same on all ranks
     /// The number of elements.
@@ -65,12 +66,12 @@ struct batch_shape {
     }
 };
 
-/// The moments of a channel, or of some ranks' parts of it. The mean is a double: a mean rounded to
-/// float32 shifts elements by up to 2^-24 of the mean, which is much for elements close to the
-/// mean.
+/// The moments of a channel, or of some ranks' parts of the channel. The mean is a double, because
+/// rounding a mean to float32 shifts elements by up to 2^-24 of the mean, which matters for
+/// elements close to the mean.
 struct channel_moments {
     std::uint64_t count = 0;  ///< the number of elements
-    double mean = 0;          ///< of the elements
+    double mean = 0;          ///< the mean of the elements
     double m2 = 0;            ///< the sum of (x - mean)^2
     friend constexpr bool operator==(const channel_moments&, const channel_moments&) = default;
 
@@ -85,8 +86,8 @@ struct channel_moments {
     }
 };
 
-/// The result of the forward pass for the backward pass and for running averages: an entry for each
-/// channel, over all ranks.
+/// The result of the forward pass, which the backward pass and running averages need: an entry for
+/// each channel, over all ranks.
 struct batch_statistics {
     std::vector<channel_moments> of_channel;  ///< count, mean, M2
     std::vector<float> inverse_deviation;     ///< 1 / sqrt(M2 / count + epsilon); 0 if count is 0
@@ -94,8 +95,8 @@ struct batch_statistics {
 
 namespace detail {
 
-/// Distances from a mean, in float32 but from all digits of the mean: the mean is cut into two
-/// floats, and x minus the first is exact if x is close to the mean.
+/// Computes distances from a mean in float32, with all digits of the mean. The mean is cut into two
+/// floats, and x minus the first float is exact if x is close to the mean.
 class distance_from {
 public:
     GPUSHARE_HD explicit distance_from(double mean) noexcept
@@ -122,9 +123,9 @@ struct batch_norm_gradients {
     std::span<float> bias;    ///< a number for each channel
 };
 
-/// y = (x - mean) * inverse_deviation * weight + bias, with the mean and deviation of all ranks'
-/// batches. `y` may be `x` if no backward pass follows. If a span has the wrong size, this rank
-/// alone gets errc::mismatch, at once.
+/// y = (x - mean) * inverse_deviation * weight + bias, with the mean and the deviation of all
+/// ranks' batches. `y` may be `x` if no backward pass follows. If a span has the wrong size, only
+/// this rank gets errc::mismatch, at once.
 template <host_transport Net>
 [[nodiscard]] collective_fault sync_batch_norm(Net& net, const batch_shape& shape, std::span<const float> x,
                                                const batch_norm_parameters& parameters, float epsilon,
@@ -169,7 +170,7 @@ template <host_transport Net>
     return {};
 }
 
-/// The backward pass of sync_batch_norm: the ranks all-reduce two sums for each channel. `x` and
+/// The backward pass of sync_batch_norm. The ranks all-reduce two sums for each channel. `x` and
 /// `seen` are those of the forward pass. Returns errc::mismatch as sync_batch_norm does.
 template <host_transport Net>
 [[nodiscard]] collective_fault sync_batch_norm_backward(Net& net, const batch_shape& shape, std::span<const float> x,
@@ -181,7 +182,8 @@ template <host_transport Net>
         weight.size() != channels || out.weight.size() != channels || out.bias.size() != channels ||
         seen.of_channel.size() != channels || seen.inverse_deviation.size() != channels)
         return {errc::mismatch, collective_kind::all_reduce, net.rank(), 0};
-    std::vector<float> sums(2 * channels);  // of dy, then of dy times the normalised x
+    // the sums of dy, then the sums of dy times the normalised x
+    std::vector<float> sums(2 * channels);
     detail::lent_arrays memory(sums);
     for (std::size_t c = 0; c < channels; ++c) {
         double of_dy = 0, of_both = 0;
@@ -214,20 +216,21 @@ template <host_transport Net>
     return {};
 }
 
-/// One rank's batch, in memory of its device. Arrays have `channels` elements unless stated.
+/// One rank's batch, in memory of its device. Arrays have `channels` elements unless a comment says
+/// otherwise.
 struct device_batch {
     batch_shape shape{};            ///< samples may differ between ranks, and be 0
     const float* x = nullptr;       ///< the batch: shape.elements() elements
-    float* y = nullptr;             ///< as large; may be `x` if no backward pass follows
+    float* y = nullptr;             ///< as large as `x`; may be `x` if no backward pass follows
     const float* weight = nullptr;  ///< the factors
     const float* bias = nullptr;    ///< the summands
     /// The forward pass's result over all ranks, for the backward pass and for running averages.
     channel_moments* moments = nullptr;
     float* inverse_deviation = nullptr;   ///< as in batch_statistics
     channel_moments* of_ranks = nullptr;  ///< scratch: channels * (ranks + 1)
-    /// as large as `x`; from here on, for the backward pass only
+    /// as large as `x`. The members from here on are for the backward pass only
     const float* dy = nullptr;
-    float* dx = nullptr;       ///< as large; may be `dy`
+    float* dx = nullptr;       ///< as large as `x`; may be `dy`
     float* dweight = nullptr;  ///< of this rank's batch alone
     float* dbias = nullptr;    ///< of this rank's batch alone
     float* sums = nullptr;     ///< scratch: 2 * channels
@@ -359,13 +362,13 @@ template <class Stream>
 
 }  // namespace detail
 
-/// sync_batch_norm of ranks on devices. Enqueues on streams[r] of rank r, or on one stream for all
-/// ranks if they share a device. `gather(ins, outs, count)` enqueues an all-gather of 64-bit words,
-/// for example submit_all_gather (collective/submit.hpp), and returns its error. No thread waits
-/// for the device, so the call can be captured. The bits are those of sync_batch_norm, with two
-/// exceptions on a device: the threads of a block share a channel and add its sums in another
-/// order, and a product and a sum may be rounded once. Returns errc::invalid_specification if spans
-/// or shapes don't fit.
+/// sync_batch_norm for ranks on devices. Enqueues on streams[r] for rank r, or on one stream for
+/// all ranks if they share a device. `gather(ins, outs, count)` enqueues an all-gather of 64-bit
+/// words, for example submit_all_gather (collective/submit.hpp), and returns its error. No thread
+/// waits for the device, so the call can be captured. The bits are those of sync_batch_norm, with
+/// two exceptions on a device. The threads of a block share a channel and add its sums in another
+/// order, and the device may round a product and a sum only once. Returns
+/// errc::invalid_specification if spans or shapes don't fit.
 template <launcher Stream, class Gather>
 [[nodiscard]] errc submit_sync_batch_norm(std::span<Stream> streams, std::span<const device_batch> batches,
                                           float epsilon, const Gather& gather) {
@@ -389,8 +392,9 @@ template <launcher Stream, class Gather>
     return errc::none;
 }
 
-/// sync_batch_norm_backward of the same batches. `all_reduce(ins, outs, count, op)` is an engine of
-/// buckets (gradient/device_buckets.hpp) for floats and sum. Otherwise like submit_sync_batch_norm.
+/// The backward pass of submit_sync_batch_norm, for the same batches. `all_reduce(ins, outs, count,
+/// op)` is an engine of buckets (gradient/device_buckets.hpp) for floats and sum. Otherwise works
+/// as submit_sync_batch_norm.
 template <launcher Stream, class AllReduce>
 [[nodiscard]] errc submit_sync_batch_norm_backward(std::span<Stream> streams, std::span<const device_batch> batches,
                                                    const AllReduce& all_reduce) {
@@ -413,7 +417,8 @@ template <launcher Stream, class AllReduce>
 
 /// Which classes take part in a step.
 struct partial_softmax_options {
-    /// the part of each rank's classes in a step; labels' classes always take part
+    /// the fraction of each rank's classes that takes part in a step; labels' classes always take
+    /// part
     double rate = 1;
     std::uint64_t seed = 0;  ///< the sample's seed; samples also differ by rank and step
 };
@@ -426,7 +431,8 @@ public:
     class_sample(const element_range& own, std::uint32_t rank, const partial_softmax_options& options)
         : own_(own), options_(options), any_(options.seed + 0x9e37'79b9'7f4a'7c15U * (rank + 1)) {}
 
-    /// Chooses all classes that are labels, and random others as far as the rate leaves room.
+    /// Chooses all classes that are labels, and random further classes as far as the rate leaves
+    /// room.
     void choose(std::span<const std::int64_t> labels, std::vector<std::uint32_t>& rows) {
         std::vector<bool> taken(own_.size());
         std::size_t n = 0;
@@ -437,13 +443,15 @@ public:
         for (const std::int64_t l : labels)
             if (l >= static_cast<std::int64_t>(own_.begin) && l < static_cast<std::int64_t>(own_.end))
                 take(static_cast<std::size_t>(l) - own_.begin);
-        const double rate = options_.rate > 0 ? std::min(options_.rate, 1.0) : 0;  // also for NaN
+        // a NaN becomes 0, too
+        const double rate = options_.rate > 0 ? std::min(options_.rate, 1.0) : 0;
         const auto wanted = static_cast<std::size_t>(std::ceil(static_cast<double>(own_.size()) * rate));
         if (wanted >= own_.size()) {
             taken.assign(own_.size(), true);
         } else {
-            // Selection sampling: takes each other class with a probability of the number still
-            // wanted over the number still left. So one pass suffices, and no class comes twice.
+            // Selection sampling: takes each remaining class with a probability of the number still
+            // wanted divided by the number still left. So one pass suffices, and no class comes
+            // twice.
             std::size_t left = own_.size() - n;
             for (std::size_t c = 0; c < own_.size() && n < wanted; ++c) {
                 if (taken[c]) continue;
@@ -465,7 +473,7 @@ private:
 }  // namespace detail
 
 /// One rank's shard of the classes, and the results of its last step. All ranks pass batches of the
-/// same size: pad them with samples of the label `ignored`.
+/// same size, so pad smaller batches with samples of the label `ignored`.
 class partial_softmax {
 public:
     static constexpr std::int64_t ignored = -1;  ///< the label of a sample that doesn't count
@@ -482,17 +490,17 @@ public:
     [[nodiscard]] element_range own() const noexcept { return own_; }  ///< the classes of this rank
     /// The classes that took part in the last step, counted from own().begin, ascending.
     [[nodiscard]] std::span<const std::uint32_t> rows() const noexcept { return rows_; }
-    /// The gradient of the weights of class rows()[k] in the last step. It is complete: other ranks
-    /// add nothing.
+    /// The gradient of the weights of class rows()[k] in the last step. The gradient is complete:
+    /// other ranks have nothing to add.
     [[nodiscard]] std::span<const float> row_gradient(std::size_t k) const noexcept {
         return std::span(gradient_).subspan(k * features_, features_);
     }
 
-    /// Computes the mean loss of all ranks' samples, the same on every rank, and the loss's
-    /// gradients by this rank's samples (`dx`) and by its classes' weights (row_gradient). `x` and
-    /// `dx` have a row of features for each label, and `weights` has a row for each class of own().
-    /// A label that isn't a class counts as `ignored`. If a span has the wrong size, this rank
-    /// alone gets errc::mismatch, at once.
+    /// Computes the mean loss of all ranks' samples, the same on every rank. Also computes the
+    /// loss's gradients with respect to this rank's samples (`dx`) and to its classes' weights
+    /// (row_gradient). `x` and `dx` have a row of features for each label, and `weights` has a row
+    /// for each class of own(). A label that isn't a class counts as `ignored`. If a span has the
+    /// wrong size, only this rank gets errc::mismatch, at once.
     template <host_transport Net>
     [[nodiscard]] collective_fault step(Net& net, std::span<const float> x, std::span<const std::int64_t> labels,
                                         std::span<const float> weights, float& loss, std::span<float> dx,
@@ -534,8 +542,8 @@ private:
             }
         return most;
     }
-    /// Turns logits into exponentials, relative to the largest logit of all ranks. Returns the sum
-    /// for each sample and, after all sums, the logit of each sample's label, which one rank has.
+    /// Turns logits into exponentials, relative to the largest logit of all ranks. Returns the sums
+    /// for all samples, followed by the logit of each sample's label, which only one rank has.
     std::vector<float> exponentials(std::span<const std::int64_t> labels, std::span<const float> most,
                                     std::span<float> logits) const {
         const std::size_t classes = rows_.size(), samples = labels.size();
@@ -564,7 +572,8 @@ private:
         loss = counted == 0 ? 0.0F : static_cast<float>(total / static_cast<double>(counted));
         return counted;
     }
-    /// Fills in gradient_, and returns this rank's part of the gradient by all samples' features.
+    /// Fills in gradient_, and returns this rank's part of the gradient with respect to all
+    /// samples' features.
     std::vector<float> gradients(std::span<const float> x, std::span<const std::int64_t> labels,
                                  std::span<const float> weights, std::span<const float> exponentials,
                                  std::span<const float> sums, std::size_t counted) {
@@ -610,24 +619,25 @@ struct device_softmax_rank {
     const float* x = nullptr;              ///< a row of features for each sample of this rank
     const std::int64_t* labels = nullptr;  ///< the labels of these samples
     const float* weights = nullptr;        ///< a row for each class of own(rank)
-    float* dx = nullptr;                   ///< the gradient by x, as large as `x`
+    float* dx = nullptr;                   ///< the gradient with respect to x, as large as `x`
     float* gradient = nullptr;             ///< a row for each of rows(rank); as large as `weights`
-    float* loss = nullptr;                 ///< one number: the mean of all ranks' samples
-    std::byte* scratch = nullptr;          ///< scratch_bytes(); alignment 16
+    float* loss = nullptr;                 ///< one number: the mean loss of all ranks' samples
+    std::byte* scratch = nullptr;          ///< memory of scratch_bytes(), with an alignment of 16
 };
 
 /// partial_softmax of all ranks of this process, on devices. Labels are on the devices. If not all
-/// classes take part, the host needs the labels, too, since the host draws the sample. The classes
-/// are those that partial_softmax draws. One thread at a time uses the object.
+/// classes take part, the host needs the labels, too, because the host draws the sample. It draws
+/// the same classes as partial_softmax. One thread at a time uses the object.
 ///
 ///   gpushare::device_partial_softmax layer(ranks, classes, features, samples_of_a_rank,
 ///                                          {.rate = 0.1});
 ///   layer.choose(labels);                                            // of all ranks' samples
 ///   layer.submit_step(std::span(streams), arrays, gather, all_reduce, reduce_scatter);
 ///
-/// The results are those of partial_softmax, with the same bits if a block has one thread. On a
-/// device the threads of a block share a sample's logits and add exponentials in another order, a
-/// product and a sum may be rounded once, and exp and log are the device's.
+/// The results are those of partial_softmax, with the same bits if a block has one thread. There
+/// are three differences on a device. The threads of a block share a sample's logits and add
+/// exponentials in another order; the device may round a product and a sum only once; and exp and
+/// log are the device's.
 class device_partial_softmax {
 public:
     /// Each rank has `samples` samples of `features` numbers.
@@ -641,22 +651,23 @@ public:
         }
     }
 
-    /// the classes of a rank
+    /// The classes of a rank.
     [[nodiscard]] element_range own(std::uint32_t rank) const { return own_[rank]; }
     /// The rank's classes that take part in the step, counted from own(rank).begin, ascending.
     [[nodiscard]] std::span<const std::uint32_t> rows(std::uint32_t rank) const { return rows_[rank]; }
     /// The memory that a step takes on each rank's device.
     [[nodiscard]] bytes scratch_bytes() const {
-        std::size_t most = 0;  // classes of a rank
+        std::size_t most = 0;  // the classes of a rank, at most
         for (const element_range& own : own_) most = std::max(most, own.size());
         const std::size_t all = samples_ * own_.size();
         return bytes{all * sizeof(std::int64_t) + (2 * all * features_ + all * most + 3 * all + 1) * sizeof(float) +
                      most * sizeof(std::uint32_t)};
     }
-    /// Chooses the classes of the next step: those of the labels, and others at random. `labels`
-    /// has all ranks' labels, rank by rank. Call it before each step, unless all classes take part.
-    /// The step copies the choice to the devices: don't choose again before the copy is done.
-    /// Throws operation_error (errc::invalid_specification) for another number of labels.
+    /// Chooses the classes of the next step: those of the labels, and random further classes.
+    /// `labels` has all ranks' labels, rank by rank. Call choose() before each step, unless all
+    /// classes take part. The step copies the choice to the devices, so don't choose again before
+    /// the copy is done. Throws operation_error (errc::invalid_specification) for another number of
+    /// labels.
     void choose(std::span<const std::int64_t> labels) {
         if (labels.size() != samples_ * own_.size())
             raise({errc::invalid_specification, labels.size(), 0, samples_ * own_.size(), reason::wrong_count}, {},
@@ -665,12 +676,12 @@ public:
         chosen_ = true;
     }
 
-    /// Enqueues a step on streams[r] of rank r, or on one stream for all ranks if they share a
+    /// Enqueues a step on streams[r] for rank r, or on one stream for all ranks if they share a
     /// device. The last arguments enqueue collectives, for example those of submit.hpp: gather(ins,
-    /// outs, count) of floats and of std::int64_t, all_reduce(ins, outs, count, op) and
-    /// reduce_scatter(ins, outs, count, op) of floats. Returns their errors, and
-    /// errc::invalid_specification for another number of ranks or streams, or if nothing was
-    /// chosen. After a collective's error the same step may be tried again, with the same choice.
+    /// outs, count) of floats and of std::int64_t, and all_reduce(ins, outs, count, op) and
+    /// reduce_scatter(ins, outs, count, op) of floats. Returns their errors. Returns
+    /// errc::invalid_specification for another number of ranks or streams, or if no classes were
+    /// chosen. After a collective's error, the same step may be tried again with the same choice.
     template <launcher Stream, class Gather, class AllReduce, class ReduceScatter>
     requires copier<Stream>
     [[nodiscard]] errc submit_step(std::span<Stream> streams, std::span<const device_softmax_rank> ranks,
@@ -751,7 +762,7 @@ private:
         return gather(std::span<const std::int64_t* const>(labels), std::span<std::int64_t* const>(all_labels),
                       samples_);
     }
-    /// Combines `numbers` numbers for each sample, in place.
+    /// Combines `numbers` numbers of each sample, in place.
     template <class Op, class AllReduce>
     [[nodiscard]] static errc combine(std::span<const detail::softmax_part> parts, float* detail::softmax_part::*of,
                                       std::size_t numbers, Op op, const AllReduce& all_reduce) {
@@ -770,7 +781,7 @@ private:
     std::vector<detail::class_sample> sample_{};
     std::vector<std::vector<std::uint32_t>> rows_;  // streams copy from here until the step is over
     bool all_take_part_;
-    bool chosen_ = false;  // for the next step
+    bool chosen_ = false;  // whether the classes of the next step are chosen
 };
 
 }  // namespace GPUSHARE_ABI

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lets ranks agree on which gradients to combine next, though each rank computes them in an order
-// of its own. On line, all ranks combine bit vectors by AND now and then. Off line, they record the
-// order of the first steps, agree on one order, and send nothing afterwards.
+// Lets ranks agree on which gradients to combine next, although each rank computes the gradients in
+// an order of its own. On line, all ranks combine bit vectors by AND now and then. Off line, they
+// record the order of the first steps, agree on one order, and send nothing afterwards.
 //
 //   gpushare::ready_bits mine(gradients);                      // on line
 //   mine.mark(g);                                              // as gradient g becomes ready
@@ -12,7 +12,8 @@
 //   if (order.ready_to_agree()) fault = gpushare::agree(net, order);
 //
 // Threads of a process don't wait for each other: each rank marks its gradients on a board that all
-// ranks see. Each rank reads there which gradients became ready everywhere, in one common order.
+// ranks see. On the board, each rank reads which gradients became ready on all ranks, in one common
+// order.
 //
 //   gpushare::ready_board board(gradients, ranks);    // one for all ranks
 //   board.mark(r, g);                                 // by rank r, as its gradient g becomes ready
@@ -57,7 +58,7 @@ struct bitwise_and {
     }
 };
 
-/// A gradient that a rank holds up.
+/// A gradient that is late, and the rank that delays it.
 struct stall {
     std::uint32_t gradient = 0;  ///< the first gradient that only some ranks have
     std::uint32_t rank = 0;      ///< the first rank without that gradient
@@ -73,7 +74,8 @@ public:
         calm();
     }
 
-    [[nodiscard]] std::uint32_t size() const noexcept { return gradients_; }  ///< gradients
+    /// The number of gradients.
+    [[nodiscard]] std::uint32_t size() const noexcept { return gradients_; }
     /// Marks gradient g as ready here. Returns errc::mismatch if g was marked or doesn't exist.
     errc mark(std::uint32_t g) noexcept {
         if (g >= gradients_ || bit(mine_, g)) return errc::mismatch;
@@ -103,9 +105,9 @@ public:
     /// Asks all ranks to find out, in the next exchange, which rank delays the others.
     void raise_alarm() noexcept { mine_[gradients_ / 64] &= ~mask(gradients_); }
 
-    /// Takes the AND of all ranks' words. Appends to `next` the gradients that became ready
-    /// everywhere since the last call. Returns whether a rank has raised the alarm: then all ranks
-    /// gather their words, and stalled() names the rank that delays the others.
+    /// Takes the AND of all ranks' words. Appends to `next` the gradients that became ready on all
+    /// ranks since the last call. Returns whether a rank has raised the alarm. In that case all
+    /// ranks gather their words, and stalled() names the rank that delays the others.
     bool take(std::span<const std::uint64_t> all, std::vector<std::uint32_t>& next) {
         for (std::uint32_t w = 0; w < agreed_.size(); ++w) {
             std::uint64_t fresh = all[w] & ~agreed_[w] & ~mask_of_alarm(w);
@@ -155,9 +157,9 @@ private:
     std::vector<std::uint64_t> mine_, agreed_;
 };
 
-/// One exchange between ranks. All ranks call it equally often, at least once in a step. Appends to
-/// `next` the gradients that became ready everywhere. If a rank has raised the alarm, `why` names
-/// the rank that delays the others, the same on all ranks.
+/// Makes one exchange between ranks. All ranks call negotiate() equally often, at least once in a
+/// step. Appends to `next` the gradients that became ready on all ranks. If a rank has raised the
+/// alarm, `why` names the rank that delays the others, the same rank everywhere.
 template <host_transport Net>
 [[nodiscard]] collective_fault negotiate(Net& net, ready_bits& mine, std::vector<std::uint32_t>& next,
                                          std::optional<stall>& why, instant deadline = never) {
@@ -167,7 +169,7 @@ template <host_transport Net>
     std::vector<std::uint64_t> many(own.size() > std::size(few) ? own.size() : 0), of_ranks;
     detail::lent_arrays memory(many, of_ranks);
     const std::span<std::uint64_t> all = many.empty() ? std::span(few).first(own.size()) : std::span(many);
-    // In place, so that the transport touches no memory of `mine`.
+    // Works in place, so that the transport touches no memory of `mine`.
     std::copy(own.begin(), own.end(), all.begin());
     if (const auto f = memory.to(
             [&] { return net.all_reduce(std::span<const std::uint64_t>(all), all, bitwise_and{}, deadline); }))
@@ -183,7 +185,7 @@ template <host_transport Net>
     return {};
 }
 
-/// Why a step doesn't have each gradient exactly once.
+/// The reason why a step doesn't have each gradient exactly once.
 struct divergence {
     /// The kind of error.
     enum class kind : std::uint8_t {
@@ -197,8 +199,8 @@ struct divergence {
 };
 
 /// The order in which gradients become ready, recorded over a few steps. Once the ranks have agreed
-/// on it, they exchange nothing more. A gradient may come earlier or later than recorded, but a
-/// step that has a gradient twice, or lacks one, is noticed. A plain value.
+/// on the order, they exchange nothing more. A gradient may come earlier or later than recorded,
+/// but the class notices a step that has a gradient twice, or lacks one. A plain value.
 class recorded_order {
 public:
     /// For this many gradients, and this many steps to record.
@@ -216,7 +218,7 @@ public:
         return std::nullopt;
     }
     /// Ends the step, and returns the first missing gradient. Missing gradients are recorded as the
-    /// last ones, so that all ranks record the same number of steps.
+    /// last gradients, so that all ranks record the same number of steps.
     std::optional<divergence> end_step() {
         std::optional<divergence> lacks;
         for (std::uint32_t g = 0; g < is_here_.size(); ++g)
@@ -234,7 +236,8 @@ public:
     [[nodiscard]] bool ready_to_agree() const noexcept {
         return recorded_ == steps_ && order_.empty() && !places_.empty();
     }
-    /// This rank's order: by places in the recorded steps, the earliest first.
+    /// This rank's order: gradients by their places in the recorded steps, the earliest gradient
+    /// first.
     [[nodiscard]] std::vector<std::uint32_t> proposal() const {
         std::vector<std::uint32_t> order(places_.size());
         for (std::uint32_t g = 0; g < order.size(); ++g) order[g] = g;
@@ -245,7 +248,8 @@ public:
     void adopt(std::span<const std::uint32_t> order) { order_.assign(order.begin(), order.end()); }
     /// The agreed order; empty until the ranks have agreed.
     [[nodiscard]] std::span<const std::uint32_t> order() const noexcept { return order_; }
-    /// Forgets the order and records anew. Call it on all ranks, after a divergence that stays.
+    /// Forgets the order and records a new one. Call this on all ranks, after a divergence that
+    /// persists.
     void restart() {
         order_.clear();
         recorded_ = 0;
@@ -256,13 +260,13 @@ private:
     [[nodiscard]] bool is_recording() const noexcept { return recorded_ < steps_; }
 
     std::uint32_t steps_, recorded_ = 0;
-    std::uint64_t here_ = 0;             // gradients of this step so far
-    std::vector<std::uint64_t> places_;  // of each gradient, summed over recorded steps
+    std::uint64_t here_ = 0;             // the number of gradients in this step so far
+    std::vector<std::uint64_t> places_;  // the place of each gradient, summed over recorded steps
     std::vector<bool> is_here_;
     std::vector<std::uint32_t> order_;
 };
 
-/// All ranks adopt rank 0's order. A recorded order needs no other message.
+/// All ranks adopt rank 0's order. This is the only message that a recorded order needs.
 template <host_transport Net>
 [[nodiscard]] collective_fault agree(Net& net, recorded_order& order, instant deadline = never) {
     std::vector<std::uint32_t> all = order.proposal();
@@ -273,8 +277,8 @@ template <host_transport Net>
 }
 
 /// The gradients that each rank has ready in a step. Each rank's calls come from one thread at a
-/// time. Every rank marks every gradient in each step. A rank may be one step ahead of others,
-/// never two. The board allocates in its constructor only.
+/// time. Every rank marks every gradient in each step. A rank may be one step ahead of other ranks,
+/// but never two. Only the constructor allocates.
 class ready_board {
 public:
     /// For this many gradients on each of this many ranks.
@@ -292,15 +296,15 @@ public:
         if (g >= gradients_) return errc::mismatch;
         std::atomic<std::uint64_t>& word = mark_of(r, ranks_[r].step, g / 64);
         // relaxed: only this rank writes to the word. release: a thread that finds the mark sees
-        // what this rank wrote before the mark, such as the gradient.
+        // everything that this rank wrote before the mark, such as the gradient.
         const std::uint64_t had = word.load(std::memory_order_relaxed), bit = std::uint64_t{1} << (g % 64);
         if ((had & bit) != 0) return errc::mismatch;
         word.store(had | bit, std::memory_order_release);
         return errc::none;
     }
-    /// Appends to `next` the gradients that became ready everywhere since rank r's last call. All
-    /// ranks see the same sequence, each at its own pace. Gradients that two ranks mark at the same
-    /// moment may come one call later.
+    /// Appends to `next` the gradients that became ready on all ranks since rank r's last call. All
+    /// ranks see the same sequence, each at its own pace. If two ranks mark a gradient at the same
+    /// moment, the gradient may come one call later.
     void take(std::uint32_t r, std::vector<std::uint32_t>& next) {
         rank_state& me = ranks_[r];
         for (std::uint32_t w = 0; w < words_; ++w) write_down(me.step, w);
@@ -325,10 +329,10 @@ public:
         if (!complete(r)) return errc::in_flight;
         rank_state& me = ranks_[r];
         // All of this rank's marks have an entry, so a thread that still looks at them finds
-        // nothing to do. taken_ and ends_ of the next step are left from the step before this one.
-        // All ranks have ended that step, since they have marked gradients in this one. Every rank
-        // clears both before its first mark of the next step, and so before any thread makes an
-        // entry of that step. relaxed: that mark is the release.
+        // nothing to do. taken_ and ends_ of the next step still have the contents of the step
+        // before this one. All ranks have ended that step, since they have marked gradients in this
+        // one. Every rank clears both before its first mark of the next step, and so before any
+        // thread makes an entry of that step. relaxed: that mark is the release.
         for (std::uint32_t w = 0; w < words_; ++w) {
             mark_of(r, me.step, w).store(0, std::memory_order_relaxed);
             taken_of(me.step + 1, w).store(0, std::memory_order_relaxed);
@@ -338,8 +342,8 @@ public:
         me.read = me.taken = 0;
         return errc::none;
     }
-    /// A gradient that some ranks have in rank r's step and another rank lacks. The answer means
-    /// nothing while another rank is a step ahead.
+    /// A gradient that some ranks have in rank r's step and another rank lacks. While another rank
+    /// is a step ahead, the answer is meaningless.
     [[nodiscard]] std::optional<stall> stalled(std::uint32_t r) const noexcept {
         const std::uint32_t step = ranks_[r].step, n = static_cast<std::uint32_t>(ranks_.size());
         for (std::uint32_t w = 0; w < words_; ++w) {
@@ -357,7 +361,8 @@ public:
     }
 
 private:
-    static constexpr std::size_t apart = 128;  // bytes: caches load two lines at once
+    // bytes; two cache lines, because caches load lines in pairs
+    static constexpr std::size_t apart = 128;
 
     /// Gradients of one word that became ready together.
     struct entry {
@@ -384,8 +389,8 @@ private:
     [[nodiscard]] std::atomic<std::uint64_t>& taken_of(std::uint32_t step, std::uint32_t w) noexcept {
         return taken_[std::size_t{step % 2} * words_ + w];
     }
-    /// Makes an entry of the word's gradients that all ranks have and no entry has. The thread that
-    /// sets a gradient's bit in taken_ makes its entry.
+    /// Makes an entry of the word's gradients that all ranks have and that aren't in an entry yet.
+    /// The thread that sets a gradient's bit in taken_ makes its entry.
     void write_down(std::uint32_t step, std::uint32_t w) noexcept {
         std::uint64_t all = ~std::uint64_t{0};
         for (std::uint32_t q = 0; q < ranks_.size() && all != 0; ++q)
@@ -403,11 +408,11 @@ private:
 
     std::uint32_t gradients_, words_;
     std::vector<rank_state> ranks_;
-    std::vector<std::atomic<std::uint64_t>> marks_;  // of each rank, of two steps in turn
+    std::vector<std::atomic<std::uint64_t>> marks_;  // for each rank, of two steps in turn
     // gradients with an entry, of two steps in turn
     std::vector<std::atomic<std::uint64_t>> taken_;
     std::vector<entry> entries_;            // in the common order
-    std::atomic<std::uint32_t> ends_[2]{};  // how many entries each of the two steps has
+    std::atomic<std::uint32_t> ends_[2]{};  // the number of entries in each of the two steps
 };
 
 }  // namespace GPUSHARE_ABI

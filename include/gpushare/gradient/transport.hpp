@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A transport carries gradients between ranks: over our own collectives between the threads of a
-// process, an MPI between processes (interop/mpi.hpp), NCCL between devices (interop/nccl.hpp), or
-// two of them, one inside the other (two_level.hpp). The algorithms of gradient/ require transports
-// of host memory (host_transport). NCCL's isn't one: call its collectives directly.
+// A transport carries gradients between ranks. There are transports over our own collectives
+// between the threads of a process, over an MPI between processes (interop/mpi.hpp), and over NCCL
+// between devices (interop/nccl.hpp). A transport can also consist of two transports, one inside
+// the other (two_level.hpp). The algorithms of gradient/ require transports of host memory
+// (host_transport). NCCL's isn't one, so call its collectives directly.
 //
 //   gpushare::communicator group(4);
 //   gpushare::thread_transport net(group.rank(r));          // in thread r of four
@@ -20,9 +21,10 @@
 //   constexpr gpushare::local_steps local{.every = 8};
 //   if (local.due(step)) gpushare::average_all(net, list_of_parameters, deadline);
 //
-// Lian et al., "Can decentralized algorithms outperform centralized algorithms?", NeurIPS 2017;
-// Stich, "Local SGD converges fast and communicates little", ICLR 2019. Weights: Xiao and Boyd,
-// "Fast linear iterations for distributed averaging", 2004 (Metropolis).
+// Literature: Lian et al., "Can decentralized algorithms outperform centralized algorithms?",
+// NeurIPS 2017; Stich, "Local SGD converges fast and communicates little", ICLR 2019. The weights
+// are those of Xiao and Boyd, "Fast linear iterations for distributed averaging", 2004
+// (Metropolis).
 #pragma once
 
 #include <algorithm>
@@ -64,8 +66,8 @@ namespace detail {
     return mix;
 }
 
-/// A hash of everything that ranks must agree on. Ranks compare these hashes before they use each
-/// other's bytes. `op` and `root` are 0 for calls that have none.
+/// A hash of everything on which ranks must agree. Ranks compare these hashes before they use each
+/// other's bytes. `op` and `root` are 0 for calls without an operator or a root.
 template <class T>
 [[nodiscard]] constexpr std::uint64_t call_word(collective_kind what, std::size_t elements, std::uint32_t op = 0,
                                                 std::uint32_t root = 0) noexcept {
@@ -98,7 +100,7 @@ template <class T>
     }
 }
 
-/// The fault that `net` has met so far, where the transport tells; waits for nothing.
+/// The fault that `net` has met so far, if the transport reports one. Doesn't wait.
 template <class Net>
 [[nodiscard]] collective_fault fault_so_far(const Net& net) noexcept {
     if constexpr (requires { collective_fault(net.fault()); })
@@ -106,9 +108,9 @@ template <class Net>
     else
         return {};
 }
-/// Gives up this rank's work under way, without waiting; a transport without a thread of its own
-/// then tells the others of an abort, too. Returns whether the transport may still touch the work's
-/// memory.
+/// Gives up this rank's work under way, without waiting. A transport without a thread of its own
+/// then also tells the other ranks of an abort. Returns whether the transport may still touch the
+/// work's memory.
 template <class Net>
 [[nodiscard]] bool gives_up(Net& net) noexcept {
     try {
@@ -117,14 +119,14 @@ template <class Net>
         return true;
     }
 }
-/// `deadline`, or a year from now if that comes first: some condition variables overflow when they
-/// wait until `never`.
+/// `deadline`, or a year from now if that comes first, because some condition variables overflow
+/// when they wait until `never`.
 [[nodiscard]] inline instant within_a_year(instant deadline) noexcept {
     return std::min<instant>(deadline, std::chrono::steady_clock::now() + std::chrono::hours(24 * 365));
 }
-/// Calls `make`, which throws where it fails, on all ranks: all have made it, or none has. The rank
-/// that failed gets its own exception, and the other ranks get an operation_error that names this
-/// rank; `undo` is called first on each of them.
+/// Calls `make`, which may throw, on all ranks. If `make` throws on a rank, all ranks call `undo`
+/// and throw: a rank that failed throws its own exception, and the other ranks throw an
+/// operation_error that names a rank that failed.
 template <class Net, class Make, class Undo>
 void make_on_all(Net& net, const Make& make, const Undo& undo, instant deadline) {
     constexpr std::uint64_t good = ~std::uint64_t{0};
@@ -138,8 +140,8 @@ void make_on_all(Net& net, const Make& make, const Undo& undo, instant deadline)
     }
     try {
         auto f = net.all_reduce(std::span<const std::uint64_t>(&mine, 1), std::span(&least, 1), minimum{}, deadline);
-        // No rank goes on, and perhaps fails, before all ranks have the answer. If the barrier
-        // fails, each rank's next call reports the fault.
+        // The barrier keeps every rank from going on, and perhaps failing, before all ranks have
+        // the answer. If the barrier fails, each rank's next call reports the fault.
         if (!f) (void)net.barrier(deadline);
         if (!f && least != good)
             f = {static_cast<errc>(least & 0xffU), collective_kind::all_reduce, static_cast<std::uint32_t>(least >> 32),
@@ -154,27 +156,28 @@ void make_on_all(Net& net, const Make& make, const Undo& undo, instant deadline)
 
 }  // namespace detail
 
-/// One rank's end of a group. The collectives have the names and meanings of collective/: all ranks
+/// One rank's end of a group. The collectives have the names and meanings of collective/. All ranks
 /// call them in the same order, and each call returns at its deadline or a short grace later, with
-/// a fault or none. A fault names a rank. If calls differ between ranks (in the collective, length,
-/// type, operator or root), all ranks get errc::mismatch. After any of these faults, every later
-/// call returns a fault. If the arguments of one rank's call don't fit each other, this rank alone
-/// gets errc::mismatch, at once, and hasn't taken part.
+/// a fault or without.
 ///
-///   all_reduce(in, out, op, deadline)      any length; `in` may be `out`
-///   reduce_scatter(in, out, op, deadline)  `in` has size() * out.size() elements; `out` may be
-///                                          this rank's part of `in`
-///   all_gather(in, out, deadline)          `out` has size() * in.size() elements; `in` may be
-///                                          this rank's part of `out`
-///   broadcast(data, root, deadline)
-///   barrier(deadline)
-///   abort(rank, why)  ends the collectives of all ranks, naming `rank`, which may be any number
-///                     below 65536; doesn't wait
-///   carried()         the bytes that this rank has brought to collectives: `in`, or broadcast
-///                     data
-///   rank_ordered      whether each element is combined in the order of ranks, in float or wider:
-///                     the same bits for every length, chunk and run
-///   in_host_memory    whether spans are of memory that the host reads: see host_transport
+/// A fault names a rank. If calls differ between ranks (in the collective, length, type, operator
+/// or root), all ranks get errc::mismatch. After any of these faults, every later call returns a
+/// fault. If the arguments of one rank's call don't fit each other, only this rank gets
+/// errc::mismatch, at once, and it hasn't taken part.
+///
+///  - all_reduce(in, out, op, deadline): any length; `in` may be `out`
+///  - reduce_scatter(in, out, op, deadline): `in` has size() * out.size() elements; `out` may be
+///    this rank's part of `in`
+///  - all_gather(in, out, deadline): `out` has size() * in.size() elements; `in` may be this rank's
+///    part of `out`
+///  - broadcast(data, root, deadline)
+///  - barrier(deadline)
+///  - abort(rank, why) ends the collectives of all ranks and names `rank`, which may be any number
+///    below 65536; doesn't wait
+///  - carried() is the bytes that this rank has brought to collectives: `in`, or broadcast data
+///  - rank_ordered says whether each element is combined in the order of ranks, in float or wider,
+///    so that the bits are the same for every length, chunk and run
+///  - in_host_memory says whether spans are of memory that the host reads: see host_transport
 template <class T>
 concept transport = requires(T& t, const T& c, std::span<const float> in, std::span<float> out,
                              std::span<std::uint64_t> words, instant deadline) {
@@ -194,19 +197,19 @@ concept transport = requires(T& t, const T& c, std::span<const float> in, std::s
     t.abort(std::uint32_t{}, errc::aborted);
 };
 
-/// A transport of host memory. Results are in memory once a call has returned. Code that reads
+/// A transport of host memory. Once a call has returned, its results are in memory. Code that reads
 /// elements, or passes arrays on its stack, requires a host_transport.
 template <class T>
 concept host_transport = transport<T> && T::in_host_memory;
 
-/// A transport whose parts may differ in length, and be empty. `counts` has the number of elements
-/// of each rank's part, the same on every rank. Arrays may be longer than their parts. If the
-/// counts differ or don't fit, all ranks get errc::mismatch.
+/// A transport whose parts may differ in length, and may be empty. `counts` has the number of
+/// elements of each rank's part, the same on every rank. Arrays may be longer than their parts. If
+/// the counts differ or don't fit, all ranks get errc::mismatch.
 ///
-///   reduce_scatterv(in, out, counts, op, deadline)   `out` may be this rank's part of `in`
-///   all_gatherv(in, out, counts, deadline)           `in` may be this rank's part of `out`
-///   all_to_allv(in, sends, out, receives, deadline)  sends[q] elements to rank q, receives[q] from
-///                                                    it; not in place
+///  - reduce_scatterv(in, out, counts, op, deadline): `out` may be this rank's part of `in`
+///  - all_gatherv(in, out, counts, deadline): `in` may be this rank's part of `out`
+///  - all_to_allv(in, sends, out, receives, deadline) brings sends[q] elements for rank q and gets
+///    receives[q] elements from rank q; `in` and `out` must not overlap
 template <class T>
 concept unequal_transport = transport<T> && requires(T& t, std::span<const float> in, std::span<float> out,
                                                      std::span<const std::uint64_t> counts, instant deadline) {
@@ -225,13 +228,13 @@ concept list_transport = transport<T> && requires(T& t, std::span<const std::spa
 
 /// A transport that can run several collectives at once while the caller does other work.
 ///
-///   start_all_reduce(data, op)      a ticket; `data` is the input and the output: don't touch
-///                                   `data` before the all-reduce is finished
-///   start_reduce_scatter(data, op)  likewise; `data` has size() equal parts, and this rank's part
-///                                   is the output
-///   start_all_gather(data)          likewise; this rank's part is the input
-///   advance()                       does what can be done without waiting
-///   finish(ticket, deadline)        waits until the ticket's collective is finished
+///  - start_all_reduce(data, op) returns a ticket. `data` is the input and the output: don't touch
+///    `data` before the all-reduce is finished.
+///  - start_reduce_scatter(data, op): likewise; `data` has size() equal parts, and this rank's part
+///    is the output
+///  - start_all_gather(data): likewise; this rank's part is the input
+///  - advance() does all that can be done without waiting
+///  - finish(ticket, deadline) waits until the ticket's collective is finished
 template <class T>
 concept pipelined_transport = transport<T> && requires(T& t, std::span<float> data, instant deadline) {
     { t.finish(t.start_all_reduce(data, sum{}), deadline) } -> std::same_as<collective_fault>;
@@ -240,12 +243,12 @@ concept pipelined_transport = transport<T> && requires(T& t, std::span<float> da
     t.advance();
 };
 
-/// A transport that a rank can leave without costing the others their last results.
+/// A transport that a rank can leave without costing the other ranks their last results.
 ///
-///   leave(rank, why)  this rank makes no more calls. The other ranks finish the calls in which
-///                     it took part; their later calls return `why` and name `rank`, which may be
-///                     any number below 65536. The thread that uses the transport calls it,
-///                     with nothing under way. Doesn't wait for the others' later calls
+/// leave(rank, why) says that this rank makes no more calls. The other ranks finish the calls in
+/// which this rank took part; their later calls return `why` and name `rank`, which may be any
+/// number below 65536. The thread that uses the transport calls leave(), with no collective under
+/// way. leave() doesn't wait for the other ranks' later calls.
 template <class T>
 concept leaving_transport = transport<T> && requires(T& t) {
     t.leave(std::uint32_t{}, errc::stopped);
@@ -261,10 +264,12 @@ public:
     explicit thread_transport(const member& me) noexcept : me_(me) {}
 
     [[nodiscard]] std::uint32_t rank() const noexcept { return me_.rank(); }  ///< from 0
-    [[nodiscard]] std::uint32_t size() const noexcept { return me_.size(); }  ///< ranks
-    [[nodiscard]] bytes carried() const noexcept { return carried_; }         ///< see transport
-    [[nodiscard]] const member& me() const noexcept { return me_; }           ///< for collective/
-    /// None until a rank has failed or aborted.
+    /// The number of ranks.
+    [[nodiscard]] std::uint32_t size() const noexcept { return me_.size(); }
+    [[nodiscard]] bytes carried() const noexcept { return carried_; }  ///< see transport
+    /// The member, for collective/.
+    [[nodiscard]] const member& me() const noexcept { return me_; }
+    /// No fault until a rank has failed or aborted.
     [[nodiscard]] collective_fault fault() const noexcept { return me_.fault(); }
 
     /// See transport.
@@ -371,17 +376,18 @@ private:
 static_assert(list_transport<thread_transport> && host_transport<thread_transport> &&
               unequal_transport<thread_transport> && leaving_transport<thread_transport>);
 
-/// A transport that exchanges elements with some ranks only: `out` gets the elements of one
-/// neighbour after the other, in the list's order. If q is a neighbour of r, r must be a neighbour
-/// of q.
+/// A transport that exchanges elements with some ranks only. `out` gets the elements of one
+/// neighbour after the other, in the order of the list. If q is a neighbour of r, r must be a
+/// neighbour of q.
 template <class T>
 concept neighbour_transport = transport<T> && requires(T& t, std::span<const float> in, std::span<float> out,
                                                        std::span<const std::uint32_t> neighbours, instant deadline) {
     { t.exchange(in, neighbours, out, deadline) } -> std::same_as<collective_fault>;
 };
 
-/// Which ranks average with each other: a graph of ranks, with weights. If the graph is connected,
-/// repeated averaging converges to the average of all ranks. A plain value, the same on all ranks.
+/// A graph of ranks, with weights, that says which ranks average with each other. If the graph is
+/// connected, repeated averaging converges to the average of all ranks. A plain value, the same on
+/// all ranks.
 class neighbour_graph {
 public:
     /// Each pair makes two ranks neighbours. Throws operation_error (errc::invalid_specification)
@@ -406,8 +412,8 @@ public:
         if (ranks > 2) edges.emplace_back(ranks - 1, 0);
         return {ranks, edges};
     }
-    /// Connects ranks whose numbers differ in one bit: few neighbours, and short paths between
-    /// ranks.
+    /// Connects ranks whose numbers differ in one bit. Each rank has few neighbours, and paths
+    /// between ranks are short.
     [[nodiscard]] static neighbour_graph hypercube(std::uint32_t ranks) {
         std::vector<std::pair<std::uint32_t, std::uint32_t>> edges;
         for (std::uint32_t r = 0; r < ranks; ++r)
@@ -416,13 +422,12 @@ public:
         return {ranks, edges};
     }
 
-    [[nodiscard]] std::uint32_t size() const noexcept {
-        return static_cast<std::uint32_t>(neighbours_.size());
-    }  ///< ranks
+    /// The number of ranks.
+    [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(neighbours_.size()); }
     /// A rank's neighbours, ascending.
     [[nodiscard]] std::span<const std::uint32_t> neighbours(std::uint32_t r) const noexcept { return neighbours_[r]; }
-    /// The weight of rank q's numbers in rank r's average. The weights in a rank's average sum to
-    /// 1, and so do the weights of a rank's numbers in all averages.
+    /// The weight of rank q's numbers in rank r's average. The weights within a rank's average sum
+    /// to 1, and so do the weights that one rank's numbers have in all averages.
     [[nodiscard]] float weight(std::uint32_t r, std::uint32_t q) const noexcept {
         if (r != q) {
             const auto& mine = neighbours_[r];
@@ -440,7 +445,7 @@ private:
 
 /// One step of gossip: `x` becomes the weighted mean of this rank's and its neighbours' elements,
 /// added in the order of ranks. All ranks pass the same number of elements and the same graph. If
-/// the graph is of another size than `net`, this rank alone gets errc::mismatch.
+/// the graph and `net` have different sizes, only this rank gets errc::mismatch.
 template <neighbour_transport Net>
 requires host_transport<Net>
 [[nodiscard]] collective_fault gossip_average(Net& net, const neighbour_graph& among, std::span<float> x,
@@ -470,14 +475,14 @@ requires host_transport<Net>
 
 /// How often all ranks average.
 struct local_steps {
-    std::uint64_t every = 1;  ///< average after this many steps; 0: never
+    std::uint64_t every = 1;  ///< average after this many steps; 0 means never
     /// Whether the ranks average after this step. Steps are counted from 0.
     [[nodiscard]] constexpr bool due(std::uint64_t step) const noexcept {
         return every != 0 && (step + 1) % every == 0;
     }
 };
 
-/// Each array becomes the mean of all ranks' arrays at its place in the list.
+/// Each array becomes the mean of the arrays at its place in all ranks' lists.
 template <transport Net>
 [[nodiscard]] collective_fault average_all(Net& net, std::span<const std::span<float>> list, instant deadline = never) {
     if constexpr (list_transport<Net>) {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A group of two levels: ranks that are threads of a process, in several processes, with one
-// transport between processes. An all-reduce combines elements inside each process, exchanges one
-// copy between processes, however many ranks there are, and hands the result to all ranks. It works
-// chunk by chunk, so that the ranks combine one chunk while others are under way between processes.
+// A group of two levels: the ranks are threads of several processes, and one transport connects the
+// processes. An all-reduce combines elements inside each process, exchanges one copy between the
+// processes, however many ranks there are, and hands the result to all ranks. The all-reduce works
+// chunk by chunk, so that the ranks combine one chunk while other chunks are under way between
+// processes.
 //
 //   gpushare::communicator inner(4);
 //   gpushare::two_level_group group = gpushare::split(inner, outer);  // outer: an mpi_transport
@@ -10,11 +11,11 @@
 //
 // Ranks are numbered in the order of processes. Elements are combined in the order of ranks in each
 // process, rounded to T, and then combined in the order of processes. The bits are the same in
-// every run and on every rank, but differ from those of a flat group. An average of elements of 16
-// or 8 bits is the average of the processes' averages, weighted by their numbers of ranks.
+// every run and on every rank, but differ from the bits of a flat group. An average of 16-bit or
+// 8-bit elements is the average of the processes' averages, weighted by their numbers of ranks.
 //
 // All ranks of all processes compare their calls before any rank gets a result. If a rank is late,
-// the fault on every rank names it.
+// every rank's fault names the late rank.
 //
 // Ranks can be devices, or share a device. One thread of each process serves all its ranks:
 //
@@ -24,11 +25,11 @@
 //   while (!buckets.complete())
 //       buckets.advance(std::span(streams), staging, levels.engine(patience));
 //
-// The devices reduce-scatter on their streams. Each copies its part to pinned memory, `outer`
-// combines the parts with those of the other processes, and each device gets its part back for an
-// all-gather. So a device's link to the host carries only a part of the elements, there and back.
-// The link between processes carries as many bytes as that of a two_level_group, and the results
-// have the same bits.
+// The devices reduce-scatter on their streams. Each device copies its part to pinned memory,
+// `outer` combines the parts with those of the other processes, and each device gets its part back
+// for an all-gather. So a device's link to the host carries only a part of the elements, there and
+// back. The link between processes carries as many bytes as the link of a two_level_group, and the
+// results have the same bits.
 #pragma once
 
 #include <algorithm>
@@ -62,17 +63,18 @@ inline namespace GPUSHARE_ABI {
 
 /// How an all-reduce of two levels is cut into chunks.
 struct two_level_options {
-    bytes chunk{1 << 20};     ///< bytes of a chunk: the smallest setting of all processes counts
+    /// Bytes of a chunk; all processes use the smallest of their settings.
+    bytes chunk{1 << 20};
     std::uint32_t depth = 4;  ///< chunks under way at once, over a pipelined transport
     /// How much longer than its deadline a rank waits for rank 0 of its process, which learns from
     /// the other processes which rank to name. Rank 0 waits half of this time longer for the other
-    /// processes, since they first look for the late rank among their own.
+    /// processes, which first look for the late rank among their own ranks.
     ns grace = std::chrono::milliseconds(500);
 };
 
-/// This process's part of a group of two levels. `inner` and `outer` must outlive it. No other code
-/// may use `outer` while a collective runs. Only rank 0's thread runs collectives on `outer`, but
-/// each rank may abort them.
+/// This process's part of a group of two levels. `inner` and `outer` must outlive the object. No
+/// other code may use `outer` while a collective runs. Only rank 0's thread runs collectives on
+/// `outer`, but each rank may abort them.
 template <host_transport Outer>
 class two_level_group {
     struct shared_state {
@@ -80,8 +82,8 @@ class two_level_group {
         Outer& outer;
         two_level_options options;
         detail::ranks_of_processes ranks{};
-        // Rank 0's memory, not on its stack: after a fault the transport may still touch it. A word
-        // of each process, and this process's own once more.
+        // Memory of rank 0, but not on its stack, because after a fault the transport may still
+        // touch it. The memory has a word for each process, and this process's own word once more.
         std::unique_ptr<std::uint64_t[]> words_memory{};
         std::vector<std::unique_ptr<std::byte[]>> scratch{};
         bool in_use = false;
@@ -107,16 +109,16 @@ public:
         static constexpr bool rank_ordered = false;   ///< ordered by levels: see the header
         static constexpr bool in_host_memory = true;  ///< see transport
 
-        /// among all
+        /// The rank's number among all ranks.
         [[nodiscard]] std::uint32_t rank() const noexcept { return first() + me_.rank(); }
-        /// of all processes
+        /// The number of ranks in all processes.
         [[nodiscard]] std::uint32_t size() const noexcept { return s_->ranks.size(); }
-        /// see transport
+        /// See transport.
         [[nodiscard]] bytes carried() const noexcept { return carried_; }
-        /// None until a rank has failed, or aborted, as far as it is known here.
+        /// No fault until a rank has failed or aborted, as far as this rank knows.
         [[nodiscard]] collective_fault fault() const noexcept {
-            // The group's fault first: a thread that closes the group has stored the word before,
-            // with the rank's number among all.
+            // The group's fault comes first. A thread that closes the group has stored the word
+            // before, with the rank's number among all ranks.
             collective_fault f = me_.fault();
             const std::uint64_t word = s_->outer_fault.load(std::memory_order_acquire);
             if (word != 0) return collective_fault::unpacked(word);
@@ -208,11 +210,12 @@ public:
             return reinterpret_cast<std::conditional_t<std::is_const_v<P>, const std::byte, std::byte>*>(p);
         }
 
-        /// Until when rank 0 waits for other processes, which may know better which rank is late.
+        /// The time until which rank 0 waits for other processes, which may know better which rank
+        /// is late.
         [[nodiscard]] instant outer_deadline(instant deadline) const noexcept {
             return saturating_add(deadline, s_->options.grace / 2);
         }
-        /// The deadline of a call for which rank 0 may be late, since rank 0 may have waited for
+        /// The deadline of a call for which rank 0 may be late, because it may have waited for
         /// other processes.
         [[nodiscard]] instant behind_outer(instant deadline) const noexcept {
             return saturating_add(deadline, s_->options.grace);
@@ -240,7 +243,7 @@ public:
             return {begin, n};
         }
 
-        /// The ranks combine each chunk in rank 0's output. Rank 0 exchanges this chunk with the
+        /// The ranks combine each chunk in rank 0's output, and rank 0 exchanges the chunk with the
         /// other processes.
         template <class T, class Op, class Here, class Between, class End>
         [[nodiscard]] collective_fault reduce_chunks(std::span<const T> in, std::span<T> out, const Here& here,
@@ -278,7 +281,8 @@ public:
             }
             return chunks != 0 ? collective_fault{} : nothing_to_do(outside, deadline);
         }
-        /// A call without elements: every rank must still know that all others have made the call.
+        /// A call without elements: every rank must still know that all other ranks have made the
+        /// call.
         template <class Call>
         [[nodiscard]] collective_fault nothing_to_do(Call& outside, instant deadline) {
             if (me_.rank() == 0)
@@ -347,7 +351,8 @@ public:
         }
 
         /// Compares the calls of all ranks: first inside each process, then between processes by
-        /// rank 0. Over a pipelined transport rank 0 goes on until agreed() needs the answer.
+        /// rank 0. Over a pipelined transport, rank 0 goes on with other work until agreed() needs
+        /// the answer.
         struct outer_call {
             rank_type& of;
             collective_kind what;
@@ -384,7 +389,7 @@ public:
                 if (f) return of.outer_failed(f);
                 const auto odd = detail::odd_one(words);
                 if (!odd) return {};
-                // Other processes may have noticed the mismatch by what followed the words. The
+                // Other processes may have noticed the mismatch from what followed the words. The
                 // transport decides which rank all of them name.
                 of.tell_others(of.s_->ranks.first(*odd), errc::mismatch);
                 f = of.s_->outer.barrier(std::chrono::steady_clock::now());
@@ -419,8 +424,8 @@ public:
             }
         };
 
-        /// Runs a call. An exception, such as std::bad_alloc, ends the calls of all ranks, and
-        /// passes on.
+        /// Runs a call. An exception, such as std::bad_alloc, ends the calls of all ranks, and then
+        /// propagates.
         template <class F>
         [[nodiscard]] collective_fault telling(const F& call) {
             try {
@@ -432,12 +437,12 @@ public:
             }
         }
 
-        /// For the transport, numbers from outer.size() on are ranks of the whole group. So the
+        /// The transport takes numbers from outer.size() on as ranks of the whole group. So the
         /// other processes learn which rank of this process is at fault.
         void tell_others(std::uint32_t rank, errc why) const noexcept { s_->outer.abort(s_->outer.size() + rank, why); }
 
-        /// Returns a fault of the ranks here with its rank's number among all ranks, and tells the
-        /// other processes. If the group was closed for another fault, returns the other fault.
+        /// Returns a fault of the ranks here, with the rank's number among all ranks, and tells the
+        /// other processes. If the group was closed for another fault, returns that fault.
         [[nodiscard]] collective_fault inner_fault(collective_fault f) const {
             if (!f) return f;
             // acquire: the thread that closed the group stored the fault before.
@@ -449,8 +454,8 @@ public:
             // Each rank tells the other processes, since rank 0 may be the late rank.
             if (word == 0) tell_others(f.rank, f.code);
             if (me_.rank() == 0) {
-                // A transport without a thread of its own tells the others in its next call, and
-                // gives up work under way. This call doesn't wait.
+                // A transport without a thread of its own tells the other processes in its next
+                // call, and gives up work under way. This call doesn't wait.
                 const bool in_use = detail::gives_up(s_->outer);
                 s_->in_use = s_->in_use || in_use;
                 f.buffers_in_use = f.buffers_in_use || in_use;
@@ -480,7 +485,7 @@ public:
     static_assert(host_transport<rank_type>);
 
     /// Collective over `outer`: the processes tell each other how many ranks they have. Throws
-    /// operation_error for a fault of `outer`, such as a deadline that passed.
+    /// operation_error for a fault of `outer`, such as a deadline that has passed.
     two_level_group(communicator& inner, Outer& outer, two_level_options options = {}, instant deadline = never)
         : s_(std::make_unique<shared_state>(inner, outer, options)) {
         s_->options.depth = std::max(options.depth, 1U);
@@ -492,7 +497,7 @@ public:
             outer, allocate, [] {}, deadline);
     }
 
-    /// All channels share `outer`: only one channel at a time may run collectives. Throws
+    /// All channels share `outer`, so only one channel at a time may run collectives. Throws
     /// operation_error (errc::invalid_specification) if there is no such rank or channel.
     [[nodiscard]] rank_type rank(std::uint32_t r, std::uint32_t channel = 0) const {
         return {*s_, s_->inner.rank(r, channel)};
@@ -504,8 +509,8 @@ private:
     std::unique_ptr<shared_state> s_;
 };
 
-/// Makes one group of `inner` and `outer`. All processes call split(). Throws like
-/// two_level_group's constructor.
+/// Makes one group of `inner` and `outer`. All processes call split(). Throws as two_level_group's
+/// constructor does.
 template <host_transport Outer>
 [[nodiscard]] two_level_group<Outer> split(communicator& inner, Outer& outer, two_level_options options = {},
                                            instant deadline = never) {
@@ -513,20 +518,20 @@ template <host_transport Outer>
 }
 
 /// The ranks on this process's devices, in a group with the ranks of other processes. Each process
-/// has a two_level_devices. One thread at a time calls it, except for abort. All that the
-/// constructor refers to must outlive the object. No other code may use `outer` while a collective
-/// runs. `Pinned` allocates memory that the host, the streams' copies and the devices reach, such
-/// as gpushare::cuda::pinned_memory.
+/// has a two_level_devices. One thread at a time calls its members, except for abort(). All objects
+/// that the constructor refers to must outlive this one. No other code may use `outer` while a
+/// collective runs. `Pinned` allocates memory that the host, the streams' copies and the devices
+/// reach, such as gpushare::cuda::pinned_memory.
 template <gang_order Gangs, launcher Stream, host_transport Outer, memory_resource Pinned>
 requires copier<Stream>
 class two_level_devices {
 public:
     /// Rank r of `members` is on devices[r], with streams[r]. If all ranks share a device, there is
     /// one device and one stream. Collective over `outer`: the processes tell each other how many
-    /// ranks they have. Allocates options.depth chunks, at least two. Throws what `pinned` throws;
-    /// the other processes then throw an operation_error that names this process. Throws
-    /// operation_error: errc::invalid_specification for spans of other lengths, or a fault of
-    /// `outer`.
+    /// ranks they have. Allocates options.depth chunks, but at least two. Throws what `pinned`
+    /// throws; the other processes then throw an operation_error that names this process. Throws
+    /// operation_error with errc::invalid_specification for spans of other lengths, or with a fault
+    /// of `outer`.
     two_level_devices(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
                       std::span<const member> members, Outer& outer, Pinned& pinned, two_level_options options = {},
                       const launch_options& launches = {}, instant deadline = never)
@@ -572,25 +577,28 @@ public:
             give_memory_back();
     }
 
-    /// of all processes
+    /// The number of ranks in all processes.
     [[nodiscard]] std::uint32_t size() const noexcept { return ranks_.size(); }
-    /// first rank here
+    /// The number of this process's first rank among all ranks.
     [[nodiscard]] std::uint32_t first() const noexcept { return ranks_.first(outer_.rank()); }
-    /// the first one
+    /// The first fault, if there was one.
     [[nodiscard]] const collective_fault& fault() const noexcept { return fault_; }
     /// The bytes that all devices here have copied so far, to the host and back.
     [[nodiscard]] bytes copied() const noexcept { return copied_; }
 
     /// Combines `count` elements of ins[r] of all ranks of all processes into outs[r], which may be
-    /// the same array. Integers have no average. Returns once all work is enqueued: work enqueued
-    /// later on a rank's stream finds the result. Waits for the devices and for the other
-    /// processes, so these must not wait for the caller. If a rank is late, here or in another
-    /// process, returns a fault that names it or, if only the process is known, the process's first
-    /// rank. After a fault outputs have any content, and later calls return the fault again. Work
-    /// enqueued before the fault still uses the arrays: wait for the streams before you free them.
-    /// An exception, such as a stream's error or std::bad_alloc, becomes a fault of this process's
-    /// first rank. Two faults end this call alone, before anything is enqueued: errc::capturing if
-    /// a stream is captured, and errc::invalid_specification for another number of arrays.
+    /// the same array. Integers have no average. Returns once all work is enqueued; work that is
+    /// enqueued later on a rank's stream finds the result. Waits for the devices and for the other
+    /// processes, so these must not wait for the caller.
+    ///
+    /// If a rank is late, here or in another process, returns a fault that names the rank or, if
+    /// only the process is known, the process's first rank. After a fault, outputs have unspecified
+    /// content, and later calls return the fault again. Work that was enqueued before the fault
+    /// still uses the arrays: wait for the streams before you free them. An exception, such as a
+    /// stream's error or std::bad_alloc, becomes a fault of this process's first rank.
+    ///
+    /// Two faults end only this call, before any work is enqueued: errc::capturing if a stream is
+    /// captured, and errc::invalid_specification for another number of arrays.
     template <movable_on_devices T, class Op>
     requires reducible<T> &&(!detail::has_finish<Op> || !std::integral<T>) [[nodiscard]] collective_fault
         all_reduce(std::span<const T* const> ins, std::span<T* const> outs, std::size_t count, const Op& op,
@@ -608,10 +616,10 @@ public:
             return stream_failed(detail::code_thrown());
         }
     }
-    /// Compares a number of each process, such as a digest of the data to combine. If they differ,
-    /// the fault is errc::mismatch and names the first rank of a process whose number isn't the
-    /// most common one; of two processes, the second one's. Otherwise like all_reduce, without the
-    /// devices.
+    /// Compares a number of each process, such as a digest of the data to combine. If the numbers
+    /// differ, the fault is errc::mismatch and names the first rank of a process whose number isn't
+    /// the most common number; of two processes, that of the second. Otherwise works as all_reduce
+    /// does, without the devices.
     [[nodiscard]] collective_fault agree_on(std::uint64_t number, instant deadline = never) {
         if (fault_) return fault_;
         try {
@@ -631,8 +639,9 @@ public:
         };
     }
     /// Combines the buckets of torch_device_ranks (interop/torch_gradients.hpp) on these streams.
-    /// The buckets' gradients must be adjacent, since nothing is packed. Each call waits up to
-    /// `patience` for the other processes. One thread at a time calls it, except for interrupt().
+    /// The buckets' gradients must be adjacent, since the combiner doesn't pack. Each call waits up
+    /// to `patience` for the other processes. One thread at a time calls the members, except for
+    /// interrupt().
     class combiner_type {
     public:
         /// Combines over the devices of `of`.
@@ -649,7 +658,7 @@ public:
             return of_->agree_on(number, saturating_add(std::chrono::steady_clock::now(), patience_));
         }
         /// Takes a fault of a rank here, which fault() returns from now on, and tells the other
-        /// processes without waiting for them. Does nothing if there was a fault before. The other
+        /// processes without waiting for them. Does nothing after an earlier fault. The other
         /// processes learn of errc::stopped only over a leaving_transport, and then finish the
         /// steps in which this process has taken part.
         void end(errc why, std::uint32_t rank) const {
@@ -660,12 +669,12 @@ public:
                 of_->give_up(why, first() + rank);
             of_->fault_ = {why, what, first() + rank, 0};
         }
-        /// Ends the current calls of all processes, also another thread's call here, with a fault
-        /// of a rank here. Doesn't wait. Any thread may call it.
+        /// Ends the current calls of all processes, including a call of another thread here, with a
+        /// fault of a rank here. Doesn't wait. Any thread may call interrupt().
         void interrupt(errc why, std::uint32_t rank) const noexcept { of_->abort(first() + rank, why); }
-        /// the first one
+        /// The first fault, if there was one.
         [[nodiscard]] collective_fault fault() const noexcept { return of_->fault_; }
-        /// first rank here
+        /// The number of this process's first rank among all ranks.
         [[nodiscard]] std::uint32_t first() const noexcept { return of_->first(); }
 
     private:
@@ -675,8 +684,8 @@ public:
     /// See combiner_type. With ns::max(), a wait for a process that hangs ends only when a fault is
     /// reported.
     [[nodiscard]] combiner_type combiner(ns patience = std::chrono::minutes(10)) noexcept { return {*this, patience}; }
-    /// Ends the collectives of all processes, naming `rank` among all ranks. Doesn't wait. Any
-    /// thread may call it.
+    /// Ends the collectives of all processes, and names `rank`, a number among all ranks. Doesn't
+    /// wait. Any thread may call abort().
     void abort(std::uint32_t rank, errc why) noexcept {
         // release: a thread that finds the members closed reads the fault.
         aborted_.store(collective_fault{why, what, rank, 0}.packed(), std::memory_order_release);
@@ -900,11 +909,11 @@ private:
         in_use_ = detail::gives_up(outer_) || in_use_;
         return fault_ = f;
     }
-    /// A stream, for example, has refused a copy. The work that streams took before still uses the
-    /// chunks.
+    /// Ends the group because, for example, a stream has refused a copy. Work that streams took
+    /// before still uses the chunks.
     [[nodiscard]] collective_fault stream_failed(errc code) {
         try {
-            enqueued(chunks_.front());  // behind what is enqueued for any chunk
+            enqueued(chunks_.front());  // behind all work that is enqueued for any chunk
         } catch (const std::exception&) {
             in_use_ = true;
         }
@@ -915,7 +924,7 @@ private:
         f.rank = detail::named_rank(ranks_, f.rank);
         return fault_ = f;
     }
-    /// A fault of another process, while the devices here are at work: these end.
+    /// A fault of another process, while the devices here are at work: their work ends.
     [[nodiscard]] collective_fault others_failed(collective_fault f) {
         members_[0].close({f.code, what, 0, 0});
         f.buffers_in_use = detail::gives_up(outer_);
@@ -935,7 +944,8 @@ private:
     two_level_options options_;
     launch_options launches_;
     detail::ranks_of_processes ranks_{};
-    std::unique_ptr<std::uint64_t[]> words_;  // of each process, and the own one once more
+    // a word for each process, and this process's word once more
+    std::unique_ptr<std::uint64_t[]> words_;
     std::vector<const std::uint64_t*> counts_;
     std::vector<chunk> chunks_;
     collective_fault fault_{};

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // The formats of gradients between ranks: unchanged, or 16 bits. Gradients in 16 bits are combined
 // in float32. Each rank's gradient is rounded once before it is sent, and the result is rounded
-// once (with two levels, also the result of each process).
+// once. With two levels, the result of each process is rounded as well.
 //
 //   gpushare::to_wire(gradient, std::span(halves), residual);  // keeps the rounding error
 //   net.all_reduce<gpushare::bfloat16>(halves, halves, gpushare::average{}, deadline);
 //   gpushare::from_wire(std::span(std::as_const(halves)), gradient);
 //   if (!gpushare::all_finite(gradient)) skip_this_step();  // all ranks have the same bits
 //
-// Or each rank sends only the k largest elements of a gradient, and keeps the rest for later steps
-// (error feedback): elements come late, but none is lost. Stich, Cordonnier and Jaggi, "Sparsified
-// SGD with memory", NeurIPS 2018.
+// A rank can also send only the k largest elements of a gradient, and keep the rest for later steps
+// (error feedback). Elements then come late, but none is lost. See Stich, Cordonnier and Jaggi,
+// "Sparsified SGD with memory", NeurIPS 2018.
 //
 //   gpushare::top_k_feedback mine(gradient.size(), gradient.size() / 100);
 //   if (auto fault = gpushare::all_reduce_top_k(net, mine, gradient, deadline)) ...  // the average
@@ -46,7 +46,7 @@ enum class wire_format : std::uint8_t {
     bf16,   ///< the range of float32
 };
 
-/// Its name.
+/// The format's name.
 [[nodiscard]] constexpr std::string_view to_string(wire_format f) noexcept {
     switch (f) {
         case wire_format::as_is: return "as_is";
@@ -61,13 +61,13 @@ enum class wire_format : std::uint8_t {
     return bytes{elements * (f == wire_format::as_is ? element : 2)};
 }
 
-/// 16 bits for large gradients. Gradients of fewer than `least` elements, such as most norms and
-/// biases, stay as they are: they are sensitive and cost little. A caller that knows which
-/// gradients are sensitive should exclude them itself, as torch_gradients excludes gradients of one
-/// dimension.
+/// Picks 16 bits for large gradients. Gradients of fewer than `least` elements, such as most norms
+/// and biases, stay unchanged, because they are sensitive and cost little. A caller that knows
+/// which gradients are sensitive should exclude them itself, as torch_gradients excludes gradients
+/// of one dimension.
 struct mixed_format {
     wire_format large = wire_format::bf16;  ///< for gradients of at least `least` elements
-    std::size_t least = 4096;               ///< smaller gradients stay as they are
+    std::size_t least = 4096;               ///< smaller gradients stay unchanged
     /// The format of a gradient.
     [[nodiscard]] constexpr wire_format of(std::size_t elements) const noexcept {
         return elements < least ? wire_format::as_is : large;
@@ -90,8 +90,8 @@ template <class From, class To>
     return convert_vectors<floats<16, 8>>(from, to, n);
 }
 #endif
-/// The bits are those of converting one element at a time. Float16 uses the processor's own
-/// instructions where they exist; bfloat16 is as fast as memory even without them.
+/// The bits are the same as if elements were converted one at a time. Float16 uses the processor's
+/// own instructions where they exist. bfloat16 is as fast as memory even without such instructions.
 template <class From, class To>
 void convert(const From* from, To* to, std::size_t n) noexcept {
     std::size_t i = 0;
@@ -106,9 +106,9 @@ void convert(const From* from, To* to, std::size_t n) noexcept {
 }  // namespace detail
 
 /// Rounds to nearest even. `to` is as long as `from`; `residual` is as long, or empty. Adds the
-/// residual, the earlier rounding error, to `from`, rounds the sum and keeps the new error. So
-/// small gradients add up instead of being lost. A sum that isn't finite, or that rounding makes
-/// infinite, leaves no residual.
+/// residual, which is the earlier rounding error, to `from`, rounds the sum and keeps the new
+/// error. So small gradients add up and aren't lost. A sum leaves no residual if it isn't finite or
+/// if rounding makes it infinite.
 template <class Wire>
 requires detail::is_half<Wire>
 void to_wire(std::span<const float> from, std::span<Wire> to, std::span<float> residual = {}) noexcept {
@@ -136,9 +136,9 @@ public:
     top_k_feedback(std::size_t elements, std::size_t k)
         : residual_(checked(elements)), order_(elements), indices_(std::min(k, elements)), values_(indices_.size()) {}
 
-    /// Adds `gradient`, of as many elements, to the residuals and chooses the k largest sums by
-    /// absolute value; of equal sums the first. NaN counts as infinity, so that it is sent and
-    /// noticed.
+    /// Adds `gradient`, of as many elements, to the residuals, and chooses the k sums with the
+    /// largest absolute values; of equal sums, the first ones. NaN counts as infinity, so that it
+    /// is sent and noticed.
     void select(std::span<const float> gradient) {
         owed_before_ = residual_;
         may_skip_ = true;
@@ -158,16 +158,16 @@ public:
             residual_[indices_[j]] = 0;
         }
     }
-    /// The step is skipped: the chosen elements aren't applied, and the earlier debt stands. A
-    /// second call does nothing, nor does a call before the first select().
+    /// Skips the step: the chosen elements aren't applied, and the residuals are again as before
+    /// the step. A second call does nothing, nor does a call before the first select().
     void skip() noexcept {
         if (std::exchange(may_skip_, false)) residual_.swap(owed_before_);
     }
-    /// sorted
+    /// The places of the chosen elements, in ascending order.
     [[nodiscard]] std::span<const std::uint32_t> indices() const noexcept { return indices_; }
-    /// at indices()
+    /// The values of the chosen elements, in the order of indices().
     [[nodiscard]] std::span<const float> values() const noexcept { return values_; }
-    /// what is owed
+    /// The residual of each element: what this rank still owes.
     [[nodiscard]] std::span<const float> residual() const noexcept { return residual_; }
     /// The bytes that this rank brings to the two collectives of one step.
     [[nodiscard]] bytes wire_bytes() const noexcept {
@@ -192,9 +192,9 @@ private:
 
 /// `gradient` becomes the average of the elements that all ranks sent, added in the order of ranks.
 /// All ranks pass the same sizes. If the average isn't finite, `mine` has skipped the step: don't
-/// apply the average (all_finite has the same answer on all ranks).
-/// After a fault, or an exception of the transport, `mine` has skipped the step, `gradient` is
-/// unchanged, and nothing of it is owed.
+/// apply the average (all_finite has the same answer on all ranks). After a fault, or an exception
+/// of the transport, `mine` has skipped the step and keeps nothing of `gradient`, which is
+/// unchanged.
 template <host_transport Net>
 [[nodiscard]] collective_fault all_reduce_top_k(Net& net, top_k_feedback& mine, std::span<float> gradient,
                                                 instant deadline = never) {
@@ -210,7 +210,7 @@ template <host_transport Net>
             if (of != nullptr) of->skip();
         }
     } unless_sent{&mine};
-    // In place, so that the transport touches no memory of `mine`.
+    // Works in place, so that the transport touches no memory of `mine`.
     const auto gather = [&]<class E>(std::span<const E> own, std::span<E> all) {
         const std::span<E> here = all.subspan(net.rank() * k, k);
         std::copy(own.begin(), own.end(), here.begin());

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// How one bucket goes over a transport: as a list of arrays if the transport takes lists, as one
-// array if the gradients are adjacent, or otherwise packed. Gradients that ask for 16 bits are
-// rounded into one array for each format. Each rank gets the whole sums, or its shards only.
+// Carries one bucket over a transport. The bucket goes as a list of arrays if the transport takes
+// lists, as one array if the gradients are adjacent, or packed otherwise. Gradients that ask for 16
+// bits are rounded into one array for each format. Each rank gets the whole sums, or only its
+// shards.
 #pragma once
 
 #include <algorithm>
@@ -47,12 +48,13 @@ struct registered_gradient {
     std::string name;
     std::span<T> data;
     wire_format wire;
-    std::vector<float> residual, owed_before;  // of error feedback: now, and before the step
-    bool rounded;                              // in this step
+    // rounding errors for error feedback: now, and before the step
+    std::vector<float> residual, owed_before;
+    bool rounded;  // whether this step has rounded the gradient
 };
 
-/// How many buckets of a channel may be under way at once. Between processes, one bucket goes over
-/// the link while another bucket's last answers arrive.
+/// How many buckets of a channel may be under way at once. Between processes, one bucket travels
+/// over the link while the last answers for another bucket arrive.
 inline constexpr std::uint32_t most_buckets_at_once = 2;
 template <class Net>
 inline constexpr std::uint32_t buckets_at_once = pipelined_transport<Net> ? most_buckets_at_once : 1;
@@ -162,14 +164,14 @@ private:
             return fault;
         }
     }
-    /// Clears `finite` unless all elements of list_ that this rank has got are finite.
+    /// Clears `finite` unless all elements of list_ that this rank has received are finite.
     void look(bool& finite) const noexcept {
         for (const std::span<const T> array : list_) {
             const element_range kept = shard_of(array.size(), kept_.begin, parts_);
             finite = finite && all_finite(array.subspan(kept.begin, kept.size()));
         }
     }
-    /// Calls `f(gradient, range, wire)` for each gradient of `format` and each part of `which`:
+    /// Calls `f(gradient, range, wire)` for each gradient of `format` and each part of `which`.
     /// `range` is the part's shard of the gradient, and `wire` is the shard's place in `memory`.
     template <class Wire, class F>
     void each_of(std::span<registered> all, std::span<const std::uint32_t> bucket, wire_format format,
@@ -199,7 +201,7 @@ private:
     void widen(std::span<registered> all, std::span<const std::uint32_t> bucket, std::vector<Wire>& memory,
                wire_format format, bool& finite) const {
         each_of(all, bucket, format, memory, kept_, [&](registered& g, element_range some, std::span<const Wire> wire) {
-            finite = finite && all_finite(wire);  // half as many bytes as of floats
+            finite = finite && all_finite(wire);  // checks half as many bytes as the floats have
             from_wire<Wire>(wire, g.data.subspan(some.begin, some.size()));
         });
     }
@@ -210,8 +212,9 @@ private:
     std::vector<float16> float16s_;
     std::vector<bfloat16> bfloat16s_;
     std::vector<std::uint64_t> tickets_;
-    std::uint32_t parts_ = 1;  // of each packed array: one, or one for each rank
-    part_range kept_;          // the parts that this rank gets
+    // the number of parts of each packed array: one, or one for each rank
+    std::uint32_t parts_ = 1;
+    part_range kept_;  // the parts that this rank gets
 };
 
 }  // namespace detail

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels of a softmax over sharded classes on devices (device_partial_softmax in
-// gradient/group_operators.hpp): a rank's part of a step, between the collectives.
+// gradient/group_operators.hpp). They compute a rank's part of a step, between the collectives.
 //
 //   launch_each(stream, part, part.samples, logits_of_sample{});
 #pragma once
@@ -21,13 +21,13 @@ struct softmax_part {
     const float* weights = nullptr;  // a row for each class of the shard
     float* gradient = nullptr;       // a row for each class that takes part
     float* loss = nullptr;
-    std::int64_t* labels = nullptr;  // of all ranks' samples
+    std::int64_t* labels = nullptr;  // the labels of all ranks' samples
     float* x = nullptr;              // a row for each of these samples
-    float* dx = nullptr;             // the gradient by x
+    float* dx = nullptr;             // the gradient with respect to x
     float* most = nullptr;           // the largest logit of each sample
-    /// The sums of exponentials, then the logits of labels, then how many samples count.
+    /// The sums of exponentials, then the logits of labels, then the number of samples that count.
     float* sums = nullptr;
-    float* logits = nullptr;        // a row for each sample; then their exponentials
+    float* logits = nullptr;        // a row for each sample; later their exponentials
     std::uint32_t* rows = nullptr;  // the classes that take part, counted from `first`
     std::size_t samples = 0, taking_part = 0, features = 0, first = 0, classes = 0;
 
@@ -37,7 +37,7 @@ struct softmax_part {
     [[nodiscard]] GPUSHARE_HD bool counts(std::int64_t label) const noexcept {
         return label >= 0 && label < static_cast<std::int64_t>(classes);
     }
-    /// The derivative of the loss by a logit.
+    /// The derivative of the loss with respect to a logit.
     [[nodiscard]] GPUSHARE_HD float slope(std::size_t s, std::size_t k) const noexcept {
         const float p = logits[s * taking_part + k] / sums[s];
         return (p - (is_label(labels[s], k) ? 1.0F : 0.0F)) / sums[2 * samples];
@@ -87,8 +87,8 @@ struct logits_of_sample {
         if (ctx.thread_rank() == 0) p.most[s] = most;
     }
 };
-/// Exponentials relative to all ranks' largest logit, their sum, and the label's logit if this rank
-/// has the label's class.
+/// Computes exponentials relative to all ranks' largest logit, their sum, and the label's logit if
+/// this rank has the label's class.
 struct exponentials_of_sample {
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class C>
@@ -102,13 +102,13 @@ struct exponentials_of_sample {
             sum += static_cast<double>(l);
         }
         sum = ctx.reduce_add(sum);
-        of_label = ctx.reduce_add(of_label);  // one thread has it, or none
+        of_label = ctx.reduce_add(of_label);  // at most one thread has it
         if (ctx.thread_rank() != 0) return;
         p.sums[s] = static_cast<float>(sum);
         p.sums[p.samples + s] = of_label;
     }
 };
-/// The mean loss, by one block.
+/// Computes the mean loss, in one block.
 struct mean_of_losses {
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class C>
@@ -127,7 +127,7 @@ struct mean_of_losses {
         p.sums[2 * p.samples] = static_cast<float>(counted);
     }
 };
-/// The gradient by a class's weights. Each thread computes some elements.
+/// Computes the gradient with respect to a class's weights. Each thread computes some elements.
 struct gradient_of_class {
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class C>
@@ -140,7 +140,7 @@ struct gradient_of_class {
         }
     }
 };
-/// This rank's part of the gradient by a sample's features.
+/// Computes this rank's part of the gradient with respect to a sample's features.
 struct gradient_of_sample {
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class C>

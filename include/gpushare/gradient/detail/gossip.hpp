@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The weighted sum of gossip, one element at a time: the same bits on host and device.
+// The weighted sum of gossip, element by element, with the same bits on host and device.
 //
 //   gossip_sum k{out, count};   k.add(mine, 0.5F);   k.add(theirs, 0.5F);
 //   stream.launch(k.shape(), k);
@@ -31,11 +31,11 @@ struct gossip_sum {
 
     float* out;
     std::size_t count;
-    bool goes_on = false;  // `out` has the sum of an earlier launch
+    bool goes_on = false;  // whether `out` has the sum of an earlier launch
     std::uint32_t listed = 0;
     part parts[most_pieces] = {};
 
-    /// False if the list is full.
+    /// Returns false if the list is full.
     [[nodiscard]] bool add(const float* data, float weight) noexcept {
         if (listed == most_pieces) return false;
         parts[listed] = {data, weight};

@@ -20,7 +20,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Moves from `x`, and never frees what `x` had. Takes no memory, so it can't fail.
+/// Moves from `x`, and never frees the memory that `x` had. Doesn't allocate, so it can't fail.
 template <class T>
 requires std::is_nothrow_move_constructible_v<T>
 void never_free(T& x) noexcept {
@@ -43,8 +43,8 @@ public:
     ~lent_arrays() {
         if (in_use_) std::apply([](auto&... array) { (never_free(array), ...); }, arrays_);
     }
-    /// Makes a call of the transport. After an exception the transport may use the arrays as after
-    /// a fault with buffers_in_use.
+    /// Makes a call of the transport. After an exception, the transport may still use the arrays,
+    /// as after a fault with buffers_in_use.
     template <class Call>
     [[nodiscard]] collective_fault to(const Call& call) {
         in_use_ = true;

@@ -17,8 +17,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// The size of an array's slot in each part: that of its largest shard, so that all ranks have the
-/// same layout. The array has `n` elements.
+/// The size of an array's slot in each part: the size of its largest shard, so that all ranks have
+/// the same layout. The array has `n` elements.
 [[nodiscard]] constexpr std::size_t slot_of(std::size_t n, std::uint32_t parts) noexcept {
     return n / parts + (n % parts != 0 ? 1 : 0);
 }
@@ -33,7 +33,7 @@ template <class T>
 class packed_list {
 public:
     /// If the arrays already have this layout, data() is their own memory. Otherwise data() is a
-    /// copy of the parts `which`; other parts, and gaps between shards, have any content.
+    /// copy of the parts `which`; other parts, and gaps between shards, have unspecified content.
     void pack(std::span<const std::span<T>> list, std::uint32_t parts, part_range which) {
         parts_ = parts;
         std::size_t elements = 0, slots = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Packs arrays that lie anywhere on a device into one flat array, and unpacks them, in one pass.
-// Elements change their type if the two sides have different types. The list of arrays is an
-// argument of the launch. This header also has the other kernels of gradients on devices.
+// Packs arrays that lie anywhere on a device into one flat array, and unpacks them, in one pass. If
+// the two sides have different types, elements are converted. The list of arrays is an argument of
+// the launch. This header also has the other kernels of gradients on devices.
 //
 //   packing<float, bfloat16, true> k{flat, {}, 0};   k.add(data, n);   stream.launch(k.shape(), k);
 #pragma once
@@ -23,8 +23,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// The most arrays of a launch. Of the 4 KiB of a kernel's arguments, their list takes 2 KiB, or 3
-/// KiB with error feedback.
+/// The most arrays of a launch. A kernel's arguments take at most 4 KiB. The list of arrays takes 2
+/// KiB, or 3 KiB with error feedback.
 inline constexpr std::uint32_t most_pieces = 128;
 inline constexpr std::size_t packing_grain = 64;  // the unit of blocks' parts: vectors stay whole
 
@@ -65,14 +65,14 @@ template <class T, class Wire, bool Packs>
 struct packing {
     struct piece {
         T* data;
-        std::size_t end;  // behind its last element, in the flat array
+        std::size_t end;  // one behind the array's last element, in the flat array
     };
 
     Wire* flat;
     piece pieces[most_pieces];
     std::uint32_t count;
 
-    /// False if the list is full.
+    /// Returns false if the list is full.
     [[nodiscard]] bool add(T* data, std::size_t n) noexcept {
         if (count == most_pieces) return false;
         pieces[count] = {data, elements() + n};
@@ -124,7 +124,7 @@ private:
     return (__builtin_bit_cast(std::uint32_t, x) & 0x7f80'0000U) != 0x7f80'0000U;
 }
 
-/// Packs floats into 16 bits with error feedback, as to_wire (gradient/wire.hpp): adds each
+/// Packs floats into 16 bits with error feedback, as to_wire (gradient/wire.hpp) does. Adds each
 /// element's residual, rounds, and keeps the new residual `next` elements further on, so that a
 /// step can be packed again, or forgotten.
 template <class Wire>
@@ -132,7 +132,7 @@ struct packing_owing {
     struct piece {
         const float* data;
         float* owed;
-        std::size_t end;  // behind its last element, in the flat array
+        std::size_t end;  // one behind the array's last element, in the flat array
     };
 
     Wire* flat;
@@ -140,7 +140,7 @@ struct packing_owing {
     piece pieces[most_pieces];
     std::uint32_t count;
 
-    /// False if the list is full.
+    /// Returns false if the list is full.
     [[nodiscard]] bool add(const float* data, float* owed, std::size_t n) noexcept {
         if (count == most_pieces) return false;
         pieces[count] = {data, owed, elements() + n};
@@ -188,9 +188,9 @@ struct finite_look {
     }
 };
 
-/// The kernels that add up the choices of top-k: first zeros, then each rank's choice by a launch
-/// of its own, in the order of ranks, then the division. A rank's places are all different, so the
-/// order within its launch doesn't matter.
+/// The kernels that add up the choices of top-k. First come zeros, then each rank's choice in a
+/// launch of its own, in the order of ranks, then the division. A rank's places are all different,
+/// so the order within a launch doesn't matter.
 struct clear_floats {
     float* data;
     std::size_t count;

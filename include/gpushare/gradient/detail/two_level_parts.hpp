@@ -25,7 +25,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Op without its finish(), which runs once and not at each level.
+/// Op without its finish(), for operators whose finish() must run once and not at each level.
 template <class Op>
 struct without_finish {
     static constexpr std::uint32_t id = op_id<Op>();
@@ -42,7 +42,8 @@ inline constexpr bool has_finish = requires(const Op& op, float a) {
     op.finish(a, a);
 };
 
-/// Whether each level has to average: a level's sum may not fit T, though the average does.
+/// Whether each level has to average, because a level's sum may not fit T although the average
+/// does.
 template <class T, class Op>
 inline constexpr bool averages_by_level = std::same_as<Op, average> && sizeof(T) < sizeof(float);
 
@@ -56,12 +57,12 @@ template <class T, class Op>
         return op;
 }
 
-/// One process's part of an average, which is added to the parts of the others. Processes may have
-/// different numbers of ranks. Apart from rounding, neither a part nor a sum of parts is larger
-/// than the largest input.
+/// One process's part of an average, which is added to the parts of the other processes. Processes
+/// may have different numbers of ranks. Apart from rounding, neither a part nor a sum of parts is
+/// larger than the largest input.
 struct part_of_average {
-    float of_ranks;  ///< in all processes
-    /// a rank's part of T's largest number, less a rounding
+    float of_ranks;  ///< the number of ranks in all processes
+    /// the share of one rank of T's largest number, less a rounding
     float near_largest = __builtin_huge_valf();
     float rounded_down = 1;  ///< the factor for larger parts
     static constexpr std::uint32_t id = 0x7001;
@@ -83,15 +84,15 @@ struct part_of_average {
         return part;
     }
 };
-/// For elements of type T. Parts close to T's largest number aren't rounded up: the parts of finite
-/// inputs could add up to infinity.
+/// part_of_average for elements of type T. Parts close to T's largest number aren't rounded up,
+/// because the parts of finite inputs could then add up to infinity.
 template <class T>
 [[nodiscard]] part_of_average part_of_ranks(std::uint32_t ranks) noexcept {
     part_of_average part{static_cast<float>(ranks)};
     if constexpr (is_stored_number<T>) {
         const auto largest = static_cast<float>(T::max());
         const auto next = static_cast<float>(T::from_bits(static_cast<typename T::bits_type>(T::max().bits() - 1)));
-        // of a rounding, at most
+        // the rounding is at most this
         const float half = (largest - next) / (largest + (largest - next));
         part.near_largest = largest * (1 - 2 * half) / part.of_ranks;
         part.rounded_down = 1 - half;
@@ -110,13 +111,13 @@ public:
         }
         alike_ = std::size_t{largest_} * sizes.size() == size();
     }
-    /// in all processes
+    /// The number of ranks in all processes.
     [[nodiscard]] std::uint32_t size() const noexcept { return first_.back(); }
-    /// most ranks of a process
+    /// The most ranks of a process.
     [[nodiscard]] std::uint32_t largest() const noexcept { return largest_; }
-    /// all processes have equally many
+    /// Whether all processes have equally many ranks.
     [[nodiscard]] bool alike() const noexcept { return alike_; }
-    /// first rank of p
+    /// The number of the first rank of process p, among all ranks.
     [[nodiscard]] std::uint32_t first(std::uint32_t p) const noexcept { return first_[p]; }
     [[nodiscard]] std::uint32_t count(std::uint32_t p) const noexcept { return first_[p + 1] - first_[p]; }
     [[nodiscard]] std::uint32_t process_of(std::uint32_t rank) const noexcept {
@@ -126,7 +127,8 @@ public:
 
     /// Moves the ranks' blocks of `block` bytes so that each process's blocks begin where they
     /// would if all processes had largest() ranks. The memory has room for processes() * largest()
-    /// blocks. Gaps get a copy of the block before, so operators only see values that are inputs.
+    /// blocks. Gaps get a copy of the block before them, so operators only see values that are
+    /// inputs.
     void spread(std::byte* blocks, std::size_t block) const noexcept {
         for (std::uint32_t p = processes(); p-- > 0;) {
             std::byte* const to = blocks + std::size_t{p} * largest_ * block;
@@ -165,7 +167,8 @@ template <class T, class Op, class F>
     }
 }
 
-/// The elements of a chunk: a multiple of 64 for each rank, so that a part is whole cache lines.
+/// The number of elements in a chunk: a multiple of 64 for each rank, so that a part is whole cache
+/// lines.
 template <class T>
 [[nodiscard]] std::size_t elements_of_a_chunk(bytes chunk, const ranks_of_processes& ranks) noexcept {
     const std::size_t grain = std::size_t{64} * ranks.largest();
@@ -185,16 +188,17 @@ template <class Outer>
         sizes[p] = static_cast<std::uint32_t>(all[std::size_t{2} * p]);
         chunk = std::min(chunk, bytes{all[std::size_t{2} * p + 1]});
     }
-    // So that the sum of a chunk's size and a length doesn't overflow.
+    // The limit keeps the sum of a chunk's size and a length from overflowing.
     chunk = std::min(chunk, bytes{std::uint64_t{1} << 48});
-    // No process goes on, or fails, before all processes know the sizes, because the sizes tell
-    // which rank a fault names. If the barrier fails, each rank's first call reports the fault.
+    // The barrier keeps every process from going on, or failing, before all processes know the
+    // sizes, because the sizes tell which rank a fault names. If the barrier fails, each rank's
+    // first call reports the fault.
     (void)outer.barrier(deadline);
     return ranks_of_processes(sizes);
 }
 
-/// The rank, among all ranks, that a fault of the transport between processes names. If the fault
-/// names a process only, this is the process's first rank.
+/// The rank, among all ranks, that is named by a fault of the transport between processes. If the
+/// fault names only a process, this is the process's first rank.
 [[nodiscard]] inline std::uint32_t named_rank(const ranks_of_processes& ranks, std::uint32_t rank) noexcept {
     return rank < ranks.processes() ? ranks.first(rank) : rank - ranks.processes();
 }
