@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// How long the pieces of a model take on an engine, and which engine computes each piece fastest
-// among the engines that compute it right.
+// Measures how long the pieces of a model take on an engine. With several engines, chooses for each
+// piece the fastest engine that computes the piece correctly.
 //
-// Each measurement is a submission of a tenant, so the tenant's share pays: each node by itself,
-// then the pieces that a planner asks for. An operator table keeps the times for good:
+// Each measurement is a submission of a tenant, so it counts against the tenant's share. First each
+// node runs by itself, then the pieces that a planner asks for. An operator table keeps the times
+// permanently:
 //
 //   gpushare::graph::piece_measurer times(chat, model, onnxruntime, table, {.engine = "onnxruntime"});
 //   times.run_nodes(inputs);  // one by one: their times, and all values
 //   gpushare::graph::split_planner planner(times.graph(), times.nodes(), {.limit = 5ms});
 //   gpushare::graph::refine(planner, [&](auto nodes) { return times.measure(nodes); });
 //
-// graph() has the extents that these inputs lead to, so dynamic models get plans and buffers.
+// graph() has the extents that these inputs lead to, so dynamic models get plans and buffers, too.
 //
 // With several engines:
 //
@@ -24,7 +25,7 @@
 //   engines.load(model, plan);
 //   gpushare::graph::cut_model pages(chat, choice.graph(), plan, engines);
 //
-// If a faster engine leaves pieces short, the planner joins them and measures the joined piece on
+// If a faster engine makes pieces short, the planner joins them and measures the joined piece on
 // all engines. The operator table keeps the choices, and to_text() writes them with the plan.
 #pragma once
 
@@ -61,7 +62,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace graph {
 
-/// A piece's key in an operator table, one word: the graph, and the nodes in their order.
+/// A piece's key in an operator table: one word made of the graph and of the nodes in their order.
 [[nodiscard]] inline std::string piece_key(std::uint64_t graph, std::span<const std::uint32_t> nodes) {
     std::uint64_t h = 0xcbf29ce484222325;  // FNV-1a
     for (const std::uint32_t n : nodes)
@@ -74,8 +75,8 @@ namespace graph {
 
 namespace detail {
 
-/// Whether `fits` holds for an error or for one nested inside it: the error of a submission has the
-/// engine's own error inside.
+/// Whether `fits` holds for an error or for an error nested in it. The error of a submission has
+/// the engine's own error nested.
 template <class Fits>
 [[nodiscard]] bool any_nested(const std::exception& e, Fits fits) {
     if (fits(e)) return true;
@@ -91,8 +92,8 @@ template <class Fits>
 [[nodiscard]] inline bool is_refusal(const std::exception& e) {
     return any_nested(e, [](const std::exception& one) { return dynamic_cast<const model_error*>(&one) != nullptr; });
 }
-/// Whether a tenant or its device lacks what an engine needs: memory, or leave to submit. No engine
-/// is at fault then.
+/// Whether a tenant or its device lacks memory, or permission to submit. No engine is at fault
+/// then.
 [[nodiscard]] inline bool is_of_tenant(const std::exception& e) {
     constexpr std::array codes{errc::deadline_exceeded, errc::stopped, errc::closed,     errc::queue_full,
                                errc::quarantined,       errc::asleep,  errc::device_lost};
@@ -110,14 +111,14 @@ struct measure_options {
     std::string engine = "engine";  ///< the engine's name in its rows of the table, one word
     int warm_up = 1;                ///< runs of each piece that don't count
     int repeats = 3;                ///< runs of each piece that count; the result is their median
-    std::size_t part = 0;           ///< which of the tenant's devices
+    std::size_t part = 0;           ///< the number of the tenant's device on which to measure
     submit_options submit{};        ///< options of each run's submission
 };
 
 /// Measures pieces of one model for one shape of inputs. Keeps all values of a run in the tenant's
-/// memory, without any reuse of bytes. Neither copied nor moved; for one thread. Tenant, model,
-/// engine and table must outlive the object. `Model` has graph() and extract(nodes) like
-/// onnx_model; `Engine` is a piece_engine with add(model) and remove_last().
+/// memory, without any reuse of bytes. The object can't be copied or moved, and one thread at a
+/// time uses it. Tenant, model, engine and table must outlive the object. `Model` has graph() and
+/// extract(nodes) like onnx_model; `Engine` is a piece_engine with add(model) and remove_last().
 template <class Tenant, class Model, class Engine>
 requires piece_engine<Engine, typename Tenant::stream>
 class piece_measurer {
@@ -147,7 +148,7 @@ public:
     /// Runs the model node by node, in its order. The run yields all values, each node's time and
     /// each value's shape. If no buffer can hold a value between some nodes, these nodes run
     /// together and share their time. `inputs` must stay in place for this call and for measure().
-    /// Throws as measure(), and also for a node that the engine can't run.
+    /// Throws as measure() does, and also for a node that the engine can't run.
     void run_nodes(std::span<const tensor> inputs) {
         if (inputs.size() != graph_.inputs.size())
             throw operation_error(errc::invalid_specification, by_->name(),
@@ -179,13 +180,13 @@ public:
     /// The time of each node, by index.
     [[nodiscard]] std::span<const ns> nodes() const noexcept { return times_; }
 
-    /// Each value by index, as the last run that made it left it.
+    /// Each value by index, with the contents from the last run that made the value.
     [[nodiscard]] std::span<const tensor> values() const noexcept { return values_; }
 
-    /// The median time of some nodes as one piece: from the table, or else measured and kept there.
-    /// Nothing if the engine can't run these nodes by themselves: it throws a model_error when it
-    /// loads, enqueues or runs them. Call run_nodes() first. Throws all other errors of a
-    /// submission, and as tenant::submit.
+    /// The median time of some nodes as one piece. The time comes from the table, or is measured
+    /// and kept there. Returns no time if the engine can't run these nodes by themselves, which
+    /// means that it throws a model_error when it loads, enqueues or runs them. Call run_nodes()
+    /// first. Throws all other errors of a submission, and what tenant::submit throws.
     [[nodiscard]] std::optional<ns> measure(std::span<const std::uint32_t> nodes) {
         const std::string key = piece_key(id_, nodes);
         if (const auto* known = table_->find(operation(), key)) return known->took;
@@ -262,9 +263,9 @@ private:
     std::vector<ns> times_{};
 };
 
-/// Engines by name, with pieces on them; itself a piece_engine. `Piece` is what a model's extract()
-/// returns. One thread adds the pieces before any runs. Neither copied nor moved. The engines must
-/// outlive the set, and only the set adds pieces to them.
+/// A set of engines by name, with pieces on them. The set is a piece_engine itself. `Piece` is what
+/// a model's extract() returns. One thread adds the pieces before any of them runs. The set can't
+/// be copied or moved. The engines must outlive the set, and only the set adds pieces to them.
 template <timeline Stream, class Piece = std::string>
 class engine_set {
 public:
@@ -289,18 +290,19 @@ public:
                             [&e](Stream& to, std::uint32_t piece, std::span<const tensor* const> in,
                                  std::span<tensor* const> out) { e.enqueue(to, piece, in, out); }});
     }
-    /// How many engines there are.
+    /// The number of engines.
     [[nodiscard]] std::size_t engines() const noexcept { return engines_.size(); }
     /// An engine's name.
     [[nodiscard]] const std::string& name(std::size_t engine) const { return engines_.at(engine).name; }
-    /// The engine of that name; nothing if there is none.
+    /// The engine of that name, if there is one.
     [[nodiscard]] std::optional<std::size_t> find(std::string_view name) const noexcept {
         const auto at = std::ranges::find(engines_, name, &one::name);
         if (at == engines_.end()) return std::nullopt;
         return static_cast<std::size_t>(at - engines_.begin());
     }
 
-    /// Adds a piece to an engine; returns its number in the set. Throws what the engine throws.
+    /// Adds a piece to an engine and returns the piece's number in the set. Throws what the engine
+    /// throws.
     std::uint32_t add_piece(std::size_t engine, const Piece& p) {
         pieces_.reserve(pieces_.size() + 1);
         pieces_.push_back({engine, engines_.at(engine).add(p)});
@@ -311,11 +313,11 @@ public:
         engines_[pieces_.back().engine].remove_last();
         pieces_.pop_back();
     }
-    /// How many pieces there are.
+    /// The number of pieces.
     [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(pieces_.size()); }
-    /// Replaces all pieces by a plan's pieces, each on the engine that the plan names, or else on
-    /// the first. Throws model_error (engine) for an engine that isn't in the set, and what
-    /// extract() or an engine throws; then no piece is left.
+    /// Replaces all pieces by a plan's pieces. Each piece goes on the engine that the plan names,
+    /// or on the first engine if the plan names none. Throws model_error (engine) for an engine
+    /// that isn't in the set, and what extract() or an engine throws; the set then has no pieces.
     template <class Model>
     void load(const Model& model, const split_plan& plan) {
         clear();
@@ -351,7 +353,7 @@ private:
     };
     struct placed {
         std::size_t engine = 0;
-        std::uint32_t number = 0;  // on the engine
+        std::uint32_t number = 0;  // the piece's number on the engine
     };
     std::vector<one> engines_{};
     std::vector<placed> pieces_{};
@@ -366,17 +368,18 @@ struct choice_options {
     measure_options measure{.repeats = 5};  ///< how to measure; `engine` is ignored
 };
 
-/// An engine that can't be chosen for a piece, because it failed or was wrong.
+/// An engine that can't be chosen for a piece, because it failed or gave wrong results.
 struct left_out_engine {
-    std::string engine{};                ///< its name
+    std::string engine{};                ///< the engine's name
     std::vector<std::uint32_t> nodes{};  ///< the piece, by nodes of the graph
-    std::string why{};                   ///< a message: the exception's, or which output is wrong
+    /// The exception's message, or a message that names the wrong output.
+    std::string why{};
 };
 
 /// Chooses engines for pieces of one model, for one shape of inputs. Keeps all values of a run in
-/// the tenant's memory. Neither copied nor moved; for one thread. Tenant, model, engines and table
-/// must outlive the object, and meanwhile nobody else adds pieces to the engines. `Model` has
-/// graph() and extract(nodes) like onnx_model.
+/// the tenant's memory. The object can't be copied or moved, and one thread at a time uses it.
+/// Tenant, model, engines and table must outlive the object; in the meantime, no other code adds
+/// pieces to the engines. `Model` has graph() and extract(nodes) like onnx_model.
 template <class Tenant, class Model, class Piece>
 requires copier<typename Tenant::stream> && scrubber<typename Tenant::stream>
 class piece_chooser {
@@ -403,8 +406,8 @@ public:
 
     /// Runs the model on the first engine, node by node (see piece_measurer::run_nodes()) and then
     /// as a whole. The run by nodes says which values a piece must compute. `inputs` must stay in
-    /// place while pieces are measured. Throws model_error (engine) if the two runs don't agree
-    /// within the tolerance, and the error of a submission that fails.
+    /// place while pieces are measured. Throws model_error (engine) if the results of the two runs
+    /// differ by more than the tolerance, and the error of a failed submission.
     void run_nodes(std::span<const tensor> inputs) {
         reference_.run_nodes(inputs);
         std::vector<std::uint32_t> all(graph().nodes.size());
@@ -425,10 +428,10 @@ public:
     /// The time of each node by the first engine, by index.
     [[nodiscard]] std::span<const ns> nodes() const noexcept { return reference_.nodes(); }
 
-    /// The fastest engine that computes these nodes right, and its median time: from the table, or
-    /// else measured by select_operator and kept there. Nothing if there is no such engine. Call
-    /// run_nodes() first. Throws if no engine is at fault: the tenant is closed or has no memory
-    /// left, or its device is lost.
+    /// The fastest engine that computes these nodes correctly, and its median time. The choice
+    /// comes from the table, or is measured by select_operator and kept there. Returns no choice if
+    /// there is no such engine. Call run_nodes() first. Throws if no engine is at fault: the tenant
+    /// is closed or has no memory left, or its device is lost.
     [[nodiscard]] std::optional<operator_choice> choose(std::span<const std::uint32_t> nodes) {
         const std::string key = piece_key(fingerprint(graph()), nodes);
         if (const auto* known = table_->find(operation_, key); known != nullptr && engines_->find(known->candidate))
@@ -462,7 +465,8 @@ public:
         return best ? std::optional(best->took) : std::nullopt;
     }
     /// The plan with the engine and time of each piece. Throws model_error (engine) for a piece
-    /// that no engine computes right, with each engine's reason; and as choose().
+    /// that no engine computes correctly, with each engine's reason. Also throws what choose()
+    /// throws.
     [[nodiscard]] split_plan chosen(split_plan p) {
         for (auto& piece : p.pieces) {
             const auto nodes = p.nodes(piece.places);
@@ -474,14 +478,14 @@ public:
         }
         return p;
     }
-    /// Engines that failed or were wrong, with their pieces, in the order in which choose() found
-    /// them. A choice that came from the table adds none.
+    /// Engines that failed or gave wrong results, with their pieces, in the order in which choose()
+    /// found them. A choice that came from the table adds no engines.
     [[nodiscard]] std::span<const left_out_engine> left_out() const noexcept { return left_out_; }
 
-    /// How outputs of the model for the inputs of run_nodes() differ from those of the uncut model
-    /// on the first engine: a message, empty if they agree within the tolerance. Call this for a
-    /// run of the whole plan, since errors of pieces add up. Throws the error of a failed
-    /// submission.
+    /// How outputs of the model for the inputs of run_nodes() differ from the outputs of the uncut
+    /// model on the first engine. The result is a message, empty if the outputs agree within the
+    /// tolerance. Call this for a run of the whole plan, since the errors of pieces add up. Throws
+    /// the error of a failed submission.
     [[nodiscard]] std::string difference(std::span<const tensor> outputs) {
         if (outputs.size() != whole_.size()) return "another number of outputs";
         for (std::size_t i = 0; i < outputs.size(); ++i) {
@@ -535,7 +539,8 @@ private:
         for (const std::uint32_t v : edges.outputs) {
             const tensor& right = reference_.values()[v];
             right_.push_back(&right);
-            // No `room`: an engine that makes an output larger than the reference is wrong.
+            // There is no `room`, so an engine that makes an output larger than the reference
+            // fails.
             out_.push_back({right.type, right.shape, scratch_.room_for(v, right.size()), right.size(), nullptr, v});
         }
         for (auto& t : out_) out_pointers_.push_back(&t);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Matrix products of models on a device by NVIDIA's cuBLASLt. One kernel computes a product with
-// the bias, the residual and the activation that follow it.
+// Runs matrix products of models on a device by NVIDIA's cuBLASLt. One kernel computes a product
+// with the bias, the residual and the activation that follow it.
 //
 //   const gpushare::graph::cublaslt_library library("libcublasLt.so.13");
 //   // read: graph::read_operations of onnx.hpp
@@ -8,17 +8,17 @@
 //   // a piece_engine on the tenant's streams
 //   const std::uint32_t piece = engine.add(model.extract(nodes));
 //
-// The engine computes MatMul and Gemm of floats. The product's only reader becomes part of its
-// kernel: an Add of one element per column, an Add of a tensor of the product's shape, and then a
-// Relu or a Gelu by tanh. The engine refuses a piece with any other node and names that node, so a
-// piece_chooser leaves the engine out for the piece. The engine finds cuBLASLt's functions by name
-// and needs no header of NVIDIA's.
+// The engine computes MatMul and Gemm of floats. If only one node reads a product, that node
+// becomes part of the product's kernel. This applies to an Add of one element per column, to an Add
+// of a tensor of the product's shape, and then to a Relu or a Gelu by tanh. The engine refuses a
+// piece with any other node and names the node, so a piece_chooser leaves the engine out for the
+// piece. The engine finds cuBLASLt's functions by name and needs no header of NVIDIA's.
 //
 // Constants, values within a piece and the workspace lie in the tenant's memory. The first run of
-// each shape asks cuBLASLt for an algorithm and allocates memory. So does a run with addresses that
-// are less aligned than before. All other runs only enqueue, so they can be captured. The engine
-// was tested on the stand-in for CUDA, with a test's functions in place of cuBLASLt's, never on a
-// device.
+// each shape asks cuBLASLt for an algorithm and allocates memory. A run with addresses that are
+// less aligned than before does so, too. All other runs only enqueue, so they can be captured. We
+// tested the engine on the stand-in for CUDA, with a test's functions in place of cuBLASLt's, but
+// never on a device.
 #pragma once
 
 #include <algorithm>
@@ -50,7 +50,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace graph {
 
-/// cuBLASLt's functions. Thread-safe; the library stays loaded.
+/// cuBLASLt's functions. Any thread may use the object; the library stays loaded.
 class cublaslt_library {
 public:
     /// Loads the shared library at that path. Throws model_error (engine) if loading fails.
@@ -75,14 +75,14 @@ struct cublaslt_options {
     bytes workspace = 4_MiB;  ///< the most that an algorithm may need, for each piece and shape
     bool tf32 = false;        ///< whether factors may be rounded to TF32, with 10 bits of fraction
     std::size_t shapes = 4;   ///< input shapes for which each piece is kept ready; at least 1
-    std::size_t part = 0;     ///< which of the tenant's devices
+    std::size_t part = 0;     ///< the number of the tenant's device
 };
 
 /// Pieces that cuBLASLt computes: a piece_engine on streams of a CUDA device. One thread adds
-/// pieces before any runs. Different pieces may run at the same time, but each piece only once at a
-/// time. Neither copied nor moved. Tenant and library must outlive the engine, and no work of the
-/// engine may run when it is destroyed. A graph of a captured run is valid while its piece exists,
-/// and until `shapes` other shapes of the piece have run.
+/// pieces before any of them runs. Different pieces may run at the same time, but each piece only
+/// once at a time. The engine can't be copied or moved. Tenant and library must outlive the engine,
+/// and no work of the engine may run when it is destroyed. A graph of a captured run is valid while
+/// its piece exists, and until `shapes` other shapes of the piece have run.
 template <class Tenant>
 class cublaslt_engine {
     using stream = typename Tenant::stream;
@@ -93,8 +93,8 @@ public:
     /// Makes a piece's program from what extract() returned.
     using reader = std::function<program(std::string_view)>;
 
-    /// An engine without pieces. Throws model_error (engine) if cuBLASLt refuses, and as
-    /// tenant::submit.
+    /// An engine without pieces. Throws model_error (engine) if cuBLASLt refuses, and what
+    /// tenant::submit throws.
     cublaslt_engine(Tenant& by, const cublaslt_library& of, reader read, const cublaslt_options& o = {})
         : by_(&by), library_(&of), read_(std::move(read)), options_(o), handle_(nullptr, of.api().destroy) {
         submit([&](stream& to) {
@@ -109,11 +109,12 @@ public:
     cublaslt_engine& operator=(const cublaslt_engine&) = delete;
     ~cublaslt_engine() = default;
 
-    /// Adds a piece that extract() made; returns its number. Copies its constants to the device and
-    /// waits for the copy. Throws model_error (engine) with a node that isn't supported and the
-    /// reason; the errors of the reader and the tenant's memory; and as tenant::submit.
+    /// Adds a piece that extract() made, and returns the piece's number. Copies the piece's
+    /// constants to the device and waits for the copy. Throws model_error (engine) that names a
+    /// node that isn't supported and the reason. Also throws the errors of the reader and of the
+    /// tenant's memory, and what tenant::submit throws.
     std::uint32_t add(std::string_view model) { return add(read_(model)); }
-    /// The same for a program.
+    /// Adds a program.
     std::uint32_t add(program p) {
         auto made = std::make_unique<piece>(by_->memory(options_.part));
         made->steps = detail::matmul_steps(p);
@@ -124,7 +125,7 @@ public:
     }
     /// Removes the last piece.
     void remove_last() noexcept { pieces_.pop_back(); }
-    /// How many pieces there are.
+    /// The number of pieces.
     [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(pieces_.size()); }
     /// Bytes of the tenant's memory that pieces hold.
     [[nodiscard]] bytes held() const noexcept {
@@ -136,9 +137,8 @@ public:
         return all;
     }
 
-    /// See piece_engine. Gives the outputs their memory in this call, on this thread. Throws
-    /// model_error (engine) from this call, and what the tenant's memory and the outputs' room
-    /// throw.
+    /// See piece_engine. Gives the outputs their memory in this call, on this thread. This call
+    /// throws model_error (engine), and what the tenant's memory and the outputs' room throw.
     void enqueue(stream& to, std::uint32_t number, std::span<const tensor* const> in, std::span<tensor* const> out) {
         piece& p = *pieces_[number];
         prepared& r = shaped(p, in, out);
@@ -160,7 +160,7 @@ private:
 
     /// A step for known shapes.
     struct prepared_step {
-        bool empty = false;  // no elements
+        bool empty = false;  // whether the step's result has no elements
         handle desc{nullptr, nullptr}, first{nullptr, nullptr}, second{nullptr, nullptr}, out{nullptr, nullptr};
         lt::algorithm algo{};
         std::size_t workspace = 0;
@@ -175,7 +175,8 @@ private:
         std::vector<const void*> places{};  // of each value
         std::vector<const void*> biases{};  // of each step
         blocks room;                        // values between steps, then the workspace
-        std::uint32_t block = 0;            // which: captured graphs may use those before it
+        // the number of the current block; captured graphs may use earlier blocks
+        std::uint32_t block = 0;
         std::size_t block_size = 0;
         void* workspace = nullptr;
         std::size_t workspace_size = 0;
@@ -197,7 +198,7 @@ private:
         (void)ticket.wait();
         if (ticket.status() != errc::none) ticket.rethrow();
     }
-    /// The backend's error type, without its headers.
+    /// The backend's error type, named here without the backend's headers.
     template <class Code>
     static Code code_of(void (stream::*)(Code, const char*));
     template <class Work>
@@ -244,12 +245,12 @@ private:
         auto* const block = static_cast<std::byte*>(p.constants.room_for(0, host.size()));
         for (const auto& [to, offset] : at) *to = block + offset;
         submit([&](stream& to) { to.copy(block, host.data(), host.size()); });
-        for (auto& v : p.of.values) v.numbers = {};  // the device has them
+        for (auto& v : p.of.values) v.numbers = {};  // the device has the numbers now
     }
 
     // --- shapes
 
-    /// The state for the inputs' shapes; makes it if there is none.
+    /// The state for the inputs' shapes. Makes the state if there is none.
     [[nodiscard]] prepared& shaped(piece& p, std::span<const tensor* const> in, std::span<tensor* const> out) {
         detail::require_all(p.of, in.size(), out.size());
         for (std::size_t i = 0; i < in.size(); ++i) detail::require_floats(p.of.values[p.of.inputs[i]].name, *in[i]);
@@ -283,7 +284,7 @@ private:
             r.shapes[s.out] = *made;
         }
     }
-    /// Gives the outputs their memory; returns the alignment that all addresses have.
+    /// Gives the outputs their memory, and returns the alignment that all addresses have.
     static std::size_t place_outputs(const piece& p, const prepared& r, std::span<const tensor* const> in,
                                      std::span<tensor* const> out) {
         std::uintptr_t all = most_alignment;
@@ -381,7 +382,7 @@ private:
         to.algo = best.algo;
         to.workspace = best.workspace;
     }
-    /// Places for the values between steps and for the workspace.
+    /// Finds places for the values between steps and for the workspace.
     static void place_inner(const piece& p, prepared& r, std::size_t workspace) {
         std::vector<buffer_need> needs;
         std::vector<std::uint32_t> whose;
@@ -409,9 +410,9 @@ private:
         r.biases = p.biases;
     }
 
-    /// A block of that size; null for none. Keeps a block that is too small, because a captured
-    /// graph may use that block. Each alignment is prepared at most once, so there are blocks
-    /// enough.
+    /// A block of that size; null for a size of 0. Keeps a block that is too small, because a
+    /// captured graph may use that block. Each alignment is prepared at most once, so there are
+    /// enough blocks.
     static std::byte* room_for(prepared& r, std::size_t size) {
         if (size == 0) return nullptr;
         const std::uint32_t number = r.block_size == 0 || size <= r.block_size ? r.block : r.block + 1;

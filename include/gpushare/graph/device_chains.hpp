@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// Element-wise chains and norms of models on a device, by a kernel of this library. Each piece is
-// one launch, and values between its nodes stay in registers.
+// Runs element-wise chains and norms of models on a device, by a kernel of this library. Each piece
+// is one launch, and values between its nodes stay in registers.
 //
 //   gpushare::graph::chain_engine engine(tenant, read);             // read: graph::read_operations
 //   const std::uint32_t piece = engine.add(model.extract(nodes));   // a piece_engine on streams
 //
 // A piece is a chain or a small tree of operators of floats: Add, Sub, Mul, Div, Min, Max, Clip,
 // Abs, Neg, Sqrt, Reciprocal, Exp, Erf, Sigmoid, HardSigmoid, HardSwish, Tanh, Relu, LeakyRelu,
-// Gelu, Pow by 2 or 3; and at most one norm: a LayerNormalization, RMSNormalization or Softmax over
-// the last axis, or a norm that the model spells out (ReduceMean, Sub, Pow, ...). Inputs are
-// broadcast as ONNX says. The engine refuses a piece with any other node and names the node, so a
-// piece_chooser leaves the engine out for that piece.
+// Gelu, and Pow by 2 or 3. A piece may also have one norm: a LayerNormalization, RMSNormalization
+// or Softmax over the last axis, or a norm that the model spells out (ReduceMean, Sub, Pow, ...).
+// Inputs are broadcast as ONNX specifies. The engine refuses a piece with any other node and names
+// the node, so a piece_chooser leaves the engine out for that piece.
 //
 // One kernel interprets the steps of all pieces, so nothing is compiled when a piece is added. A
 // file that calls enqueue must be compiled by nvcc and include backend/cuda/launch.cuh. The kernel
-// gives the same bits on host and device. The compiled kernel ran on the executor of PTX, never on
-// a device.
+// gives the same bits on host and device. We ran the compiled kernel on the executor of PTX, but
+// never on a device.
 #pragma once
 
 #include <algorithm>
@@ -45,10 +45,10 @@ inline namespace GPUSHARE_ABI {
 namespace graph {
 
 /// Pieces that this library's kernel computes: a piece_engine on streams that launch kernels. One
-/// thread adds pieces before any runs. Different pieces may run at the same time, but each piece
-/// only once at a time. Neither copied nor moved. The tenant must outlive the engine, and no work
-/// of the engine may run when it is destroyed. A graph of a captured run is valid as long as its
-/// piece.
+/// thread adds pieces before any of them runs. Different pieces may run at the same time, but each
+/// piece only once at a time. The engine can't be copied or moved. The tenant must outlive the
+/// engine, and no work of the engine may run when it is destroyed. A graph of a captured run is
+/// valid as long as its piece.
 template <class Tenant>
 class chain_engine {
     using stream = typename Tenant::stream;
@@ -59,17 +59,18 @@ public:
     /// Makes a piece's program from what extract() returned.
     using reader = std::function<program(std::string_view)>;
 
-    /// An engine without pieces. `part`: which of the tenant's devices.
+    /// An engine without pieces. `part` is the number of the tenant's device.
     chain_engine(Tenant& by, reader read, std::size_t part = 0) : by_(&by), read_(std::move(read)), part_(part) {}
     chain_engine(const chain_engine&) = delete;
     chain_engine& operator=(const chain_engine&) = delete;
     ~chain_engine() = default;
 
-    /// Adds a piece that extract() made; returns its number. Copies its constants to the device and
-    /// waits for the copy. Throws model_error (engine) with a node that isn't supported and the
-    /// reason; the errors of the reader and the tenant's memory; and as tenant::submit.
+    /// Adds a piece that extract() made, and returns the piece's number. Copies the piece's
+    /// constants to the device and waits for the copy. Throws model_error (engine) that names a
+    /// node that isn't supported and the reason. Also throws the errors of the reader and of the
+    /// tenant's memory, and what tenant::submit throws.
     std::uint32_t add(std::string_view model) { return add(read_(model)); }
-    /// The same for a program.
+    /// Adds a program.
     std::uint32_t add(program p) {
         auto made = std::make_unique<piece>(by_->memory(part_));
         made->of = detail::with_norms(std::move(p));
@@ -80,7 +81,7 @@ public:
     }
     /// Removes the last piece.
     void remove_last() noexcept { pieces_.pop_back(); }
-    /// How many pieces there are.
+    /// The number of pieces.
     [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(pieces_.size()); }
     /// Bytes of the tenant's memory that pieces hold: their constants.
     [[nodiscard]] bytes held() const noexcept {
@@ -89,12 +90,13 @@ public:
         return all;
     }
 
-    /// See piece_engine. Gives the outputs their memory in this call, on this thread. Throws
-    /// model_error (engine) from this call, which names a node whose inputs don't fit each other,
-    /// an input that is no tensor of floats, or an output that shares bytes with an input or
-    /// another output; and what the outputs' room throws. A piece never works in place: a norm
-    /// reads long rows again after the kernel has written some results. Enqueues one launch, or
-    /// none if the outputs have no elements.
+    /// See piece_engine. Gives the outputs their memory in this call, on this thread. Enqueues one
+    /// launch, or none if the outputs have no elements.
+    ///
+    /// This call throws model_error (engine) that names a node whose inputs don't fit each other,
+    /// an input that isn't a tensor of floats, or an output that shares bytes with an input or
+    /// another output. It also throws what the outputs' room throws. A piece never works in place,
+    /// because a norm reads long rows again after the kernel has written some results.
     void enqueue(stream& to, std::uint32_t number, std::span<const tensor* const> in, std::span<tensor* const> out) {
         piece& p = *pieces_[number];
         require_inputs(p, in, out);
@@ -127,7 +129,8 @@ private:
     void load_constants(piece& p) {
         constexpr std::size_t alignment = 256;
         std::vector<std::byte> host;
-        std::vector<std::pair<std::size_t, std::size_t>> at;  // arrays, and where they lie
+        // arrays, and their places in the block
+        std::vector<std::pair<std::size_t, std::size_t>> at;
         p.places.assign(p.steps.inputs.size(), nullptr);
         for (std::size_t i = 0; i < p.steps.inputs.size(); ++i) {
             auto& value = p.of.values[p.steps.inputs[i]];
@@ -136,7 +139,7 @@ private:
             at.emplace_back(i, host.size());
             host.resize(host.size() + (size + alignment) / alignment * alignment);
             if (size != 0) std::memcpy(host.data() + at.back().second, value.numbers.data(), size);
-            value.numbers = {};  // the device gets them below
+            value.numbers = {};  // the device gets the numbers below
         }
         if (host.empty()) return;
         auto* const block = static_cast<std::byte*>(p.constants.room_for(0, host.size()));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A model as a plain value: its nodes in the order in which they run, and the values between them.
-// Also the faults of models, and tensors in memory. split_plan.hpp decides on this value where
-// to cut the model, and onnx.hpp reads it from a file.
+// This header also has the faults of models, and tensors in memory. split_plan.hpp decides from
+// this value where to cut the model, and onnx.hpp reads the value from a file.
 //
 //   const gpushare::graph::model_graph& g = model.graph();
 //   for (const auto& n : g.nodes) std::puts(n.name.c_str());
@@ -11,20 +11,22 @@
 //   const auto edges = gpushare::graph::edges_of(g, {10, 20});
 //
 // A graph is a value: any thread may read it while no thread changes it. A model_error says why a
-// model can't be used: the reason, and the node.
+// model can't be used, and names the node.
 //
 //   const gpushare::graph::model_error e(gpushare::graph::model_fault::cyclic, "conv1", "it waits for itself");
 //   if (e.fault() == gpushare::graph::model_fault::cyclic) log(e.node(), e.what());
 //
-// A fusion_rule names two operators that an engine fuses, and the cost of a cut between them:
-// without fusion, kernels write and read again what the fused kernel keeps in registers.
+// A fusion_rule names two operators that an engine fuses, and the cost of a cut between them.
+// Without the fusion, kernels write values to memory and read them again; a fused kernel keeps
+// these values in registers.
 //
 //   const gpushare::graph::fusion_rule mine[]{{"Conv", "Relu", 2}, {"MatMul", "element-wise", 2}};
 //   const gpushare::graph::split_options options{.fusions = mine};
 //
-// Without rules of your own, usual_fusions applies. A rule is a preference and never forbids a cut.
+// Without rules of your own, usual_fusions applies. A rule is a preference; it never forbids a cut.
 //
-// Engines get tensors in memory. A tensor_room gives memory to tensors whose size only a run tells.
+// Engines get tensors in memory. A tensor_room gives memory to tensors whose size is known only in
+// a run.
 //
 //   gpushare::graph::tensor picture{gpushare::graph::element::f32, {1, 3, 640, 640}, pixels, pixels_size};
 //   // charged to the tenant
@@ -127,7 +129,7 @@ enum class element : std::uint8_t {
 
 /// One extent of a tensor.
 struct dimension {
-    std::int64_t extent = -1;  ///< elements; negative: known only when the model runs
+    std::int64_t extent = -1;  ///< elements; negative if known only when the model runs
     std::string symbol{};      ///< the model's name for the extent, such as "batch"; may be empty
 
     friend bool operator==(const dimension&, const dimension&) = default;
@@ -148,9 +150,9 @@ struct value {
     std::vector<dimension> shape{};       ///< outermost first; valid only if `ranked`
     value_kind kind = value_kind::inner;  ///< where the value comes from
     bool ranked = false;                  ///< whether the number of dimensions is known
-    bool tensor = true;                   ///< false: a sequence, a map or an optional
+    bool tensor = true;                   ///< false for a sequence, a map or an optional
 
-    /// Size of the tensor if its type and all extents are known. Saturates at bytes::max().
+    /// The size of the tensor if its type and all extents are known. Saturates at bytes::max().
     [[nodiscard]] std::optional<bytes> size() const noexcept {
         const std::size_t one = size_of(type);
         if (!tensor || !ranked || one == 0) return std::nullopt;
@@ -170,7 +172,7 @@ struct node {
     std::string name{};                    ///< from the model; not empty, not necessarily unique
     std::string type{};                    ///< the operator's name, such as "Conv"
     std::vector<std::uint32_t> inputs{};   ///< indices of values, each once, without omitted inputs
-    std::vector<std::uint32_t> outputs{};  ///< indices of values; likewise
+    std::vector<std::uint32_t> outputs{};  ///< indices of values, each once
 
     friend bool operator==(const node&, const node&) = default;
 };
@@ -178,7 +180,7 @@ struct node {
 /// A model. The nodes are in an order in which they can run.
 struct model_graph {
     std::vector<node> nodes{};             ///< each after the nodes whose values it reads
-    std::vector<value> values{};           ///< in no particular order
+    std::vector<value> values{};           ///< the values, in no particular order
     std::vector<std::uint32_t> inputs{};   ///< values that the caller gives, in the model's order
     std::vector<std::uint32_t> outputs{};  ///< values that the caller gets, in the model's order
 
@@ -229,8 +231,8 @@ namespace detail {
     return std::ranges::adjacent_find(list) != list.end();
 }
 
-/// Checks node `n`, if the nodes before it made `made`. Returns the fault, or an empty text. Adds
-/// the node's outputs to `made`.
+/// Checks node `n`, where the nodes before it made the values in `made`. Returns the fault, or an
+/// empty text. Adds the node's outputs to `made`.
 [[nodiscard]] inline std::string wrong_node(const model_graph& g, const node& n, std::vector<bool>& made) {
     const auto named = [&](std::string_view what, std::uint32_t v) {
         return "node '" + n.name + "' (" + n.type + ") " + std::string(what) + " '" + g.values[v].name + "'";
@@ -252,11 +254,11 @@ namespace detail {
 
 }  // namespace detail
 
-/// Checks a graph. Returns the fault with the name of the node or value; empty if the graph is
-/// sound. In a sound graph, all indices name values; names of values are unique; each node comes
-/// after the nodes whose values it reads; exactly one node makes each value that is neither an
-/// input nor a weight, and no node makes an input or a weight. An output of the model may be an
-/// input or a weight that passes through.
+/// Checks a graph. Returns the fault with the name of the node or value, or an empty text if the
+/// graph is sound. In a sound graph, all indices name values, and names of values are unique. Each
+/// node comes after the nodes whose values it reads. Exactly one node makes each value that is
+/// neither an input nor a weight, and no node makes an input or a weight. An output of the model
+/// may be an input or a weight that passes through.
 [[nodiscard]] inline std::string wrong(const model_graph& g) {
     if (auto text = detail::wrong_values(g); !text.empty()) return text;
     std::vector<bool> made(g.values.size());
@@ -269,7 +271,7 @@ namespace detail {
     return {};
 }
 
-/// When a value is alive, in positions between nodes: position p is before node p.
+/// The positions between nodes at which a value is alive. Position p is before node p.
 struct lifetime {
     std::uint32_t born = 0;  ///< after the node that makes the value; 0 for inputs and weights
     std::uint32_t last = 0;  ///< after the last node that reads the value; `born` if none does
@@ -288,8 +290,8 @@ struct lifetime {
 }
 
 /// The values that a cut before node `position` has to pass on, by index: an earlier node makes the
-/// value, and this or a later node reads it. Inputs and weights don't count: every piece gets them
-/// from the caller and from the model.
+/// value, and this or a later node reads it. Inputs and weights don't count, because every piece
+/// gets them from the caller and from the model.
 [[nodiscard]] inline std::vector<std::uint32_t> crossing(const model_graph& g, const std::vector<lifetime>& lives,
                                                          std::uint32_t position) {
     std::vector<std::uint32_t> all;
@@ -297,7 +299,7 @@ struct lifetime {
         if (lives[v].born != 0 && lives[v].born <= position && lives[v].last > position) all.push_back(v);
     return all;
 }
-/// The same, for a single position.
+/// crossing() for a single position.
 [[nodiscard]] inline std::vector<std::uint32_t> crossing(const model_graph& g, std::uint32_t position) {
     return crossing(g, lifetimes(g), position);
 }
@@ -327,7 +329,7 @@ struct piece_edges {
     }
     return e;
 }
-/// The same for consecutive nodes.
+/// edges_of() for consecutive nodes.
 [[nodiscard]] inline piece_edges edges_of(const model_graph& g, node_range of) {
     std::vector<std::uint32_t> nodes(of.size());
     std::iota(nodes.begin(), nodes.end(), of.first);
@@ -392,13 +394,13 @@ private:
 
 namespace graph {
 
-/// Two operators that an engine fuses if the second one alone reads the first one's result. The
+/// Two operators that an engine fuses if only the second operator reads the first one's result. The
 /// names of operators are ONNX's; `element-wise` stands for all of element_wise_types.
 struct fusion_rule {
     std::string_view before{};  ///< the operator that makes the value
     std::string_view after{};   ///< the operator that reads the value
     /// The cost of a cut between the two: how many more times the value's bytes pass through
-    /// memory. Above 0.
+    /// memory. Must be above 0.
     double passes = 2;
 
     friend constexpr bool operator==(const fusion_rule&, const fusion_rule&) = default;
@@ -417,7 +419,7 @@ inline constexpr std::array<std::string_view, 40> element_wise_types{
 }
 
 /// Fusions that ONNX Runtime, OpenVINO and TensorRT have in common. A cut beside a quantised
-/// operator costs more: without its neighbours, the operator runs in floats.
+/// operator costs more, because without its neighbours the operator runs in floats.
 inline constexpr std::array<fusion_rule, 24> usual_fusions{{
     {"Conv", "BatchNormalization", 2},
     {"Conv", "element-wise", 2},
@@ -445,7 +447,8 @@ inline constexpr std::array<fusion_rule, 24> usual_fusions{{
     {"element-wise", "QuantizeLinear", 4},
 }};
 
-/// The passes of the first rule that fits. 0 if no rule fits: the engine doesn't fuse the two.
+/// The passes of the first rule that fits; 0 if no rule fits, because the engine then doesn't fuse
+/// the two.
 [[nodiscard]] constexpr double fusion_passes(std::span<const fusion_rule> rules, std::string_view before,
                                              std::string_view after) noexcept {
     const auto fits = [](std::string_view rule, std::string_view type) {
@@ -460,23 +463,24 @@ inline constexpr std::array<fusion_rule, 24> usual_fusions{{
 
 namespace graph {
 
-/// Provides memory for tensors whose size only a run tells.
+/// Provides memory for tensors whose size is known only in a run.
 class tensor_room {
 public:
-    /// At least `size` bytes for tensor `number`, at a multiple of 256, valid until the next call
-    /// for that number, even if that call throws. Engines call room_for on the thread that
-    /// computes, for one tensor at a time. Throws std::bad_alloc or a class derived from it.
+    /// Memory for tensor `number`: at least `size` bytes, at a multiple of 256. The memory is valid
+    /// until the next call for that number, even if that call throws. Engines call room_for on the
+    /// thread that computes, for one tensor at a time. Throws std::bad_alloc or a class derived
+    /// from it.
     [[nodiscard]] virtual void* room_for(std::uint32_t number, std::size_t size) = 0;
 
 protected:
     ~tensor_room() = default;
 };
 
-/// A tensor in memory that an engine can use. A plain value that owns nothing.
+/// A tensor in memory that an engine can use. A plain value, which doesn't own the memory.
 struct tensor {
     element type = element::unknown;    ///< the type of the tensor's elements
     std::vector<std::int64_t> shape{};  ///< outermost first; the engine replaces negative extents
-    void* data = nullptr;               ///< row-major without gaps; null: no memory yet
+    void* data = nullptr;               ///< row-major without gaps; null if there is no memory yet
     std::size_t capacity = 0;           ///< bytes at `data`
     tensor_room* room = nullptr;        ///< gives memory to an output that has none, or too little
     std::uint32_t number = 0;           ///< the tensor's number in `room`
@@ -494,7 +498,7 @@ struct tensor {
         return true;
     }
     /// Sets an output's type and shape, and returns memory for them. Throws model_error (engine) if
-    /// the memory is too small and there is no `room`, and what `room` throws: then the tensor has
+    /// the memory is too small and there is no `room`, and what `room` throws; the tensor then has
     /// no memory.
     void* place(element of, std::vector<std::int64_t> extents) {
         type = of;
@@ -513,15 +517,16 @@ struct tensor {
     }
 };
 
-/// Blocks of a memory, one for each tensor that needs one. A block that is too small is replaced by
-/// a larger one, and otherwise kept. Neither copied nor moved; for one thread at a time. `Memory`
-/// must outlive the object, and no work may use the blocks when it is destroyed.
+/// Blocks of a memory, one for each tensor that needs a block. A block that is too small is
+/// replaced by a larger block; other blocks are kept. The object can't be copied or moved, and one
+/// thread at a time uses it. `Memory` must outlive the object, and no work may use the blocks when
+/// it is destroyed.
 template <memory_resource Memory>
 class tensor_blocks final : public tensor_room {
 public:
-    static constexpr std::size_t alignment = 256;  ///< of each block, in bytes
+    static constexpr std::size_t alignment = 256;  ///< the alignment of each block, in bytes
 
-    /// For tensors 0 to n - 1.
+    /// Blocks for tensors 0 to n - 1.
     tensor_blocks(Memory& of, std::size_t n) : memory_(&of), blocks_(n) {}
     tensor_blocks(const tensor_blocks&) = delete;
     tensor_blocks& operator=(const tensor_blocks&) = delete;
@@ -565,12 +570,13 @@ private:
     std::vector<block> blocks_;
 };
 
-/// Runs pieces of models. `enqueue(stream, piece, inputs, outputs)` enqueues piece number `piece`,
-/// with inputs and outputs in the order of edges_of(). The work reads the inputs' shapes and bytes
-/// when it runs. The work gives each output its type and shape by place(), unless the output has a
-/// shape and memory already: then the work writes there. The spans and tensors live until the work
-/// has ended, and nothing else uses them meanwhile. An input without memory comes from a piece that
-/// failed, so the work must fail, too. Both enqueue and the work report failures by exceptions.
+/// An engine that runs pieces of models. `enqueue(stream, piece, inputs, outputs)` enqueues piece
+/// number `piece`, with inputs and outputs in the order of edges_of(). The enqueued work reads the
+/// inputs' shapes and bytes when it runs. It gives each output its type and shape by place(); if an
+/// output has a shape and memory already, the work writes there. The spans and tensors live until
+/// the work has ended, and no other code uses them in the meantime. An input without memory comes
+/// from a piece that failed, so the work must fail, too. Both enqueue and the work report failures
+/// by exceptions.
 template <class E, class Stream>
 concept piece_engine = timeline<Stream> &&
     requires(E& e, Stream& to, std::uint32_t piece, std::span<const tensor* const> inputs,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Models in the ONNX format: read, checked, and taken apart. Needs the library libonnx (Debian:
-// libonnx-dev) and the CMake target gpushare::graph.
+// Reads models in the ONNX format, checks them, and takes them apart. Needs the library libonnx
+// (Debian: libonnx-dev) and the CMake target gpushare::graph.
 //
 //   const auto model = gpushare::graph::onnx_model::load("detector.onnx", {.sizes = {{"batch", 1}}});
 //   // a plain value: where to cut is decided on it
@@ -39,8 +39,8 @@ namespace graph {
 
 /// How to read a model.
 struct import_options {
-    /// Extents by the model's names for extents, such as "batch". The model that is
-    /// read is for these extents only.
+    /// Extents by the model's names for extents, such as "batch". The result is valid for these
+    /// extents only.
     std::map<std::string, std::int64_t> sizes{};
     /// Whole shapes of inputs, by their names; negative extents stay as they are.
     std::map<std::string, std::vector<std::int64_t>> inputs{};
@@ -48,47 +48,51 @@ struct import_options {
     /// (ONNX's own domain is ""). The reader neither checks nor understands such operators, so the
     /// shapes behind them may be unknown.
     std::vector<std::string> other_domains{};
-    /// The graph of the model before an engine fused nodes. A value whose type nothing else states
-    /// takes the type of this graph's value of that name. Null: no such graph. Used while the model
-    /// is read.
+    /// The graph of the model before an engine fused nodes. If nothing else states the type of a
+    /// value, the value takes the type of this graph's value of the same name. Null if there is no
+    /// such graph. Used only while the model is read.
     const model_graph* like = nullptr;
-    /// Whether the reader orders nodes by their use, and names nodes, and values other than the
-    /// model's inputs and outputs, by that order. Files that differ only in order and names then
-    /// give the same graph. An engine writes models with an order and names by chance: with this
-    /// option, a kept plan and a kept operator table fit the model that another process writes.
-    /// Errors of the reader have the file's names.
+    /// Whether the reader orders nodes by their use, and names nodes and values, except the model's
+    /// inputs and outputs, by that order. Files that differ only in order and names then give the
+    /// same graph. An engine writes a model in a random order and with random names; with this
+    /// option, a kept plan and a kept operator table also fit the model that another process
+    /// writes. Errors of the reader have the file's names.
     bool own_names = false;
-    /// Where the files of the model's weights are; empty: `load` takes the model's own folder.
+    /// The folder with the files of the model's weights. If empty, `load` takes the model's own
+    /// folder.
     std::filesystem::path folder{};
     /// Whether ONNX infers shapes in a process of its own (fork). ONNX trusts what a model says,
-    /// and crashes on some malformed models: then only that process ends, and the model is refused.
-    /// Turn this off for models that you trust, if a fork of this process is too expensive.
+    /// and crashes on some malformed models. With this option, only that process ends, and the
+    /// model is refused. Turn the option off for models that you trust, if a fork of this process
+    /// is too expensive.
     bool apart = true;
 };
 
 /// Reads a piece that extract() made, for an engine of your own: operators, attributes, and
-/// constants with their numbers. A Constant, and an Identity or a Transpose of a constant matrix,
-/// becomes a constant. Throws model_error: unreadable; missing_value; bad_model if a value is made
-/// twice; bad_weight; engine for a sparse weight; and std::bad_alloc. Thread-safe.
+/// constants with their numbers. A Constant becomes a constant, and so does an Identity or a
+/// Transpose of a constant matrix. Throws std::bad_alloc, and model_error: unreadable;
+/// missing_value; bad_model if a value is made twice; bad_weight; engine for a sparse weight. Any
+/// thread may call it.
 [[nodiscard]] inline detail::piece_program read_operations(std::string_view piece) {
     return detail::piece_reader().read(piece);
 }
 
-/// A model that was read and checked. Movable; any thread may read it. Holds the model's bytes
-/// once, without weights in files of their own: these are read when a piece is extracted.
+/// A model that was read and checked. The model can be moved, and any thread may read it. It holds
+/// the model's bytes once, without weights in files of their own; these are read when a piece is
+/// extracted.
 ///
 /// The result of a node that depends on weights only (a constant, a reshaped weight) counts as a
-/// weight, and graph() lacks the node. Each piece that needs the result computes it anew, and most
-/// engines do so once, when they load the piece. Such a result never crosses a cut.
+/// weight, and graph() doesn't have the node. Each piece that needs the result computes it again;
+/// most engines do so once, when they load the piece. Such a result never crosses a cut.
 class onnx_model {
 public:
-    /// Reads a file. Throws model_error; operation_error (io_failed, with errno) if no process
-    /// can start (import_options::apart); and std::bad_alloc.
+    /// Reads a file. Throws model_error, std::bad_alloc, and operation_error (io_failed, with
+    /// errno) if no process can start (import_options::apart).
     [[nodiscard]] static onnx_model load(const std::filesystem::path& path, import_options o = {}) {
         if (o.folder.empty()) o.folder = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
         return parse(detail::read_model(path), std::move(o));
     }
-    /// The same for bytes in memory.
+    /// load() for bytes in memory.
     [[nodiscard]] static onnx_model parse(std::string_view bytes, import_options o = {}) {
         if (bytes.size() > detail::most_bytes) throw model_error(model_fault::too_large, {}, "it has 2 GiB or more");
         onnx::ModelProto m;
@@ -105,19 +109,19 @@ public:
         return gpushare::detail::or_why([&] { return parse(bytes, std::move(o)); });
     }
 
-    /// Nodes and values. Sound: wrong(graph()) is empty.
+    /// The nodes and values. The graph is sound: wrong(graph()) is empty.
     [[nodiscard]] const model_graph& graph() const noexcept { return graph_; }
-    /// Whether the model uses operators newer than the installed ONNX. Then attributes aren't
-    /// checked, and only the shapes that the model states are known.
+    /// Whether the model uses operators newer than the installed ONNX. In that case attributes
+    /// aren't checked, and only the shapes that the model states are known.
     [[nodiscard]] bool newer() const noexcept { return newer_; }
 
-    /// Some nodes of graph() as a model of their own, in ONNX's format: its inputs and outputs are
-    /// edges_of(graph(), nodes), in that order, and its weights are inside. Throws model_error:
-    /// bad_cut if a value that crosses isn't a tensor or is of unknown type, if the graph has no
-    /// such node, or if `nodes` is empty; too_large; external_data; and std::bad_alloc.
+    /// Some nodes of graph() as a model of their own, in ONNX's format. Its inputs and outputs are
+    /// edges_of(graph(), nodes), in that order, and its weights are inside. Throws std::bad_alloc,
+    /// and model_error: bad_cut if a value that crosses isn't a tensor or has an unknown type, if
+    /// the graph doesn't have such a node, or if `nodes` is empty; too_large; external_data.
     [[nodiscard]] std::string extract(std::span<const std::uint32_t> nodes) const { return extracted(nodes, {}); }
     /// The whole model, with its nodes in graph()'s order, inputs and outputs in the model's order,
-    /// and all weights inside. Throws as above.
+    /// and all weights inside. Throws as extract() does.
     [[nodiscard]] std::string whole() const {
         std::vector<std::uint32_t> all(graph_.nodes.size());
         std::iota(all.begin(), all.end(), 0U);
@@ -133,7 +137,7 @@ public:
         for (const std::uint32_t v : graph_.outputs) describe(*m.mutable_graph()->add_output(), v);
         return m.SerializeAsString();
     }
-    /// The same for consecutive nodes of graph().
+    /// extract() for consecutive nodes of graph().
     [[nodiscard]] std::string extract(node_range range) const {
         if (range.first >= range.behind) return extract(std::span<const std::uint32_t>());
         std::vector<std::uint32_t> nodes(range.size());
@@ -162,7 +166,7 @@ private:
         if (const auto text = wrong(graph_); !text.empty()) throw model_error(model_fault::bad_model, {}, text);
     }
 
-    /// `read`: weights to include even if no node reads them.
+    /// `read` has the names of weights to include even if no node reads them.
     [[nodiscard]] std::string extracted(std::span<const std::uint32_t> nodes,
                                         std::unordered_set<std::string> read) const {
         if (nodes.empty() || std::ranges::any_of(nodes, [&](std::uint32_t n) { return n >= graph_.nodes.size(); }))
@@ -211,7 +215,7 @@ private:
             for (const auto& name : node.output()) constants_.emplace(name, n);
         }
     }
-    /// Builds graph_ from what was found.
+    /// Builds graph_ from the nodes and values found.
     void build(const std::unordered_map<std::string, onnx::TypeProto>& types) {
         const auto& g = proto_.graph();
         const auto add = [&](const std::string& name, value_kind kind) {
@@ -287,8 +291,8 @@ private:
         for (const auto& w : g.sparse_initializer())
             if (read.contains(w.values().name())) *to.add_sparse_initializer() = w;
     }
-    /// Runs before weights are read from files: the weights of too large a piece might fill the
-    /// memory.
+    /// Checks the size before weights are read from files, because the weights of a piece that is
+    /// too large might fill the memory.
     void require_small(std::uint32_t first, const std::unordered_set<std::string>& read) const {
         bytes all{};
         for (const auto& w : proto_.graph().initializer()) {
@@ -334,11 +338,12 @@ private:
     bool newer_ = false;
     model_graph graph_;
     std::vector<std::string> names_;                        // of each value, in the file
-    std::vector<int> order_;                                // of the model's nodes
-    std::vector<int> nodes_;                                // of each node, the model's number
+    std::vector<int> order_;                                // the order of the model's nodes
+    std::vector<int> nodes_;                                // for each node, the model's number
     std::unordered_map<std::string, std::uint32_t> index_;  // of values
     std::unordered_map<std::string, int> weights_, sparse_;
-    std::unordered_map<std::string, int> constants_;  // values, and the nodes that make them
+    // values, and the numbers of the nodes that make them
+    std::unordered_map<std::string, int> constants_;
 };
 
 }  // namespace graph

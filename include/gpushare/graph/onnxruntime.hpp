@@ -7,8 +7,8 @@
 //   // a piece_engine on host streams
 //   const std::uint32_t piece = engine.add(model.extract({0, 20}));
 //
-// Cut the model that ONNX Runtime has optimised, not the original one: then no cut undoes a fusion
-// or a layout, and pieces give the whole model's bits.
+// Cut the model that ONNX Runtime has optimised, not the original model. Then no cut undoes a
+// fusion or a layout, and pieces give the whole model's bits.
 //
 //   const auto fused = gpushare::graph::optimised(library, model.whole());
 //   const auto cut = onnx_model::parse(
@@ -16,13 +16,15 @@
 //   // all is done already
 //   gpushare::graph::onnxruntime_engine pieces(library, {.optimisation = 0});
 //
-// This header needs no header of ONNX Runtime: in the C interface each function keeps its place.
-// Inputs and outputs stay in the tensors' own memory; only outputs of unknown shape are copied.
-// ONNX Runtime allocates weights and values within a piece, in one arena for all sessions: memory
-// that one piece gives back is still in the processor's caches for the next one. For the same
-// reason sessions have no memory pattern. With a pattern, each run allocates all of its values as
-// one block, which is a different, cold block for each piece. interop/onnxruntime.hpp puts all
-// sessions of a process on one tenant's memory.
+// This header needs no header of ONNX Runtime, because in the C interface each function keeps its
+// place. Inputs and outputs stay in the tensors' own memory; only outputs of unknown shape are
+// copied.
+//
+// ONNX Runtime allocates weights and values within a piece in one arena for all sessions. Memory
+// that one piece gives back is then still in the processor's caches for the next piece. For the
+// same reason, sessions have no memory pattern: with a pattern, each run would allocate all of its
+// values as one block, which is a different, cold block for each piece. interop/onnxruntime.hpp
+// puts all sessions of a process on one tenant's memory.
 #pragma once
 
 #include <cstddef>
@@ -52,8 +54,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace graph {
 
-/// ONNX Runtime's library and its environment. Thread-safe; neither copied nor moved. The library
-/// stays loaded.
+/// ONNX Runtime's library and its environment. Any thread may use the object, which can't be copied
+/// or moved. The library stays loaded.
 class onnxruntime_library {
 public:
     /// Loads the shared library at that path. Throws model_error (engine) if it can't be loaded, or
@@ -88,14 +90,14 @@ private:
         const void* table;
     };
     explicit onnxruntime_library(functions f) : api_(checked(f.table)) {
-        check(api_.CreateEnv(3, "gpushare", &env_));  // 3: errors are logged
+        check(api_.CreateEnv(3, "gpushare", &env_));  // severity 3: errors are logged
         check(api_.CreateCpuMemoryInfo(0, 0, &info_));
         share_arena();
     }
     /// One arena for all sessions of the process, unless an allocator was registered before.
     void share_arena() {
         void* arena = nullptr;
-        check(api_.CreateCpuMemoryInfo(1, 0, &arena));  // 1: of an arena
+        check(api_.CreateCpuMemoryInfo(1, 0, &arena));  // 1: an arena's allocator
         void* const registered = api_.CreateAndRegisterAllocator(env_, arena, nullptr);
         api_.ReleaseMemoryInfo(arena);
         if (registered != nullptr) api_.ReleaseStatus(registered);
@@ -123,7 +125,8 @@ private:
 
 namespace detail {
 
-/// Makes a session; writes its optimised model to `keep` unless null. Throws model_error (engine).
+/// Makes a session, and writes its optimised model to `keep` unless `keep` is null. Throws
+/// model_error (engine).
 [[nodiscard]] inline void* make_session(const onnxruntime_library& library, std::string_view model, int threads,
                                         int optimisation, const char* keep) {
     const auto& api = library.api();
@@ -147,12 +150,12 @@ namespace detail {
     return {"", "com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc"};
 }
 
-/// A model as ONNX Runtime optimises it for this machine: fused, with constants computed, in its
-/// own layouts; in ONNX's format, with operators of ONNX Runtime's own. `optimisation` is as in
-/// onnxruntime_options; with 1 the model has only ONNX's operators. The model goes through a file
-/// in the system's temporary folder. ONNX Runtime orders and names some nodes by chance: read the
-/// result with import_options::own_names if plans and table rows should fit the next result. Throws
-/// model_error: engine, no_file.
+/// A model as ONNX Runtime optimises it for this machine: with fused nodes, computed constants and
+/// layouts of ONNX Runtime's own. The model is in ONNX's format, with operators of ONNX Runtime's
+/// own. `optimisation` is as in onnxruntime_options; with 1 the model has only ONNX's operators.
+/// The model goes through a file in the system's temporary folder. ONNX Runtime orders and names
+/// some nodes at random, so read the result with import_options::own_names if plans and table rows
+/// should fit the next result. Throws model_error: engine, no_file.
 [[nodiscard]] inline std::string optimised(const onnxruntime_library& library, std::string_view model,
                                            int optimisation = 99) {
     std::string path = (std::filesystem::temp_directory_path() / "gpushare_model_XXXXXX").string();
@@ -170,18 +173,18 @@ namespace detail {
     return all;
 }
 
-/// How sessions are made.
+/// The options of sessions.
 struct onnxruntime_options {
-    int threads = 1;  ///< of a session; those beyond the SM's own thread are ONNX Runtime's
-    /// The changes that a session may make: 0 none, 1 redundant nodes, 2 also fusions, 99 also the
-    /// layout of tensors. Each cut changes the layout back, but convolutions are faster in that
-    /// layout.
+    int threads = 1;  ///< threads of a session; all but the SM's own thread are ONNX Runtime's
+    /// The changes that a session may make: 0 for none, 1 to remove redundant nodes, 2 to fuse
+    /// nodes as well, 99 to change the layout of tensors as well. Each cut changes the layout back,
+    /// but convolutions are faster in that layout.
     int optimisation = 99;
 };
 
 /// Sessions of ONNX Runtime, one for each piece: a piece_engine. One thread adds pieces before any
-/// runs. Different pieces may run at the same time. Neither copied nor moved. The library must
-/// outlive the engine.
+/// of them runs. Different pieces may run at the same time. The engine can't be copied or moved.
+/// The library must outlive the engine.
 class onnxruntime_engine {
 public:
     /// An engine without pieces.
@@ -193,7 +196,7 @@ public:
         for (const auto& s : sessions_) library_->api().ReleaseSession(s.handle);
     }
 
-    /// Adds a model in ONNX's format, such as extract() makes; returns its number. Throws
+    /// Adds a model in ONNX's format, such as extract() makes, and returns its number. Throws
     /// model_error (engine) with ONNX Runtime's reason.
     std::uint32_t add(std::string_view model) {
         const auto& api = library_->api();
@@ -215,7 +218,7 @@ public:
         library_->api().ReleaseSession(sessions_.back().handle);
         sessions_.pop_back();
     }
-    /// How many pieces there are.
+    /// The number of pieces.
     [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(sessions_.size()); }
 
     /// See piece_engine. The stream's kernels must run on the CPU. Launches one block.

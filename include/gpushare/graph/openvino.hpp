@@ -7,8 +7,8 @@
 //   // a piece_engine on host streams
 //   const std::uint32_t piece = engine.add(model.extract({0, 20}));
 //
-// OpenVINO reads ONNX's own operators, and few of ONNX Runtime's: cut the original model, or the
-// result of optimised() with `optimisation` 1. This header finds OpenVINO's C functions by
+// OpenVINO reads ONNX's own operators, but only a few of ONNX Runtime's. So cut the original model,
+// or the result of optimised() with `optimisation` 1. This header finds OpenVINO's C functions by
 // name and needs no header of OpenVINO. OpenVINO reads inputs and writes outputs in the tensors'
 // own memory; only outputs of unknown shape are copied. OpenVINO allocates all other memory of a
 // compiled piece.
@@ -35,8 +35,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace graph {
 
-/// OpenVINO's library and its core. Thread-safe; neither copied nor moved. The library stays
-/// loaded.
+/// OpenVINO's library and its core. Any thread may use the object, which can't be copied or moved.
+/// The library stays loaded.
 class openvino_library {
 public:
     /// Loads OpenVINO's C library at that path. Throws model_error (engine) if it can't be loaded.
@@ -67,15 +67,15 @@ private:
     void* core_ = nullptr;
 };
 
-/// How pieces are compiled. Floats stay 32 bits, even if the processor is faster with smaller
-/// types.
+/// The options of compiled pieces. Floats keep their 32 bits, even if the processor is faster with
+/// smaller types.
 struct openvino_options {
-    int threads = 1;  ///< of a piece; those beyond the SM's own thread are OpenVINO's
+    int threads = 1;  ///< threads of a piece; all but the SM's own thread are OpenVINO's
 };
 
-/// Pieces that OpenVINO compiled: a piece_engine. One thread adds pieces before any runs. Different
-/// pieces may run at the same time, but each piece only once at a time. Neither copied nor moved.
-/// The library must outlive the engine.
+/// Pieces that OpenVINO has compiled: a piece_engine. One thread adds pieces before any of them
+/// runs. Different pieces may run at the same time, but each piece only once at a time. The engine
+/// can't be copied or moved. The library must outlive the engine.
 class openvino_engine {
 public:
     /// An engine without pieces.
@@ -83,7 +83,7 @@ public:
     openvino_engine(const openvino_engine&) = delete;
     openvino_engine& operator=(const openvino_engine&) = delete;
 
-    /// Adds a model in ONNX's format, such as extract() makes; returns its number. Throws
+    /// Adds a model in ONNX's format, such as extract() makes, and returns its number. Throws
     /// model_error (engine) with OpenVINO's reason.
     std::uint32_t add(std::string_view model) {
         const auto& api = library_->api();
@@ -104,7 +104,7 @@ public:
     }
     /// Removes the last piece.
     void remove_last() noexcept { pieces_.pop_back(); }
-    /// How many pieces there are.
+    /// The number of pieces.
     [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(pieces_.size()); }
 
     /// See piece_engine. The stream's kernels must run on the CPU. Launches one block.
@@ -139,8 +139,8 @@ private:
     using handle = std::unique_ptr<void, void (*)(void*)>;
     struct port_state {
         int type = 0;                // OpenVINO's number
-        bool bound = false;          // whether the request may have a tensor of a caller's
-        const void* data = nullptr;  // that tensor's; null if nobody knows
+        bool bound = false;          // whether the request may have a caller's tensor
+        const void* data = nullptr;  // the address of that tensor's data; null if unknown
         std::size_t size = 0;
         std::vector<std::int64_t> shape{};
     };

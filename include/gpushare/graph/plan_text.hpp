@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A plan of cuts as text that people read and change: the pieces, and their nodes in order.
+// A plan of cuts as text that people can read and change: the pieces, and their nodes in order.
 //
 //   const std::string text = gpushare::graph::to_text(planner.plan(), g);
 //   const auto plan = gpushare::graph::parse_split_plan(text, g);  // after somebody changed it
@@ -15,9 +15,9 @@
 // - `node 0 conv1 Conv`: a node by its number in the graph, its name and its type
 //
 // Nodes run from top to bottom. To move a cut, move a `piece` line; to remove a cut, delete the
-// line. parse_split_plan() keeps `engine` and `takes`. All other words after `piece`, and the type
-// after a node's name, are for people: they are found anew. A line that begins with # is a comment.
-// Unprintable characters, blanks and backslashes in names are written as `\x20`.
+// line. parse_split_plan() reads only `engine` and `takes` from a `piece` line, and computes the
+// rest again. The type after a node's name is for people, too. A line that begins with # is a
+// comment. Unprintable characters, blanks and backslashes in names are written as `\x20`.
 #pragma once
 
 #include <algorithm>
@@ -52,8 +52,9 @@ class plan_error final : public std::runtime_error, public error {
 public:
     /// The kind of error.
     enum class kind : std::uint8_t {
-        bad_version,    ///< the first line isn't a plan's, or is of a later version
-        bad_line,       ///< a line of no known kind, missing, misplaced, twice, or of too few words
+        bad_version,  ///< the first line isn't a plan's, or is of a later version
+        /// A line of unknown kind, missing, misplaced, repeated, or with too few words.
+        bad_line,
         bad_value,      ///< a value of the wrong form, or a number that doesn't fit
         graph_changed,  ///< the plan is for another graph
         unknown_node,   ///< a number that no node has
@@ -65,7 +66,8 @@ public:
         no_cut,         ///< a cut at which a value is alive that no buffer holds
     };
 
-    /// `line` counts from 1; 0: no line is to blame. `text` is a sentence about the error.
+    /// `line` counts from 1; 0 means that no line is to blame. `text` is a sentence about the
+    /// error.
     plan_error(kind why, std::size_t line, std::string_view text)
         : std::runtime_error(sentence(line, text)),
           error(failure{why == kind::graph_changed ? errc::mismatch : errc::invalid_specification}, {}),
@@ -262,14 +264,14 @@ private:
 
     const model_graph& g_;
     split_plan plan_{};
-    std::vector<std::size_t> line_of_node_;  // the last line of each node; 0: none
+    std::vector<std::size_t> line_of_node_;  // the last line of each node; 0 if there is none
     std::vector<std::size_t> line_of_piece_{};
     std::size_t line_ = 0;
     bool versioned_ = false, hashed_ = false, limited_ = false;
 };
 
-/// Throws if the nodes can't run in the plan's order, or the pieces don't cover that order. The
-/// functions find the line of a node and of a piece, for errors.
+/// Throws if the nodes can't run in the plan's order, or if the pieces don't cover that order. The
+/// functions find the line of a node and of a piece, for error messages.
 template <class LineOfNode, class LineOfPiece>
 void check_order(const split_plan& p, const model_graph& g, LineOfNode line_of_node, LineOfPiece line_of_piece) {
     using kind = plan_error::kind;
@@ -345,7 +347,7 @@ inline void check(const split_plan& p, const model_graph& g) {
 }
 
 /// Reads a plan that to_text() wrote and that people may have changed, and checks the plan against
-/// a sound graph. `sizes` as in split_planner. Throws plan_error with the line and the reason.
+/// a sound graph. `sizes` is as in split_planner. Throws plan_error with the line and the reason.
 [[nodiscard]] inline split_plan parse_split_plan(std::string_view text, const model_graph& g,
                                                  std::span<const bytes> sizes = {}) {
     detail::plan_reader reader(g);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A cut model, run by a tenant. Each piece is a submission of its own, so other work runs between
-// pieces, and bounds, shares and deadlines apply to pieces instead of the whole.
+// Runs a cut model for a tenant. Each piece is a submission of its own, so other work runs between
+// pieces, and bounds, shares and deadlines apply to single pieces.
 //
 //   gpushare::graph::onnxruntime_engine engine(library);
 //   // piece 0, 1, ...
@@ -11,16 +11,18 @@
 //
 // On a device, captured_model makes one graph of all pieces, with a gate between any two.
 //
-// Values that pass from piece to piece lie in the tenant's memory. Values that are never alive
-// together share bytes. Values whose size only a run tells have blocks of their own, which grow.
+// Values that pass from piece to piece lie in the tenant's memory. Values that are never alive at
+// the same time share bytes. A value whose size is known only in a run has a block of its own,
+// which grows.
 //
-// place_buffers finds places for values between pieces in one block, for runners of your own:
+// place_buffers finds places in one block for the values between pieces. Use it for runners of your
+// own:
 //
 //   const auto values = gpushare::graph::crossing_values(g, plan);
 //   const auto layout = gpushare::graph::place_buffers(gpushare::graph::needs_of(g, values), 256);
 //   std::byte* block = allocate(layout.total);  // values[i]: at block + layout.offsets[i]
 //
-// Inputs and outputs of the model are the caller's and need no place. Layouts are values: any
+// Inputs and outputs of the model belong to the caller and need no place. Layouts are values: any
 // thread may read a layout while no thread changes it.
 #pragma once
 
@@ -53,7 +55,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace graph {
 
-/// Bytes that are needed from one step to another, both included.
+/// Bytes that are needed from one step to another, including both steps.
 struct buffer_need {
     bytes size{};             ///< 0 needs no place
     std::uint32_t first = 0;  ///< the step that writes the bytes
@@ -62,10 +64,11 @@ struct buffer_need {
     friend constexpr bool operator==(const buffer_need&, const buffer_need&) = default;
 };
 
-/// Where each need's bytes are in one block.
+/// Where the bytes of each need lie in one block.
 struct buffer_layout {
-    std::vector<std::uint64_t> offsets{};  ///< of each need, in order; multiples of the alignment
-    bytes total{};                         ///< the block's size
+    /// The offset of each need, in order; multiples of the alignment.
+    std::vector<std::uint64_t> offsets{};
+    bytes total{};  ///< the block's size
 
     friend bool operator==(const buffer_layout&, const buffer_layout&) = default;
 };
@@ -79,8 +82,8 @@ struct crossing_value {
     friend constexpr bool operator==(const crossing_value&, const crossing_value&) = default;
 };
 
-/// The values to keep across a plan's cuts, by index. The model's outputs aren't among these
-/// values: the caller has buffers for outputs. `p` must fit the graph (check() in plan_text.hpp).
+/// The values to keep across a plan's cuts, by index. The model's outputs aren't among them,
+/// because the caller has buffers for outputs. `p` must fit the graph (check() in plan_text.hpp).
 [[nodiscard]] inline std::vector<crossing_value> crossing_values(const model_graph& g, const split_plan& p) {
     std::vector<std::optional<crossing_value>> all(g.values.size());
     for (std::uint32_t i = 0; i < p.pieces.size(); ++i)
@@ -96,9 +99,10 @@ struct crossing_value {
     return crossing;
 }
 
-/// The memory that these values need. `sizes` has the size of each value of the graph, if the
-/// caller knows better (dynamic shapes); empty: the graph's sizes. Throws operation_error
-/// (invalid_specification) if a size is unknown, or `sizes` has another number of sizes.
+/// The memory that these values need. `sizes` has the size of each value of the graph, for callers
+/// that know better than the graph (dynamic shapes). If `sizes` is empty, the graph's sizes apply.
+/// Throws operation_error (invalid_specification) if a size is unknown, or if `sizes` has another
+/// number of sizes.
 [[nodiscard]] inline std::vector<buffer_need> needs_of(const model_graph& g, std::span<const crossing_value> values,
                                                        std::span<const bytes> sizes = {}) {
     if (!sizes.empty() && sizes.size() != g.values.size())
@@ -120,8 +124,8 @@ namespace detail {
     return a.first <= b.last && b.first <= a.last;
 }
 
-/// The needs' sizes, rounded up to multiples of the alignment. Throws if the alignment is no power
-/// of two, or the sum of the sizes overflows.
+/// The needs' sizes, rounded up to multiples of the alignment. Throws if the alignment isn't a
+/// power of two, or if the sum of the sizes overflows.
 [[nodiscard]] inline std::vector<std::uint64_t> rounded_sizes(std::span<const buffer_need> needs,
                                                               std::size_t alignment) {
     if (!std::has_single_bit(alignment)) raise(gpushare::detail::impossible_block(0, alignment), {}, "placing buffers");
@@ -136,8 +140,8 @@ namespace detail {
     return sizes;
 }
 
-/// Places the needs in `order`: each in the smallest gap that fits between needs alive at the same
-/// time, or else behind all of these.
+/// Places the needs in `order`. Each need goes into the smallest gap that fits between needs that
+/// are alive at the same time, or else behind all of these.
 [[nodiscard]] inline buffer_layout place_in_order(std::span<const buffer_need> needs,
                                                   std::span<const std::uint64_t> sizes,
                                                   std::span<const std::uint32_t> order) {
@@ -164,8 +168,8 @@ namespace detail {
 
 }  // namespace detail
 
-/// The most bytes that one step needs, in multiples of the alignment: no layout is smaller. Throws
-/// as place_buffers.
+/// The most bytes that one step needs, in multiples of the alignment. No layout can be smaller.
+/// Throws as place_buffers does.
 [[nodiscard]] inline bytes least_total(std::span<const buffer_need> needs, std::size_t alignment) {
     const auto sizes = detail::rounded_sizes(needs, alignment);
     std::uint64_t most = 0;
@@ -178,10 +182,11 @@ namespace detail {
     return bytes{most};
 }
 
-/// A place for each need: needs of the same step don't overlap, and the block is never larger than
-/// the sum of the rounded sizes. Tries the largest first, the largest product of size and lifetime
-/// first, the longest-lived first, and the order of the steps, and takes the smallest block. Throws
-/// memory_error: bad_alignment unless the alignment is a power of two, size_overflow. O(needs^2).
+/// Finds a place for each need. Needs of the same step don't overlap, and the block is never larger
+/// than the sum of the rounded sizes. Tries four orders: the largest first, the largest product of
+/// size and lifetime first, the longest-lived first, and the order of the steps. Takes the order
+/// with the smallest block. Throws memory_error: bad_alignment unless the alignment is a power of
+/// two, or size_overflow. O(needs^2).
 [[nodiscard]] inline buffer_layout place_buffers(std::span<const buffer_need> needs, std::size_t alignment) {
     const auto sizes = detail::rounded_sizes(needs, alignment);
     const bytes least = least_total(needs, alignment);
@@ -209,7 +214,8 @@ namespace graph {
 
 namespace detail {
 
-/// A part of a time of at most a year, so that numbers in an edited plan can't overflow.
+/// The fraction `part` of a time, which counts as at most a year, so that numbers in an edited plan
+/// can't overflow.
 [[nodiscard]] inline ns part_of(ns time, double part) noexcept {
     constexpr ns most = std::chrono::hours(24 * 365);
     return ns{static_cast<std::int64_t>(static_cast<double>(std::clamp(time, ns{}, most).count()) * part)};
@@ -217,30 +223,32 @@ namespace detail {
 
 }  // namespace detail
 
-/// How a cut model runs.
+/// The options of a cut model's runs.
 struct cut_options {
     /// The options of each piece's submission. Piece i has the key `key` + i, by which a limiter
     /// learns how long the piece takes. The deadline is the run's.
     submit_options submit{.key = 1};
-    /// Whether to declare the planned time of each piece to the limiter; otherwise the limiter
-    /// learns all times by itself.
+    /// Whether to declare the planned time of each piece to the limiter. If not, the limiter learns
+    /// all times by itself.
     bool declare_lengths = false;
     /// The most pieces that are submitted and haven't ended; at least 1. With 1, the device waits
-    /// between two pieces until the thread that runs the model wakes up. With more, the device
-    /// waits there only if the limiter admits nothing behind a piece of that length.
+    /// between two pieces until the thread that runs the model wakes up. With a larger number, the
+    /// device waits there only if the limiter doesn't admit the next piece behind a piece of that
+    /// length.
     std::uint32_t ahead = 2;
-    std::size_t part = 0;  ///< which of the tenant's devices
+    std::size_t part = 0;  ///< the number of the tenant's device
 };
 
 /// The values of a cut model while it runs, and room for them in `Memory`. Values between pieces
-/// that are never alive together share bytes of one block. A value whose size only a run tells has
-/// a block of its own, and so has an output without a buffer. The object has no engine and submits
-/// nothing: cut_model does. Neither copied nor moved; one run at a time. The memory must outlive
-/// the object, and no work may use the values when the object is destroyed.
+/// that are never alive at the same time share bytes of one block. A value whose size is known only
+/// in a run has a block of its own, and so has an output without a buffer. The object has no engine
+/// and doesn't submit; cut_model does. The object can't be copied or moved, and serves one run at a
+/// time. The memory must outlive the object, and no work may use the values when the object is
+/// destroyed.
 template <memory_resource Memory>
 class piece_tensors {
 public:
-    /// As cut_model. Errors name `owner`.
+    /// Throws as cut_model's constructor does. Errors name `owner`.
     piece_tensors(Memory& of, const model_graph& g, const split_plan& plan, std::string_view owner = {})
         : owner_(owner),
           inputs_(g.inputs),
@@ -263,9 +271,9 @@ public:
     piece_tensors& operator=(const piece_tensors&) = delete;
     ~piece_tensors() = default;
 
-    /// How many pieces there are.
+    /// The number of pieces.
     [[nodiscard]] std::uint32_t pieces() const noexcept { return static_cast<std::uint32_t>(pieces_.size()); }
-    /// Bytes of all blocks.
+    /// The bytes of all blocks.
     [[nodiscard]] bytes held() const noexcept { return blocks_.size(); }
 
     /// Resets every value to its state before the first piece. `inputs` and `outputs` are in the
@@ -296,18 +304,18 @@ public:
             t.room = nullptr;
         }
     }
-    /// Whether `to` has a buffer of the caller's for output `i`. A block that an earlier run
-    /// returned there is none.
+    /// Whether `to` has a caller's buffer for output `i`. A block that an earlier run returned
+    /// doesn't count as one.
     [[nodiscard]] bool of_caller(std::size_t i, const tensor& to) const noexcept {
         return to.data != nullptr && !(i < outputs_.size() && blocks_.holds(outputs_[i], to.data));
     }
-    /// The same for the outputs that begin() got.
+    /// The same question for the outputs that begin() got.
     [[nodiscard]] bool of_caller(std::size_t i) const noexcept { return given_[i]; }
     /// The inputs of a piece, as piece_engine::enqueue takes them.
     [[nodiscard]] std::span<const tensor* const> inputs(std::uint32_t number) const noexcept {
         return pieces_[number].inputs;
     }
-    /// The outputs of a piece, likewise.
+    /// The outputs of a piece, as piece_engine::enqueue takes them.
     [[nodiscard]] std::span<tensor* const> outputs(std::uint32_t number) const noexcept {
         return pieces_[number].outputs;
     }
@@ -321,7 +329,7 @@ private:
     };
     static constexpr std::uint64_t unplaced = ~std::uint64_t{0};
 
-    /// An engine may take numbers of the same size for its own.
+    /// Checks the type of input `i`, since an engine may take numbers of the same size for its own.
     void check_type(std::size_t i, element type) const {
         if (input_types_[i] == element::unknown || type == input_types_[i]) return;
         std::string text = owner_.empty() ? "" : "tenant '" + owner_ + "': ";
@@ -389,8 +397,9 @@ private:
     std::vector<piece> pieces_{};
 };
 
-/// A model in pieces, on one tenant. Neither copied nor moved; one run at a time. Tenant, engine
-/// and all that they use must outlive the object. Piece i of the plan is the engine's piece i.
+/// A model in pieces, on one tenant. The object can't be copied or moved, and serves one run at a
+/// time. Tenant, engine and everything that they use must outlive the object. Piece i of the plan
+/// is the engine's piece i.
 template <class Tenant, class Engine>
 requires piece_engine<Engine, typename Tenant::stream>
 class cut_model {
@@ -398,10 +407,10 @@ class cut_model {
     using memory = typename Tenant::memory_type;
 
 public:
-    /// Values between pieces whose extents `g` has get their places in one block. Throws
+    /// Values between pieces get their places in one block if `g` has their extents. Throws
     /// operation_error (invalid_specification) if the plan doesn't fit the graph; model_error
     /// (bad_cut) for a value that a buffer can't hold and for an output that is a weight;
-    /// memory_error if the tenant has no room for the buffers; and as tenant::memory.
+    /// memory_error if the tenant has no room for the buffers; and what tenant::memory throws.
     cut_model(Tenant& whose, const model_graph& g, const split_plan& plan, Engine& engine, const cut_options& o = {})
         : whose_(&whose), engine_(&engine), options_(o), values_(whose.memory(o.part), g, plan, whose.name()) {
         for (const auto& p : plan.pieces) takes_.push_back(p.takes);
@@ -410,22 +419,24 @@ public:
     cut_model& operator=(const cut_model&) = delete;
     ~cut_model() = default;
 
-    /// How many pieces there are.
+    /// The number of pieces.
     [[nodiscard]] std::uint32_t pieces() const noexcept { return values_.pieces(); }
     /// Bytes of the tenant's memory for values between pieces, and for outputs without a buffer.
     [[nodiscard]] bytes held() const noexcept { return values_.held(); }
 
-    /// Runs the model and waits until all is done. `inputs` and `outputs` are in the model's order,
-    /// in memory that the engine can use. An output without a buffer (data is null) gets a buffer
-    /// in the tenant's memory, valid until the next run; an output that is an input gets the
-    /// input's buffer. The next run may have the same array of outputs: a buffer in the tenant's
-    /// memory counts as none. `o` is for the run as a whole. Throws operation_error:
-    /// invalid_specification for a wrong number of tensors, or an input of another type than the
-    /// model's; the error of a piece, with the engine's own exception nested; and as
-    /// tenant::submit. By then all pieces have ended.
+    /// Runs the model and waits until all pieces have ended. `inputs` and `outputs` are in the
+    /// model's order, in memory that the engine can use. An output without a buffer (data is null)
+    /// gets a buffer in the tenant's memory, valid until the next run; an output that is an input
+    /// gets the input's buffer. The next run may have the same array of outputs, because a buffer
+    /// in the tenant's memory counts as no buffer. `o` applies to the run as a whole.
+    ///
+    /// Throws operation_error (invalid_specification) for a wrong number of tensors, or for an
+    /// input of another type than the model's. Throws the error of a failed piece, with the
+    /// engine's own exception nested, and what tenant::submit throws. By then all pieces have
+    /// ended.
     void run(std::span<const tensor> inputs, std::span<tensor> outputs, const request_options& o = {}) {
         values_.begin(inputs, outputs);
-        // its block may grow
+        // the block of an output may grow
         for (std::size_t i = 0; i < outputs.size(); ++i)
             if (!values_.of_caller(i)) outputs[i].data = nullptr, outputs[i].capacity = 0;
         submit_all(o);
@@ -439,7 +450,7 @@ private:
     void finish(std::span<tensor> outputs) {
         for (std::size_t i = 0; i < outputs.size(); ++i) finish(i, outputs[i]);
     }
-    /// Submits the pieces, some ahead of the one that runs.
+    /// Submits the pieces, some of them ahead of the piece that runs.
     void submit_all(const request_options& o) {
         auto request = whose_->request(o, options_.part);
         using ticket = decltype(request.submit({}));
@@ -503,7 +514,7 @@ private:
     Engine* engine_;
     cut_options options_;
     piece_tensors<memory> values_;
-    std::vector<ns> takes_{};  // of each piece, as planned
+    std::vector<ns> takes_{};  // the planned time of each piece
 };
 
 /// A model in pieces as one graph of a device, which is one submission. With a gate between two
@@ -513,18 +524,19 @@ private:
 ///   auto between = [&](cuda::stream& to) { gate.wait_in_capture(pages, to.native_handle()); };
 ///   graph::captured_model<tenant, my_engine, cuda::graph_executable> model(batch, g, plan, engine, between);
 ///
-/// The engine must enqueue kernels, and place outputs when it enqueues. All else is as in
-/// cut_model; buffers live as long as the graph. A tenant that gets another device or other SMs of
-/// its own needs a new captured_model. Neither copied nor moved; one run at a time.
+/// The engine must enqueue kernels, and place outputs when it enqueues. Otherwise the class works
+/// as cut_model does; buffers live as long as the graph. A tenant that gets another device or other
+/// SMs of its own needs a new captured_model. The object can't be copied or moved, and serves one
+/// run at a time.
 template <class Tenant, class Engine, class Executable>
 class captured_model {
     using stream = typename Tenant::stream;
 
 public:
-    /// Enqueues a gate, or anything else, between two pieces of a capture.
+    /// Enqueues a gate, or any other work, between two pieces of a capture.
     using gate = std::function<void(stream&)>;
 
-    /// As cut_model. `between` may be empty.
+    /// Works as cut_model's constructor. `between` may be empty.
     captured_model(Tenant& whose, const model_graph& g, const split_plan& plan, Engine& engine, gate between = {},
                    const cut_options& o = {})
         : model_(whose, g, plan, engine, o), between_(std::move(between)) {}
@@ -532,18 +544,18 @@ public:
     captured_model& operator=(const captured_model&) = delete;
     ~captured_model() = default;
 
-    /// How many pieces there are.
+    /// The number of pieces.
     [[nodiscard]] std::uint32_t pieces() const noexcept { return model_.pieces(); }
-    /// Bytes of the tenant's memory that are held.
+    /// Bytes of the tenant's memory that the object holds.
     [[nodiscard]] bytes held() const noexcept { return model_.held(); }
-    /// How many graphs were instantiated; updates for other addresses don't count.
+    /// How many graphs were instantiated. Updates for other addresses don't count.
     [[nodiscard]] std::uint32_t made() const noexcept { return made_; }
 
-    /// As cut_model::run. The first run with other shapes drops the graph and goes piece by piece,
-    /// so that the engine and the buffers get what they need. The next run is captured. A run with
-    /// the same shapes at other addresses updates the graph. Throws what cut_model::run throws, and
-    /// the error of a capture. After that error the stream is as before, and nothing of the graph
-    /// has run.
+    /// Works as cut_model::run. The first run with other shapes drops the graph and goes piece by
+    /// piece, so that the engine and the buffers get the memory that they need. The next run is
+    /// captured. A run with the same shapes at other addresses updates the graph. Throws what
+    /// cut_model::run throws, and the error of a capture. After such an error the stream is as
+    /// before, and no part of the graph has run.
     void run(std::span<const tensor> inputs, std::span<tensor> outputs, const request_options& o = {}) {
         run_key next = key_of(inputs, outputs);
         if (next.shapes != last_.shapes) {
@@ -554,7 +566,8 @@ public:
             return;
         }
         if (!graph_ || next.places != last_.places) {
-            last_.places.clear();  // set after the capture: a half-updated graph is never launched
+            // set again after the capture, so that a half-updated graph is never launched
+            last_.places.clear();
             submit([&](stream& to) { capture_into(to, inputs, outputs); }, {}, model_.pieces() + 1);
             last_.places = std::move(next.places);
         }
@@ -609,7 +622,7 @@ private:
         if (ticket.status() != errc::none) ticket.rethrow();
     }
 
-    cut_model<Tenant, Engine> model_;  // first: its buffers outlive the graph
+    cut_model<Tenant, Engine> model_;  // declared first, so that its buffers outlive the graph
     gate between_;
     std::optional<Executable> graph_{};
     run_key last_{};

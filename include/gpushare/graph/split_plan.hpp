@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where to cut a model so that no piece takes longer than a limit. Dynamic programming over the
-// nodes' times finds the fewest and cheapest cuts. Measurements of whole pieces then correct the
-// plan, since engines fuse nodes.
+// Decides where to cut a model so that no piece takes longer than a limit. Dynamic programming over
+// the nodes' times finds the fewest and cheapest cuts. Measurements of whole pieces then correct
+// the plan, because engines fuse nodes.
 //
 //   gpushare::graph::split_planner planner(g, times, {.limit = 5ms});   // times: of each node of g
 //   while (const auto piece = planner.next_to_measure())
@@ -37,47 +37,49 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace graph {
 
-/// In which order the nodes run. Fewer values are alive at a cut if branches run one after the
-/// other instead of alternately.
+/// The order in which the nodes run. Fewer values are alive at a cut if branches run one after the
+/// other than if they alternate.
 enum class split_order : std::uint8_t {
-    best,         ///< of the other orders the one whose plan costs least
-    given,        ///< the graph's
+    best,         ///< of the other orders, the one whose plan costs least
+    given,        ///< the graph's order
     depth_first,  ///< each node right before the node that needs it
-    narrow,       ///< next is the node that leaves the fewest bytes alive
+    narrow,       ///< the next node is the one that leaves the fewest bytes alive
 };
 
 /// The limit that a plan keeps, and the costs of cuts.
 struct split_options {
-    ns limit = std::chrono::milliseconds(5);  ///< the longest that a piece may take; above 0
+    ns limit = std::chrono::milliseconds(5);  ///< the longest time that a piece may take; above 0
     /// The overhead of each piece: the engine's call and the submission.
     ns per_piece = std::chrono::microseconds(20);
-    /// How many bytes of values a cut writes or reads per second; above 0.
+    /// The bytes of values that a cut writes or reads per second; above 0.
     bytes bandwidth{10'000'000'000};
     /// The engine's fusions; only the constructor reads them.
     std::span<const fusion_rule> fusions = usual_fusions;
     split_order order = split_order::best;  ///< in which the nodes run
     std::uint32_t measurements = 100;       ///< the most pieces that are measured
-    /// A plan that saves no more than this isn't worth more measurements.
+    /// The planner doesn't measure further for a plan that saves no more than this.
     ns worth{};
 };
 
-/// Consecutive nodes that run as one.
+/// Consecutive nodes that run as one piece.
 struct planned_piece {
-    node_range places{};   ///< in the plan's order
-    ns takes{};            ///< measured, or predicted
-    bytes crossing{};      ///< size of the values alive at the cut after the piece; 0 for the last
-    bool over = false;     ///< whether the piece takes longer than the limit
-    std::string engine{};  ///< which engine runs the piece, one word; empty: the first (choice.hpp)
+    node_range places{};  ///< the places in the plan's order
+    ns takes{};           ///< the time, measured or predicted
+    bytes crossing{};     ///< size of the values alive at the cut after the piece; 0 for the last
+    bool over = false;    ///< whether the piece takes longer than the limit
+    /// The engine that runs the piece, one word; empty for the first engine (choice.hpp).
+    std::string engine{};
 
     friend bool operator==(const planned_piece&, const planned_piece&) = default;
 };
 
 /// Where a model is cut. People may change a plan: plan_text.hpp writes, reads and checks plans.
 struct split_plan {
-    std::uint64_t of_graph = 0;           ///< fingerprint() of the graph that the plan is for
-    ns limit{};                           ///< the longest that a piece may take
-    std::vector<std::uint32_t> order{};   ///< nodes of the graph, in the order in which they run
-    std::vector<planned_piece> pieces{};  ///< in order; each place of the order is in one piece
+    std::uint64_t of_graph = 0;          ///< fingerprint() of the graph that the plan is for
+    ns limit{};                          ///< the longest time that a piece may take
+    std::vector<std::uint32_t> order{};  ///< nodes of the graph, in the order in which they run
+    /// The pieces in order; each place of the order is in one piece.
+    std::vector<planned_piece> pieces{};
 
     /// The nodes of the graph at a piece's places. Valid while the plan is.
     [[nodiscard]] std::span<const std::uint32_t> nodes(node_range places) const noexcept {
@@ -89,7 +91,7 @@ struct split_plan {
         for (const auto& p : pieces) all = std::max(all, p.takes);
         return all;
     }
-    /// The bytes that cross all cuts together: a value that is alive at two cuts counts twice.
+    /// The bytes that cross all cuts together. A value that is alive at two cuts counts twice.
     [[nodiscard]] bytes crossing() const noexcept {
         bytes all{};
         for (const auto& p : pieces) all += p.crossing;
@@ -98,7 +100,8 @@ struct split_plan {
     friend bool operator==(const split_plan&, const split_plan&) = default;
 };
 
-/// A hash of the graph: of all nodes, values, names, types and shapes. FNV-1a, not for adversaries.
+/// A hash of the graph: of all nodes, values, names, types and shapes. FNV-1a, so adversaries can
+/// forge it.
 [[nodiscard]] inline std::uint64_t fingerprint(const model_graph& g) noexcept {
     std::uint64_t h = 0xcbf29ce484222325;
     const auto number = [&h](std::uint64_t n) {
@@ -142,31 +145,32 @@ struct split_plan {
     return out;
 }
 
-/// Bytes of each value, as far as the graph tells; otherwise 0.
+/// The size of each value if the graph tells it, otherwise 0.
 [[nodiscard]] inline std::vector<bytes> sizes_of(const model_graph& g) {
     std::vector<bytes> all;
     for (const auto& v : g.values) all.push_back(v.size().value_or(bytes{}));
     return all;
 }
 
-/// Finds a plan, and corrects it by measurements: a state machine without a clock or an engine.
+/// Finds a plan, and corrects the plan by measurements. A state machine without a clock or an
+/// engine.
 ///
-/// The planner's plan is the cheapest one whose pieces keep the limit. The cost is `per_piece` for
-/// each piece, the time to read and write values at cuts, and the fusions that cuts undo. A node
-/// above the limit is a piece by itself, marked `over`. If no buffer can hold a value between some
-/// nodes (a sequence, strings), these nodes stay together like one node.
+/// The planner's plan is the cheapest plan whose pieces keep the limit. The cost consists of
+/// `per_piece` for each piece, the time to read and write values at cuts, and the fusions that cuts
+/// undo. A node above the limit is a piece by itself, marked `over`. If no buffer can hold a value
+/// between some nodes (a sequence, strings), these nodes stay together like one node.
 ///
-/// An unmeasured piece counts as `per_piece` and the sum of its nodes. A measurement replaces that
-/// sum and scales the times of the piece's nodes, from which the planner predicts other pieces. So
-/// the planner splits a piece that takes too long, and joins neighbours that take less than
-/// predicted, until every piece is measured and no cheaper plan is in prospect.
+/// An unmeasured piece is predicted to take `per_piece` and the sum of its nodes. A measurement
+/// replaces the prediction and scales the times of the piece's nodes, from which the planner
+/// predicts other pieces. So the planner splits a piece that takes too long, and joins neighbours
+/// that take less than predicted, until every piece is measured and no cheaper plan is in prospect.
 class split_planner {
 public:
     /// `times` has the time of each node, measured or predicted, in the graph's order. `sizes` has
-    /// the size of each value, if the caller knows better than the graph (dynamic shapes); empty:
-    /// sizes_of(g). Throws operation_error (invalid_specification) for a graph that isn't sound, a
-    /// wrong number of times or sizes, and a limit or bandwidth of 0. O(nodes^2) at worst, O(nodes
-    /// * nodes of a piece) in practice.
+    /// the size of each value, for callers that know better than the graph (dynamic shapes); an
+    /// empty span stands for sizes_of(g). Throws operation_error (invalid_specification) for a
+    /// graph that isn't sound, a wrong number of times or sizes, and a limit or bandwidth of 0.
+    /// Takes O(nodes^2) at worst, and O(nodes * nodes of a piece) in practice.
     split_planner(const model_graph& g, std::span<const ns> times, const split_options& options = {},
                   std::span<const bytes> sizes = {})
         : options_(options), graph_(fingerprint(g)) {
@@ -181,19 +185,19 @@ public:
         replan();
     }
 
-    /// The best plan by what is known.
+    /// The best plan as far as times are known.
     [[nodiscard]] const split_plan& plan() const noexcept { return plan_; }
     /// The plan's cost without the time of its nodes: the pieces' overhead and the cuts.
     [[nodiscard]] ns overhead() const noexcept { return overhead_; }
-    /// Places in plan().order to measure next, as one piece; nothing if the plan is settled.
+    /// The places in plan().order to measure next, as one piece. No places if the plan is settled.
     [[nodiscard]] std::optional<node_range> next_to_measure() const noexcept { return ask_; }
     /// Whether the planner needs no further measurement.
     [[nodiscard]] bool settled() const noexcept { return !ask_; }
-    /// How many pieces were measured.
+    /// The number of pieces that were measured.
     [[nodiscard]] std::uint32_t measurements() const noexcept { return measured_; }
 
     /// Takes a measurement, even one that next_to_measure() didn't ask for. `took` is how long the
-    /// nodes at `piece` take as one piece; nothing if the engine can't run these nodes by
+    /// nodes at `piece` take as one piece, or empty if the engine can't run these nodes by
     /// themselves. Throws operation_error (invalid_specification) if no piece can have these
     /// places.
     void measured(node_range piece, std::optional<ns> took) {
@@ -206,9 +210,9 @@ public:
         replan();
     }
 
-    /// A plan that a person changed, with the lengths, crossings and marks that this planner knows
-    /// or predicts. Throws operation_error (invalid_specification) for another graph or order, and
-    /// for a cut that isn't possible.
+    /// Takes a plan that a person changed, and fills in the lengths, crossings and marks that this
+    /// planner knows or predicts. Throws operation_error (invalid_specification) for another graph
+    /// or order, and for a cut that isn't possible.
     [[nodiscard]] split_plan priced(split_plan p) const {
         require(p.order == plan_.order && p.of_graph == graph_, "pricing a plan: the order or the graph is another");
         for (auto& piece : p.pieces) {
@@ -225,13 +229,13 @@ private:
     static constexpr ns longest_time{std::int64_t{1} << 50};     // 13 days
     using unit_range = std::pair<std::uint32_t, std::uint32_t>;  // indices into costs_->cuts()
     struct knowledge {
-        std::optional<ns> took{};  // nothing: impossible
+        std::optional<ns> took{};  // empty if the piece is impossible
         ns cost{};
     };
-    // The members are in the order of importance. All but `longest` are sums over pieces, and no
-    // further piece makes a worse beginning the better one.
+    // The members are in the order of importance. All but `longest` are sums over pieces, so adding
+    // a piece to two beginnings never reverses which beginning is cheaper.
     struct price {
-        ns over{};  // above the limit, of all pieces together
+        ns over{};  // the time above the limit, of all pieces together
         ns overhead{};
         std::uint32_t pieces = 0;
         ns longest{};
@@ -248,11 +252,11 @@ private:
     };
     enum class pieces_of : std::uint8_t {
         all,       ///< measured or predicted
-        measured,  ///< only measured ones
+        measured,  ///< only measured pieces
     };
     enum class lengths : std::uint8_t {
-        within_limit,  ///< except a single unit, which can't be cut
-        any,           ///< above the limit as well
+        within_limit,  ///< only pieces within the limit, or of a single unit, which can't be cut
+        any,           ///< also pieces above the limit
     };
 
     static void require(bool holds, const char* otherwise) {
@@ -326,7 +330,7 @@ private:
         return {places_of(u), takes, costs_->crossing(places_of(u).behind), takes > limit, {}};
     }
 
-    // Considers the piece as the last one of a plan that ends where the piece ends.
+    // Considers the piece as the last piece of a plan that ends where the piece ends.
     void relax(std::vector<step>& steps, unit_range u, ns takes, ns cost) const {
         const price& before = steps[u.first].best;
         const price p{before.over + std::max(takes - options_.limit, ns{}), before.overhead + options_.per_piece + cost,
@@ -346,7 +350,7 @@ private:
             if (!known_.contains(u)) relax(steps, u, takes, piece.cost());
         }
     }
-    // Nothing if these pieces don't cover the whole model.
+    // Returns no plan if these pieces don't cover the whole model.
     [[nodiscard]] std::optional<found_plan> search(pieces_of which, lengths longest) const {
         const auto end = static_cast<std::uint32_t>(costs_->cuts().size() - 1);
         std::vector<step> steps(end + 1);
@@ -367,20 +371,21 @@ private:
         std::ranges::reverse(f.pieces);
         return f;
     }
-    // A node that can't run alone needs its neighbours, even if their piece exceeds the limit.
+    // A node that can't run alone needs its neighbours, even if their common piece exceeds the
+    // limit.
     [[nodiscard]] std::optional<found_plan> search(pieces_of which) const {
         auto f = search(which, lengths::within_limit);
         return f ? f : search(which, lengths::any);
     }
 
-    // The longest unmeasured piece, which is the likeliest to be above the limit.
+    // The longest unmeasured piece, which is the likeliest to exceed the limit.
     [[nodiscard]] std::optional<unit_range> unmeasured(const found_plan& f) const {
         std::optional<unit_range> longest;
         for (const unit_range& u : f.pieces)
             if (!known_.contains(u) && (!longest || predicted(u) > predicted(*longest))) longest = u;
         return longest;
     }
-    // Measured neighbours that may fit into one piece. That piece wasn't measured yet.
+    // Measured neighbours that may fit into one piece, if that piece wasn't measured yet.
     [[nodiscard]] std::optional<unit_range> joinable(const found_plan& f) const {
         for (std::size_t i = 1; i < f.pieces.size(); ++i) {
             const unit_range &a = f.pieces[i - 1], &b = f.pieces[i], both{a.first, b.second};
@@ -415,7 +420,7 @@ private:
     split_options options_;
     std::uint64_t graph_;
     std::optional<detail::cut_costs> costs_{};
-    std::vector<ns> times_{};  // of the node at each place, as known so far
+    std::vector<ns> times_{};  // the time of the node at each place, as known so far
     std::vector<ns> until_{};  // sums of the times before each place
     std::map<unit_range, knowledge> known_{};
     std::uint32_t measured_ = 0;
@@ -424,9 +429,9 @@ private:
     std::optional<node_range> ask_{};
 };
 
-/// Measures until the planner is settled. `measure` gets nodes of the graph in the order in which
-/// they run, and returns how long they take as one piece: ns, or std::optional<ns> if an engine may
-/// be unable to run them.
+/// Measures pieces until the planner is settled. `measure` gets nodes of the graph in the order in
+/// which they run, and returns how long they take as one piece. The result is ns, or
+/// std::optional<ns> if an engine may be unable to run them.
 template <std::invocable<std::span<const std::uint32_t>> Measure>
 requires std::convertible_to<std::invoke_result_t<Measure&, std::span<const std::uint32_t>>, std::optional<ns>>
 const split_plan& refine(split_planner& planner, Measure measure) {

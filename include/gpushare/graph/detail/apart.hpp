@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs a library on hostile data in a process of its own, where a crash is an ordinary error.
+// Runs a library on hostile data in a process of its own, so that a crash is an ordinary error.
 //
 //   const apart_result r = run_apart([&] { return library.digest(data); }, 30s);
 #pragma once
@@ -33,11 +33,12 @@ namespace graph::detail {
 struct apart_result {
     /// How the work ended.
     enum class kind {
-        done,      ///< `text` is what the work returned
-        threw,     ///< `text` is the exception's message; empty unless a std::exception
+        done,  ///< `text` is what the work returned
+        /// `text` is the exception's message; empty if the exception isn't a std::exception.
+        threw,
         crashed,   ///< the work crashed or was killed
         too_slow,  ///< the work was stopped at the deadline
-        no_fork,   ///< pipe2() or fork() failed, by `error`: nothing ran
+        no_fork,   ///< pipe2() or fork() failed with `error`, so nothing ran
     };
     kind how = kind::no_fork;
     std::string text{};
@@ -55,9 +56,9 @@ inline void write_all(int to, const char* data, std::size_t size) noexcept {
     }
 }
 
-/// The child's message: how the work ended, the text's size, and the text. The parent knows by
-/// the size when it has all. The end of the pipe doesn't say so: a process that another thread
-/// forked meanwhile may hold the pipe open.
+/// The child's message: how the work ended, the size of the text, and the text. The parent knows by
+/// the size when it has the whole message. The end of the pipe wouldn't tell, because a process
+/// that another thread forked in the meantime may hold the pipe open.
 struct apart_message {
     static constexpr std::size_t header = 1 + sizeof(std::uint64_t);
 
@@ -80,7 +81,8 @@ struct apart_message {
 template <std::invocable F>
 [[noreturn]] void live_apart(int to, F& work) noexcept {
     for (const int s : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT})
-        ::signal(s, SIG_DFL);  // the parent's handlers would report a crash of the parent
+        // with the parent's handlers, a crash would be reported as the parent's
+        ::signal(s, SIG_DFL);
     const rlimit no_core{0, 0};
     (void)::setrlimit(RLIMIT_CORE, &no_core);
     try {
@@ -116,8 +118,8 @@ public:
         ::kill(child_, SIGKILL);
         (void)ended(0);
     }
-    /// Whether the process has ended. Its status says nothing: there is none if the embedder
-    /// ignores SIGCHLD, or waits for every child by itself.
+    /// Whether the process has ended. Its status isn't used, because there is no status if the
+    /// embedder ignores SIGCHLD or waits for every child itself.
     bool ended(int options = WNOHANG) noexcept {
         while (!gone_) {
             const pid_t found = ::waitpid(child_, nullptr, options);
@@ -132,11 +134,11 @@ private:
     bool gone_ = false;
 };
 
-/// Reads until the message is whole, the other end is closed or the child has ended. False at the
-/// deadline.
+/// Reads until the message is whole, the other end is closed or the child has ended. Returns false
+/// at the deadline.
 [[nodiscard]] inline bool read_message(int from, apart_child& child, std::string& all,
                                        std::chrono::steady_clock::time_point deadline) {
-    constexpr std::chrono::milliseconds most(100);  // until a look at the child
+    constexpr std::chrono::milliseconds most(100);  // the longest time between looks at the child
     char buffer[1 << 16];
     for (bool last = false; !apart_message::whole(all);) {
         const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
@@ -145,7 +147,8 @@ private:
         const auto wait = last ? std::chrono::milliseconds{} : std::min(left, most);
         const int found = ::poll(&ready, 1, static_cast<int>(wait.count()));
         if (found == 0 && last) return true;
-        if (found == 0) last = child.ended();  // what it wrote before is still to be read
+        // reads once more, for what the child wrote before its end
+        if (found == 0) last = child.ended();
         if (found <= 0) continue;
         const ssize_t n = ::read(from, buffer, sizeof buffer);
         if (n > 0) all.append(buffer, static_cast<std::size_t>(n));

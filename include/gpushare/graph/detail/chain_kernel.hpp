@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Chains of element-wise operations and a norm as values, and the one kernel that runs every chain:
-// an interpreter of a list of steps. A thread takes four elements at a time through all steps, in
+// Chains of element-wise operations and a norm as values, and the one kernel that runs every chain
+// by interpreting a list of steps. A thread takes four elements at a time through all steps, in
 // registers. The same functor runs on the host, with the same bits.
 //
 //   chain_kernel k;                                     // chain_steps.hpp makes one of a piece
@@ -21,7 +21,7 @@ inline namespace GPUSHARE_ABI {
 namespace graph::detail {
 
 inline constexpr std::uint32_t most_chain_steps = 32, most_chain_inputs = 8, most_chain_outputs = 4;
-/// Slots for values that later steps read. The value at hand needs none.
+/// Slots for values that later steps read. The value at hand needs no slot.
 inline constexpr std::uint32_t chain_slots = 4;
 /// Marks a step without a slot or an output.
 inline constexpr std::uint8_t chain_nowhere = 0xff;
@@ -38,9 +38,9 @@ enum class chain_op : std::uint8_t {
     multiply,       ///< x y
     divide,         ///< x / y
     divide_into,    ///< y / x
-    smaller,        ///< the smaller one; x if both are equal; NaN if either is NaN
-    smaller_of,     ///< likewise, but y if both are equal: zeros have signs
-    larger,         ///< the larger one; x if both are equal; NaN if either is NaN
+    smaller,        ///< the smaller operand; x if both are equal; NaN if either is NaN
+    smaller_of,     ///< likewise, but y if both are equal, because zeros have signs
+    larger,         ///< the larger operand; x if both are equal; NaN if either is NaN
     larger_of,      ///< likewise, but y if both are equal
     negate,
     magnitude,
@@ -51,7 +51,7 @@ enum class chain_op : std::uint8_t {
     hyperbolic_tangent,
     error_function,
     gelu,          ///< by the error function
-    gelu_by_tanh,  ///< by its approximation
+    gelu_by_tanh,  ///< by an approximation with tanh
 };
 /// Where an operand is.
 enum class chain_source : std::uint8_t { at_hand, kept, input, number };
@@ -60,9 +60,9 @@ enum class chain_source : std::uint8_t { at_hand, kept, input, number };
 struct chain_step {
     chain_op op = chain_op::load;
     chain_source from = chain_source::at_hand;
-    std::uint8_t index = 0;             ///< of the slot or the input
-    std::uint8_t keep = chain_nowhere;  ///< the slot that the result goes into as well
-    std::uint8_t out = chain_nowhere;   ///< the output that the result goes to
+    std::uint8_t index = 0;             ///< the index of the slot or of the input
+    std::uint8_t keep = chain_nowhere;  ///< a slot that also gets the result
+    std::uint8_t out = chain_nowhere;   ///< the output that gets the result
     float number = 0;
 
     friend bool operator==(const chain_step&, const chain_step&) = default;
@@ -72,7 +72,7 @@ struct chain_step {
 enum class chain_norm : std::uint8_t { none, layer, root_mean_square, softmax };
 
 /// An array that a chain reads. An element of the result has a column and three indices of its row.
-/// Strides are in elements; 0 broadcasts one element along the index.
+/// Strides are in elements; a stride of 0 broadcasts one element along the index.
 struct chain_operand {
     const float* data = nullptr;
     std::uint32_t column = 0;     ///< 0 or 1
@@ -83,8 +83,8 @@ struct tanh_lanes {
     template <class R>
     GPUSHARE_FLAT GPUSHARE_HD R operator()(const R& x) const noexcept {
         using gpushare::detail::product_of;
-        // Taylor's polynomial where the difference below would cancel. The polynomial's relative
-        // error is below 6e-8.
+        // Taylor's polynomial, for numbers for which the difference below would cancel. The
+        // polynomial's relative error is below 6e-8.
         const R square = product_of(x, x);
         R y = product_of(square, R(62.0F / 2835)) + -17.0F / 315;
         y = product_of(y, square) + 2.0F / 15;
@@ -174,7 +174,7 @@ template <class V>
 struct chain_row {
     chain_norm norm;
     float epsilon;
-    float width;                  ///< elements
+    float width;                  ///< the number of elements of the row
     float shift = 0, factor = 1;  ///< subtracted from elements; their factor, or Softmax's divisor
 
     /// The number of passes before elements can be normalised.
@@ -212,17 +212,17 @@ struct chain_row {
     }
 };
 
-/// The kernel. Its number of threads is a multiple of 32 on a device. No output may share a byte
-/// with an input, since a later pass reads the inputs again; device_chains.hpp refuses such
+/// The kernel. On a device, its number of threads is a multiple of 32. No output may share a byte
+/// with an input, because a later pass reads the inputs again. device_chains.hpp refuses such
 /// outputs.
 struct chain_kernel {
     chain_step steps[most_chain_steps] = {};
     chain_operand inputs[most_chain_inputs] = {};
     float* outputs[most_chain_outputs] = {};
-    std::uint32_t count = 0;              ///< steps
-    std::uint32_t norm_at = 0;            ///< steps before the norm
-    chain_norm norm = chain_norm::none;   ///< over columns
-    float epsilon = 0;                    ///< of the norm
+    std::uint32_t count = 0;              ///< the number of steps
+    std::uint32_t norm_at = 0;            ///< the number of steps before the norm
+    chain_norm norm = chain_norm::none;   ///< the norm over the columns
+    float epsilon = 0;                    ///< the norm's epsilon
     std::uint32_t rows = 0, width = 0;    ///< of the result; rows * width below 2^31
     std::uint32_t middle = 1, inner = 1;  ///< the extents of the two inner indices of a row
 
@@ -259,7 +259,7 @@ private:
     struct position {
         std::uint32_t outer[3];
         std::uint32_t column, count;
-        std::size_t at;  // offset of the first element in outputs
+        std::size_t at;  // the offset of the first element in the outputs
     };
     [[nodiscard]] GPUSHARE_HD position position_of(std::uint32_t row, std::uint32_t column) const noexcept {
         position p{
@@ -300,8 +300,8 @@ private:
             run_row(static_cast<std::uint32_t>(row));
     }
 
-    /// Normalises a row by a team: each thread has every 32nd vector. On a host, one thread does
-    /// the work of the whole team.
+    /// Normalises a row by a team of threads. Each thread has every 32nd vector. On a host, one
+    /// thread does the work of the whole team.
     GPUSHARE_HD void run_row(std::uint32_t row) const noexcept {
         chain_row known{norm, epsilon, static_cast<float>(width)};
         const std::uint32_t passes = known.passes();
@@ -327,7 +327,7 @@ private:
         }
 #endif
     }
-    /// One thread's part of a pass; the last pass writes.
+    /// One thread's part of a pass. The last pass writes the results.
     GPUSHARE_FLAT GPUSHARE_HD float pass_of(std::uint32_t lane, std::uint32_t row, std::uint32_t pass,
                                             const chain_row& known, state& s) const noexcept {
         const bool largest = known.finds_largest(pass), last = pass == known.passes();
@@ -360,13 +360,13 @@ private:
         return largest ? gpushare::detail::larger_lanes{}(a, b) : a + b;
     }
 
-    /// Steps [first, behind).
+    /// Runs the steps in [first, behind).
     GPUSHARE_FLAT GPUSHARE_HD void run(state& s, std::uint32_t first, std::uint32_t behind,
                                        const position& at) const noexcept {
         for (std::uint32_t i = first; i < behind; ++i) {
             const chain_step& step = steps[i];
             s.x = applied(step.op, s.x, operand(s, step, at));
-            // A variable index would force the array out of registers into memory.
+            // With a variable index, the compiler would move the array from registers to memory.
             if (step.keep != chain_nowhere) {
                 if (step.keep == 0) s.kept[0] = s.x;
                 if (step.keep == 1) s.kept[1] = s.x;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Recognises pieces that are a chain or a small tree of element-wise operations with at most one
-// norm, and makes the steps that compute such a piece; then finds where its arrays lie, once shapes
-// are known. Plain functions over plain values, without a device.
+// norm, and makes the steps that compute such a piece. Once shapes are known, finds where the
+// piece's arrays lie. Plain functions over plain values, without a device.
 //
 //   const chain_program c = chain_steps(piece);             // or throws, naming a node
 //   chain_shapes(piece, shapes);                            // from inputs' and constants' shapes
@@ -34,9 +34,10 @@ using chain_shape = std::vector<std::int64_t>;
 /// A piece as steps.
 struct chain_program {
     std::vector<chain_step> steps{};
-    std::vector<std::uint32_t> inputs{};  ///< the values that steps read, by a step's index
+    /// The values that steps read, indexed by chain_step::index.
+    std::vector<std::uint32_t> inputs{};
     chain_norm norm = chain_norm::none;
-    std::uint32_t norm_at = 0;  ///< steps before the norm
+    std::uint32_t norm_at = 0;  ///< the number of steps before the norm
     float epsilon = 0;
     std::size_t norm_node = 0;
 };
@@ -49,11 +50,12 @@ struct chain_program {
     if (type == "RMSNormalization") return chain_norm::root_mean_square;
     return type == "Softmax" ? chain_norm::softmax : chain_norm::none;
 }
-/// The axis of a norm; nothing for a Softmax that names none.
+/// The axis of a norm; empty for a Softmax that doesn't name an axis.
 [[nodiscard]] inline std::optional<std::int64_t> axis_of(const program_node& n) {
     const auto* const a = n.find("axis");
     if (a != nullptr) return a->integer;
-    // A Softmax without an axis begins at axis 1 before operator set 13, and at the last one since.
+    // A Softmax without an axis begins at axis 1 before operator set 13, and at the last axis
+    // since.
     if (n.type == "Softmax") return std::nullopt;
     return -1;
 }
@@ -87,7 +89,7 @@ private:
     struct operand {
         enum class kind : std::uint8_t { nothing, made, array, number };
         kind is = kind::nothing;
-        std::uint32_t value = no_value;  // or the array's index
+        std::uint32_t value = no_value;  // the value's index, or the array's
         float number = 0;
 
         friend bool operator==(const operand&, const operand&) = default;
@@ -371,7 +373,7 @@ private:
             if (read.is == operand::kind::made && last_read_[read.value] == k) free_slot(read.value);
         at_hand_ = o.to;
         const auto wanted = std::ranges::find(p_->outputs, o.to);
-        const bool later = last_read_[o.to] > k + 1;  // the next operation finds it at hand
+        const bool later = last_read_[o.to] > k + 1;  // the next operation finds the value at hand
         if (!later && wanted == p_->outputs.end()) return;
         if (o.norm) push(o, chain_op::load, {}, true);
         chain_step& last = result_.steps.back();
@@ -404,7 +406,8 @@ private:
 /// The steps of a piece; see chain_matcher::program.
 [[nodiscard]] inline chain_program chain_steps(const piece_program& p) { return chain_matcher(p).program(); }
 
-/// The shape of an operation on values of these two shapes; nothing if they don't fit each other.
+/// The shape of an operation on values of these two shapes; empty if the shapes don't fit each
+/// other.
 [[nodiscard]] inline std::optional<chain_shape> joined_shape(const chain_shape& a, const chain_shape& b) {
     chain_shape out = a.size() < b.size() ? b : a;
     const chain_shape& other = a.size() < b.size() ? a : b;
@@ -435,13 +438,15 @@ inline void chain_shapes(const piece_program& p, std::vector<chain_shape>& shape
     }
 }
 
-/// Neighbouring axes of the result as one axis, because all arrays step through them alike.
+/// Neighbouring axes of the result, merged into one axis because all arrays step through them
+/// alike.
 struct chain_axis {
     std::uint32_t extent = 1;
-    std::array<std::uint32_t, most_chain_inputs> strides{};  // of each array
+    std::array<std::uint32_t, most_chain_inputs> strides{};  // the stride of each array
 };
 
-/// The axes of a result, the innermost first. With `last_apart` the innermost isn't merged.
+/// The axes of a result, the innermost axis first. With `last_apart`, the innermost axis isn't
+/// merged.
 [[nodiscard]] inline std::vector<chain_axis> chain_axes(const chain_shape& result,
                                                         const std::vector<const chain_shape*>& arrays,
                                                         bool last_apart) {

@@ -22,7 +22,8 @@ inline namespace GPUSHARE_ABI {
 namespace graph {
 namespace detail {
 
-/// The nodes of a model in one order, and what cuts cost. Position p is before the node at place p.
+/// The nodes of a model in one order, and the costs of cuts. Position p is before the node at place
+/// p.
 class cut_costs {
 public:
     /// A fusion that a cut would undo: `before` is the place of the node that makes the value.
@@ -93,7 +94,8 @@ public:
 
     private:
         const cut_costs& of_;
-        std::vector<std::uint32_t> read_;  // of each value: the `first_` of the piece that read it
+        // for each value: the `first_` of the piece that read the value
+        std::vector<std::uint32_t> read_;
         std::uint32_t first_ = 0, behind_ = 0;
         ns cost_{};
     };

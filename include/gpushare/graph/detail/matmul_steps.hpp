@@ -30,15 +30,15 @@ struct matmul_step {
     std::uint32_t a = no_value, b = no_value, out = no_value;
     bool transpose_a = false, transpose_b = false;
     float alpha = 1;
-    float beta = 0;                   ///< 0: without an addend
-    std::uint32_t addend = no_value;  ///< of the product's shape
-    std::uint32_t bias = no_value;    ///< an element for each column
+    float beta = 0;                   ///< 0 means that there is no addend
+    std::uint32_t addend = no_value;  ///< a value of the product's shape
+    std::uint32_t bias = no_value;    ///< a value with an element for each column
     float bias_factor = 1;            ///< other than 1 only if the bias is constant
     activation act = activation::none;
 };
 
-/// The shape of a product of two stacks of matrices of known ranks; negative extents are unknown.
-/// Nothing if the operands don't fit each other or aren't matrices.
+/// The shape of a product of two stacks of matrices of known ranks. Negative extents are unknown.
+/// Empty if the operands don't fit each other or aren't matrices.
 [[nodiscard]] inline std::optional<std::vector<std::int64_t>> product_shape(std::span<const std::int64_t> a,
                                                                             std::span<const std::int64_t> b,
                                                                             bool transpose_a, bool transpose_b) {
@@ -60,8 +60,8 @@ struct matmul_step {
     return out;
 }
 
-/// The shape of an element-wise operation on two values of known ranks; negative extents are
-/// unknown. Nothing if the values don't fit each other.
+/// The shape of an element-wise operation on two values of known ranks. Negative extents are
+/// unknown. Empty if the values don't fit each other.
 [[nodiscard]] inline std::optional<std::vector<std::int64_t>> broadcast_shape(std::span<const std::int64_t> a,
                                                                               std::span<const std::int64_t> b) {
     if (a.size() < b.size()) std::swap(a, b);
@@ -88,7 +88,8 @@ public:
     /// The steps, each after the steps whose results it reads. Throws model_error (engine) with the
     /// name of a node that isn't part of a product.
     [[nodiscard]] std::vector<matmul_step> steps() {
-        std::vector<std::pair<std::size_t, matmul_step>> found;  // with the place of its last node
+        // each product with the place of its last node
+        std::vector<std::pair<std::size_t, matmul_step>> found;
         for (std::size_t n = 0; n < p_->nodes.size(); ++n) {
             if (taken_[n]) continue;
             auto step = product(p_->nodes[n]);
@@ -112,8 +113,9 @@ public:
 private:
     using shape = std::optional<std::vector<std::int64_t>>;
 
-    /// Infers the shape of a node's output if the piece doesn't state it: an Add may read a value
-    /// that is made later than the product into which the Add is folded.
+    /// Infers the shape of a node's output if the piece doesn't state the shape. The order matters
+    /// because an Add may read a value that is made later than the product into which the Add is
+    /// folded.
     void infer(const program_node& n) {
         const auto there = [&](std::size_t i) { return i < n.inputs.size() && n.inputs[i] != no_value; };
         if (!n.onnx || n.outputs.size() != 1 || n.outputs[0] == no_value || !there(0) || shapes_[n.outputs[0]]) return;
@@ -202,7 +204,7 @@ private:
         }
         return at;
     }
-    /// Whether the step can do a node's work as well; if so, changes the step.
+    /// Whether the step can do a node's work as well. If so, changes the step accordingly.
     [[nodiscard]] bool folds(matmul_step& s, const program_node& n) const {
         if (!n.onnx || n.outputs.size() != 1 || n.outputs[0] == no_value) return false;
         if (n.type == "Relu" && n.attributes.empty() && n.inputs.size() == 1) {
@@ -225,7 +227,8 @@ private:
         s.beta = 1;
         return true;
     }
-    /// The only node that reads a value, once; nothing if the value is an output of the piece.
+    /// The only node that reads a value, and reads it once; none if the value is an output of the
+    /// piece.
     [[nodiscard]] std::optional<std::size_t> only_reader(std::uint32_t v) const {
         if (std::ranges::find(p_->outputs, v) != p_->outputs.end()) return std::nullopt;
         std::optional<std::size_t> found;
@@ -237,7 +240,7 @@ private:
             }
         return found;
     }
-    /// cuBLASLt's epilogue computes Gelu by tanh, not by the error function.
+    /// cuBLASLt's epilogue computes Gelu by tanh, and not by the error function.
     [[nodiscard]] static bool is_by_tanh(const program_node& n) noexcept {
         const auto* const how = n.find("approximate");
         return how != nullptr && n.attributes.size() == 1 && how->text == "tanh";
@@ -259,12 +262,12 @@ private:
         return product.back() > 0 && own.back() == product.back() &&
                std::all_of(own.begin(), own.end() - 1, [](std::int64_t extent) { return extent == 1; });
     }
-    /// Whether a value has the product's shape, as far as both are known. A value isn't alike if an
-    /// extent is known on one side only: the value may be broadcast there.
+    /// Whether a value has the product's shape, as far as both are known. If an extent is known on
+    /// one side only, the answer is no, because the value may be broadcast there.
     [[nodiscard]] bool is_alike(std::uint32_t v, const matmul_step& s) const {
         return shapes_[v] && *shapes_[v] == *shapes_[s.out];
     }
-    /// Why a node that isn't part of a product can't be computed.
+    /// The reason why a node that isn't part of a product can't be computed.
     [[nodiscard]] static std::string why_alone(const program_node& n) {
         if (n.onnx && n.type == "Gelu" && !is_by_tanh(n)) return "cuBLASLt computes it by tanh alone";
         if (n.onnx && (n.type == "Add" || n.type == "Relu" || n.type == "Gelu"))
@@ -280,8 +283,8 @@ private:
 /// The steps of a piece; see matmul_matcher::steps.
 [[nodiscard]] inline std::vector<matmul_step> matmul_steps(const piece_program& p) { return matmul_matcher(p).steps(); }
 
-/// A product with all extents known. Strides between matrices of a stack are in elements; 0: the
-/// whole stack uses one matrix.
+/// A product with all extents known. Strides between matrices of a stack are in elements; with 0,
+/// the whole stack uses one matrix.
 struct matmul_extents {
     std::int64_t rows = 0, columns = 0, inner = 0;
     std::int64_t batch = 1;
@@ -337,7 +340,7 @@ struct column_product {
     column_matrix first{}, second{}, out{};
 };
 
-/// The same product in column-major order. A row-major matrix is its transpose in column-major
+/// The same product in column-major order. A row-major matrix is its own transpose in column-major
 /// order, so the operands change places, and the bias has an element for each of cuBLAS's rows.
 [[nodiscard]] inline column_product in_columns(const matmul_step& s, const matmul_extents& e) {
     const auto stored = [](std::int64_t rows, std::int64_t columns, std::int64_t stride, bool transpose) {

@@ -21,7 +21,7 @@ namespace detail {
 
 inline constexpr std::uint32_t nobody = ~0U;
 
-/// The node that makes each value; nobody for inputs and weights.
+/// The node that makes each value; `nobody` for inputs and weights.
 [[nodiscard]] inline std::vector<std::uint32_t> makers(const model_graph& g) {
     std::vector<std::uint32_t> by(g.values.size(), nobody);
     for (std::uint32_t n = 0; n < g.nodes.size(); ++n)
@@ -29,7 +29,7 @@ inline constexpr std::uint32_t nobody = ~0U;
     return by;
 }
 
-/// How many nodes read each value.
+/// The number of nodes that read each value.
 [[nodiscard]] inline std::vector<std::uint32_t> reader_counts(const model_graph& g) {
     std::vector<std::uint32_t> count(g.values.size());
     for (const auto& n : g.nodes)
@@ -61,7 +61,8 @@ inline constexpr std::uint32_t nobody = ~0U;
     const auto by = makers(g);
     std::vector<std::uint32_t> order;
     std::vector<bool> entered(g.nodes.size());
-    std::vector<std::pair<std::uint32_t, std::size_t>> open;  // a node, and the next of its `from`
+    // nodes, each with the next index into its `from`
+    std::vector<std::pair<std::uint32_t, std::size_t>> open;
     const auto visit = [&](std::uint32_t root) {
         if (entered[root]) return;
         entered[root] = true;
@@ -81,12 +82,12 @@ inline constexpr std::uint32_t nobody = ~0U;
     };
     for (const std::uint32_t v : g.outputs)
         if (by[v] != nobody) visit(by[v]);
-    for (std::uint32_t n = 0; n < g.nodes.size(); ++n) visit(n);  // nodes that no output needs
+    for (std::uint32_t n = 0; n < g.nodes.size(); ++n) visit(n);  // adds nodes that no output needs
     return order;
 }
 
-/// An order in which the next node is the ready one that leaves the fewest bytes alive; among
-/// equals the one that became ready last.
+/// An order in which the next node is always the ready node that leaves the fewest bytes alive.
+/// Among equals, the node that became ready last comes first.
 class narrow_order {
 public:
     narrow_order(const model_graph& g, std::span<const bytes> sizes)
@@ -100,7 +101,7 @@ public:
             }
             if (missing_[n] == 0) ready_.push_back(n);
         }
-        // So that, among equals, the model's first node runs first.
+        // Reversed, so that among equals the model's first node runs first.
         std::ranges::reverse(ready_);
     }
 
@@ -138,8 +139,9 @@ private:
     const model_graph& g_;
     std::span<const bytes> sizes_;
     std::vector<std::uint32_t> made_by_;
-    std::vector<std::uint32_t> unread_;   // of each value: readers that haven't run
-    std::vector<std::uint32_t> missing_;  // of each node: values that it reads and no node made yet
+    std::vector<std::uint32_t> unread_;  // for each value: readers that haven't run
+    // for each node: the values that it reads and that no node has made yet
+    std::vector<std::uint32_t> missing_;
     std::vector<std::vector<std::uint32_t>> readers_;
     std::vector<std::uint32_t> ready_;
 };

@@ -106,7 +106,7 @@ inline void add_captured(const onnx::GraphProto& body, name_list& captured) {
     return made;
 }
 
-/// An order in which the nodes can run: the model's own order if possible. Throws model_error:
+/// An order in which the nodes can run: the model's own order if it works. Throws model_error:
 /// missing_value, cyclic.
 [[nodiscard]] inline std::vector<int> run_order(const onnx::GraphProto& g) {
     const auto made = makers(g);
@@ -141,9 +141,9 @@ inline void add_captured(const onnx::GraphProto& body, name_list& captured) {
     return order;
 }
 
-/// An order that depends only on which node reads what, not on names or the file's order: the order
-/// goes from each output of the model back to the nodes that it needs. Nodes that no output needs
-/// come last, in the order of `order`.
+/// An order that depends only on which node reads what, and not on names or the file's order. The
+/// order goes from each output of the model back to the nodes that the output needs. Nodes that no
+/// output needs come last, in the order of `order`.
 [[nodiscard]] inline std::vector<int> order_from_outputs(const onnx::GraphProto& g, const std::vector<int>& order) {
     struct step {
         int node;
@@ -152,7 +152,7 @@ inline void add_captured(const onnx::GraphProto& body, name_list& captured) {
     };
     const auto made = makers(g);
     std::vector<bool> seen(static_cast<std::size_t>(g.node_size()));
-    std::vector<step> open;  // no recursion: a chain of nodes may be long
+    std::vector<step> open;  // a stack in place of recursion, because a chain of nodes may be long
     std::vector<int> found;
     const auto visit = [&](int n) {
         if (n < 0 || seen[static_cast<std::size_t>(n)]) return;
@@ -193,13 +193,14 @@ inline void add_captured(const onnx::GraphProto& body, name_list& captured) {
 /// Checks nodes against the operators that the installed ONNX knows.
 class node_checker {
 public:
-    /// `others`: domains with operators that the engine knows and ONNX doesn't.
+    /// `others` has the domains with operators that the engine knows and ONNX doesn't.
     node_checker(const onnx::ModelProto& m, const std::filesystem::path& folder, std::vector<std::string> others)
         : sets_(operator_sets(m)), others_(std::move(others)) {
         for (const auto& f : m.functions()) functions_.insert(f.domain() + "." + f.name());
         const auto& known = onnx::OpSchemaRegistry::DomainToVersionRange::Instance().Map();
         if (const auto set = sets_.find(""); set != sets_.end()) newer_ = set->second > known.at("").second;
-        // Newer formats only add number types and metadata. Before 4, weights had to be inputs.
+        // Newer formats only add number types and metadata. Before format 4, weights had to be
+        // inputs.
         context_.set_ir_version(static_cast<int>(std::clamp<std::int64_t>(m.ir_version(), 4, onnx::IR_VERSION)));
         context_.set_opset_imports(sets_);
         context_.set_model_dir(folder.string());
@@ -221,8 +222,8 @@ public:
     }
 
 private:
-    /// Whether ONNX knows the operator; false if it may be the engine's, or newer than ONNX.
-    /// Otherwise throws model_error (unknown_operator).
+    /// Whether ONNX knows the operator. Returns false if the operator may be the engine's, or newer
+    /// than ONNX; otherwise throws model_error (unknown_operator).
     [[nodiscard]] bool know(const onnx::NodeProto& n, std::size_t place) const {
         const auto unknown = [&](const std::string& why) {
             throw model_error(model_fault::unknown_operator, name_of(n, place),
@@ -268,7 +269,7 @@ inline void check_weights(const onnx::GraphProto& g, const std::filesystem::path
     for (const auto& w : g.sparse_initializer()) check_weight(w, folder);
     for (const auto& n : g.node()) check_weights(n, folder);
 }
-/// Checks functions, too.
+/// Checks the weights of the model's functions, too.
 inline void check_weights(const onnx::ModelProto& m, const std::filesystem::path& folder) {
     check_weights(m.graph(), folder);
     for (const auto& f : m.functions())

@@ -22,7 +22,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace graph::detail {
 
-/// The format's limit: protocol buffers count with 31 bits.
+/// The format's limit: protocol buffers count bytes with 31 bits.
 inline constexpr std::uint64_t most_bytes = std::numeric_limits<std::int32_t>::max();
 
 /// `size` bytes of a file from `offset` on. Throws model_error with `fault` and the name `whose`.
@@ -107,8 +107,8 @@ struct weight_file {
     return found;
 }
 
-/// How many bytes a weight's shape needs; nothing if the type's size is unknown. Throws model_error
-/// (bad_weight).
+/// The number of bytes that a weight's shape needs; empty if the type's size is unknown. Throws
+/// model_error (bad_weight).
 [[nodiscard]] inline std::optional<bytes> size_of(const onnx::TensorProto& weight) {
     value v;
     v.type = element_of(weight.data_type());
@@ -120,7 +120,8 @@ struct weight_file {
     return v.size();
 }
 
-/// How many of ONNX's typed numbers a weight has. Each is an element, or half of a complex one.
+/// The number of ONNX's typed numbers in a weight. Each is an element, or half of a complex
+/// element.
 [[nodiscard]] inline std::uint64_t numbers_in(const onnx::TensorProto& w) noexcept {
     return static_cast<std::uint64_t>(w.float_data_size()) + static_cast<std::uint64_t>(w.int32_data_size()) +
            static_cast<std::uint64_t>(w.int64_data_size()) + static_cast<std::uint64_t>(w.double_data_size()) +
@@ -128,7 +129,7 @@ struct weight_file {
 }
 
 /// Throws model_error (bad_weight, external_data) unless a weight has exactly the bytes that its
-/// shape needs: engines and shape inference read as many as the shape says.
+/// shape needs. Engines and shape inference read as many bytes as the shape says.
 inline void check_weight(const onnx::TensorProto& weight, const std::filesystem::path& folder) {
     const auto wrong = [&](std::uint64_t there, std::uint64_t needed) {
         if (there == needed) return;
@@ -157,7 +158,7 @@ class weight_taker {
 public:
     explicit weight_taker(const std::filesystem::path& folder) : folder_(&folder) {}
 
-    /// Throws model_error: external_data; too_large, before it reads bytes beyond the limit.
+    /// Throws model_error: external_data; or too_large, before any bytes beyond the limit are read.
     void take_in(onnx::TensorProto& weight) {
         if (weight.data_location() != onnx::TensorProto::EXTERNAL) return;
         const weight_file from = file_of(weight, *folder_);

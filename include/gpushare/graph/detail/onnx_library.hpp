@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ONNX's headers. One of them has an enumerator that <sys/mman.h> defines as a macro.
+// Includes ONNX's headers. One of them has an enumerator that <sys/mman.h> defines as a macro.
 #pragma once
 
 #pragma push_macro("MAP_TYPE")

@@ -177,7 +177,7 @@ private:
 
     piece_program p_{};
     std::unordered_map<std::string, std::uint32_t> index_{};
-    std::vector<bool> made_{};  // of each value: whether a node or the caller makes it
+    std::vector<bool> made_{};  // for each value: whether a node or the caller makes it
 };
 
 }  // namespace graph::detail

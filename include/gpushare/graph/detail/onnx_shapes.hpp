@@ -56,7 +56,7 @@ inline void set_extents(onnx::ValueInfoProto& v, const std::map<std::string, std
 }
 
 /// A copy without the numbers of large weights, so that a large model isn't in memory twice.
-/// Weights that hold shapes are small, and stay.
+/// Weights that hold shapes are small, and stay in the copy.
 [[nodiscard]] inline onnx::ModelProto without_large_weights(const onnx::ModelProto& m) {
     constexpr std::size_t large = 1 << 14;  // bytes
     onnx::ModelProto small;
@@ -87,11 +87,11 @@ inline void set_extents(onnx::ValueInfoProto& v, const std::map<std::string, std
     return small;
 }
 
-/// Makes ONNX infer the types of all values. `strict`: a failed inference is an error. `apart`:
-/// ONNX runs in a process of its own, because ONNX trusts numbers in attributes and crashes on
-/// some. Throws model_error (bad_shapes), also if that process takes longer than 30 s; and
-/// operation_error (io_failed, with errno) if the process can't start, which says nothing of
-/// the model.
+/// Makes ONNX infer the types of all values. With `strict`, a failed inference is an error. With
+/// `apart`, ONNX runs in a process of its own, because ONNX trusts numbers in attributes and some
+/// numbers crash it. Throws model_error (bad_shapes), also if that process takes longer than 30 s.
+/// Throws operation_error (io_failed, with errno) if the process can't start, which doesn't mean
+/// that the model is at fault.
 inline void infer(onnx::ModelProto& m, bool strict, bool apart) {
     const auto work = [&] {
         onnx::shape_inference::InferShapes(m, onnx::OpSchemaRegistry::Instance(),
@@ -138,7 +138,8 @@ inline void infer(onnx::ModelProto& m, bool strict, bool apart) {
     return types;
 }
 
-/// Whether ONNX knows all operators. Inference fails or stops at an operator that it doesn't know.
+/// Whether ONNX knows all operators. Inference fails or stops at an operator that ONNX doesn't
+/// know.
 [[nodiscard]] inline bool all_known(const onnx::ModelProto& m) {
     const auto sets = operator_sets(m);
     std::unordered_set<std::string> functions;
@@ -152,7 +153,7 @@ inline void infer(onnx::ModelProto& m, bool strict, bool apart) {
 }
 
 /// Adds missing types of values, from a graph that has values of the same names. ONNX Runtime's
-/// operators in its own layout are always of floats, but the models that it writes don't say so.
+/// operators in its own layout always work on floats, but the models that it writes don't say so.
 inline void add_types(const onnx::GraphProto& g, const model_graph* like,
                       std::unordered_map<std::string, onnx::TypeProto>& types) {
     std::unordered_map<std::string_view, element> known;
@@ -188,7 +189,7 @@ inline void add_types(const onnx::GraphProto& g, const model_graph* like,
     for (auto& v : *g.mutable_value_info()) set_extents(v, sizes, nullptr);
     if (!known) return types_in(small);
     const bool only_onnx = all_known(small);
-    if (!only_onnx) {  // state the types of other operators' results, which ONNX can't infer
+    if (!only_onnx) {  // states the types of other operators' results, which ONNX can't infer
         auto told = types_in(small);
         add_types(g, like, told);
         g.clear_value_info();
@@ -208,7 +209,7 @@ inline void add_types(const onnx::GraphProto& g, const model_graph* like,
     return types_in(small);
 }
 
-/// A value of the graph. Without a type, only its name and kind are known.
+/// A value of the graph. If there is no type, only the value's name and kind are known.
 [[nodiscard]] inline value value_of(std::string name, value_kind kind, const onnx::TypeProto* type) {
     value v{.name = std::move(name), .kind = kind};
     if (type == nullptr || type->value_case() == onnx::TypeProto::VALUE_NOT_SET) return v;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of ONNX Runtime's C interface that engines need, with the names of its header. ONNX
-// Runtime's packages for Python lack that header. Each function keeps its place in the library's
-// table for good.
+// The part of ONNX Runtime's C interface that engines need, with the names of its header, because
+// ONNX Runtime's packages for Python don't have that header. Each function keeps its place in the
+// library's table permanently.
 #pragma once
 
 #include <cstddef>
@@ -31,7 +31,8 @@ struct onnxruntime_api {
         at(100, ReleaseSessionOptions), at(130, AddSessionConfigEntry), at(144, CreateAndRegisterAllocator);
     }
 
-    static constexpr std::uint32_t version = 17;  ///< of the interface, which newer libraries keep
+    /// The interface's version, which newer libraries keep.
+    static constexpr std::uint32_t version = 17;
 
     const char* (*GetErrorMessage)(const void* status);
     void* (*CreateEnv)(int logs, const char* name, void** env);

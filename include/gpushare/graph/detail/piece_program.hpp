@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A piece of a model with everything that its nodes say: attributes, inputs by position, and
-// constants with their numbers. Engines that compute pieces by themselves read this. A model_graph
-// has only what decides about cuts.
+// constants with their numbers. Engines that compute pieces themselves read this form. A
+// model_graph has only the facts that decide where to cut.
 #pragma once
 
 #include <algorithm>
@@ -26,10 +26,11 @@ struct program_value {
     std::string name{};
     element type = element::unknown;
     bool ranked = false;
-    std::vector<std::int64_t> shape{};  ///< negative extents: known only when the piece runs
+    std::vector<std::int64_t> shape{};  ///< negative extents are known only when the piece runs
     bool constant = false;
-    std::vector<float> numbers{};          ///< of a constant of floats
-    std::vector<std::int64_t> integers{};  ///< of a constant of i64 with at most one dimension
+    std::vector<float> numbers{};  ///< the numbers of a constant of floats
+    /// The numbers of a constant of i64 with at most one dimension.
+    std::vector<std::int64_t> integers{};
 
     /// Whether the value has this many dimensions.
     [[nodiscard]] bool has_rank(std::size_t n) const noexcept { return ranked && shape.size() == n; }
@@ -52,8 +53,8 @@ struct program_node {
     std::string name{};
     std::string type{};                    ///< the operator's name
     bool onnx = true;                      ///< whether the operator is ONNX's own
-    std::vector<std::uint32_t> inputs{};   ///< by position; no_value for an omitted one
-    std::vector<std::uint32_t> outputs{};  ///< likewise
+    std::vector<std::uint32_t> inputs{};   ///< by position; no_value for an omitted input
+    std::vector<std::uint32_t> outputs{};  ///< by position; no_value for an omitted output
     std::vector<program_attribute> attributes{};
 
     /// The attribute of that name; null if there is none.
@@ -68,7 +69,7 @@ struct piece_program {
     std::vector<program_value> values{};
     std::vector<program_node> nodes{};
     std::vector<std::uint32_t> inputs{};   ///< in the order in which the engine gets them
-    std::vector<std::uint32_t> outputs{};  ///< likewise
+    std::vector<std::uint32_t> outputs{};  ///< in the order in which the engine gets them
 };
 
 [[noreturn]] inline void refuse(const std::string& node, std::string_view why) {

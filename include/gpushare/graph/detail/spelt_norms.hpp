@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Norms that a model spells out. Operator sets before 17 have no LayerNormalization, and sets
-// before 23 have no RMSNormalization, so exporters write means, squares, roots and quotients.
-// with_norms makes one node of each such norm again. A plain function over plain values.
+// Recognises norms that a model spells out. Operator sets before 17 have no LayerNormalization, and
+// sets before 23 have no RMSNormalization, so exporters write means, squares, roots and quotients.
+// with_norms turns each such norm into one node again. A plain function over plain values.
 //
 //   const piece_program p = with_norms(read_operations(bytes));
 #pragma once
@@ -22,14 +22,14 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace graph::detail {
 
-/// Finds the norms that a piece spells out. The last node of each one computes:
+/// Finds the norms that a piece spells out. The last node of each norm computes:
 ///
 ///   d / sqrt(mean(d^2) + epsilon)    or    d * (1 / sqrt(mean(d^2) + epsilon))
 ///
 /// If d = x - mean(x), the result is a layer norm of x, otherwise a root-mean-square norm of d. A
 /// mean is over one axis and keeps that axis with one element. A square is a Pow by 2 or a product.
-/// No other node may read the values in between. A scale and a bias after a norm stay nodes of
-/// their own.
+/// No other node may read the values in between. A scale and a bias after a norm remain separate
+/// nodes.
 class norm_finder {
 public:
     explicit norm_finder(const piece_program& p) : p_(&p), maker_(p.values.size(), nothing), same_(p.values.size()) {
@@ -69,7 +69,7 @@ private:
         bool layer = false;
         std::int64_t axis = 0;
         float epsilon = 0;
-        std::vector<std::size_t> inside{};  ///< its nodes except the last
+        std::vector<std::size_t> inside{};  ///< the norm's nodes except the last
     };
 
     [[nodiscard]] std::optional<norm> norm_at(std::size_t last) const {
@@ -83,7 +83,7 @@ private:
         }
         return std::nullopt;
     }
-    /// The norm `d` / `root`; nothing if this quotient is no norm.
+    /// The norm `d` / `root`, or nothing if this quotient isn't a norm.
     [[nodiscard]] std::optional<norm> norm_of(std::size_t last, std::uint32_t d, std::uint32_t root,
                                               std::vector<std::size_t> inside) const {
         const std::size_t square_root = maker(root);
@@ -102,14 +102,16 @@ private:
         find_difference(n);
         return is_closed(n, last) ? std::optional(std::move(n)) : std::nullopt;
     }
-    /// Makes `n` a layer norm if `n` normalises the difference of a value and the value's mean.
+    /// Turns `n` into a layer norm if `n` normalises the difference of a value and the value's
+    /// mean.
     void find_difference(norm& n) const {
         const std::size_t difference = maker(n.of);
         if (!is(difference, "Sub", 2)) return;
         const std::size_t mean = maker(input(difference, 1));
         if (axis_of_mean(mean) != n.axis || input(mean, 0) != input(difference, 0)) return;
         n.inside.push_back(mean);
-        for (std::size_t other = 0; other < p_->nodes.size(); ++other)  // some subtract twice
+        // some models subtract twice
+        for (std::size_t other = 0; other < p_->nodes.size(); ++other)
             if (is(other, "Sub", 2) && same_[p_->nodes[other].outputs[0]] == same_[n.of]) n.inside.push_back(other);
         n.of = input(difference, 0);
         n.layer = true;
@@ -140,7 +142,7 @@ private:
     }
     [[nodiscard]] std::uint32_t input(std::size_t node, std::size_t i) const { return p_->nodes[node].inputs[i]; }
     [[nodiscard]] std::size_t maker(std::uint32_t v) const { return maker_[v]; }
-    /// The number of a one-element constant that enlarges nothing when it is broadcast.
+    /// The number of a one-element constant that doesn't enlarge a shape when it is broadcast.
     [[nodiscard]] std::optional<float> number(std::uint32_t v) const {
         const program_value& c = p_->values[v];
         if (!c.constant || c.shape.size() > 1) return std::nullopt;
@@ -151,8 +153,8 @@ private:
         if (is(node, "Pow", 2)) return same_[input(node, 0)] == same_[d] && number(input(node, 1)) == 2.0F;
         return is(node, "Mul", 2) && same_[input(node, 0)] == same_[d] && same_[input(node, 1)] == same_[d];
     }
-    /// The axis of a mean; nothing if the node is no mean over one axis. The axis is an attribute
-    /// before operator set 18, and an input since.
+    /// The axis of a mean, or nothing if the node isn't a mean over one axis. The axis is an
+    /// attribute before operator set 18, and an input since.
     [[nodiscard]] std::optional<std::int64_t> axis_of_mean(std::size_t node) const {
         using kind = program_attribute::kind;
         const bool by_input = is_plain(node, "ReduceMean", 2);
@@ -175,8 +177,9 @@ private:
     }
 
     const piece_program* p_;
-    std::vector<std::size_t> maker_;   // of each value, the node that makes it
-    std::vector<std::uint32_t> same_;  // of each value, the first value that is the same difference
+    std::vector<std::size_t> maker_;  // for each value: the node that makes it
+    // for each value: the first value that is the same difference
+    std::vector<std::uint32_t> same_;
 };
 
 /// The piece with one node in place of each norm that it spells out; see norm_finder.
