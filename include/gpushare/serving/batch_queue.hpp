@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dynamic batching: requests wait for each other, but no longer than they may, and go to the engine
-// together. A value: the caller passes the time, and has the lock, the clock and the engine.
+// Dynamic batching: requests wait for each other, up to a limit, and go to the engine together. The
+// queue is a value: the caller passes the time, and owns the lock, the clock and the engine.
 //
 //   gpushare::batch_queue<request> waiting{{.max_size = 8, .max_delay = 2ms, .takes = 5ms}};
 //   // r is as it was
@@ -24,48 +24,51 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// When a batch goes to the engine.
+/// The rule by which a batch goes to the engine.
 struct batch_rule {
-    std::size_t max_size = 8;            ///< items of a batch; a full one goes at once. At least 1
-    ns max_delay{};                      ///< how long an item waits for others
-    std::size_t max_waiting = 1U << 16;  ///< items that haven't expired; further items are refused
-    /// how long a batch runs, as far as known: one goes in time for the earliest deadline in the
-    /// queue, and what can't meet its own any more has expired
+    /// The most items in a batch, at least 1; a full batch goes at once.
+    std::size_t max_size = 8;
+    ns max_delay{};  ///< how long an item waits for further items
+    /// The most items that haven't expired; further items are refused.
+    std::size_t max_waiting = 1U << 16;
+    /// How long a batch runs, as far as known. A batch goes in time for the earliest deadline in
+    /// the queue, and an item that can no longer meet its deadline has expired.
     ns takes{};
-    /// a batch goes so much earlier than its deadlines ask for: timers and threads are late
+    /// How much earlier than its deadlines require a batch goes, since timers and threads are late.
     ns slack = std::chrono::microseconds(200);
 };
 
 /// Items that wait to be run together: a higher level first, and within a level in the order of
 /// arrival. Items need only be movable. If the host runs out of memory (std::bad_alloc), no item is
-/// lost. Expired items are kept for take_expired() and count for nothing else. Not thread-safe.
-/// push is O(1), except in a queue full of expired items or for an item above others' level;
-/// everything else is O(waiting).
+/// lost. Expired items are kept for take_expired(), and all other members ignore them. Not
+/// thread-safe. A push is O(1), except in a queue full of expired items or for an item above
+/// others' level; all other calls are O(waiting).
 template <class T>
 class batch_queue {
 public:
-    /// Without items.
+    /// A queue without items.
     explicit batch_queue(const batch_rule& rule = {}) noexcept : rule_(rule) {
         rule_.max_size = std::max<std::size_t>(rule_.max_size, 1);
     }
 
     /// Adds an item. If this returns queue_full, or deadline_exceeded for an item that is already
     /// late, the item stays with the caller. Throws what moving the item throws, and
-    /// std::bad_alloc. Items above all other levels may come without end in front of the others.
+    /// std::bad_alloc. Items of a higher level go first even if they keep coming, so they can
+    /// starve lower levels.
     [[nodiscard]] errc try_push(T&& item, instant now, instant deadline = never, priority level = no_priority) {
         if (live(now) >= rule_.max_waiting) return errc::queue_full;
         if (latest_begin(deadline) < now) return errc::deadline_exceeded;
-        // moved once there is room for it
+        // moved only now, when there is room for the item
         waiting_.emplace_back(std::move(item), now, deadline, level);
         for (auto at = waiting_.end() - 1; at != waiting_.begin() && at[-1].level < level; --at) std::swap(at[-1], *at);
         earliest_ = std::min(earliest_, deadline);
         return errc::none;
     }
 
-    /// When to look again: at once if a batch is full, after its delay, or in time for the earliest
-    /// deadline, less the slack. A time in the past means at once. `never` if no item waits.
-    /// Without the present time the queue can't know which items have expired: call take_expired()
-    /// first.
+    /// The time at which to look again: at once if a batch is full, after its delay, or in time for
+    /// the earliest deadline, less the slack. A time in the past means at once; `never` means that
+    /// no item waits. Without the current time the queue can't know which items have expired, so
+    /// call take_expired() first.
     [[nodiscard]] instant due() const noexcept {
         if (waiting_.empty()) return never;
         if (waiting_.size() >= rule_.max_size) return instant::min();
@@ -73,11 +76,11 @@ public:
                         earliest_ == never ? never : saturating_add(latest_begin(earliest_), -rule_.slack));
     }
 
-    /// When the first item will have expired, so that it is reported then and not at the next
-    /// batch: take_expired() returns it. `never` if no item has a deadline.
+    /// The time at which the first item will have expired. Call take_expired() then, so that the
+    /// item is reported at once and not with the next batch. `never` if no item has a deadline.
     [[nodiscard]] instant expires_at() const noexcept { return saturating_add(latest_begin(earliest_), ns{1}); }
 
-    /// The items that can't meet their deadlines any more, in their order. Refuse them; don't run
+    /// The items that can no longer meet their deadlines, in their order. Refuse them; don't run
     /// them.
     [[nodiscard]] std::vector<T> take_expired(instant now) {
         std::vector<T> late;
@@ -95,7 +98,7 @@ public:
         return late;
     }
 
-    /// The level of the first item; no_priority if none waits.
+    /// The level of the first item; no_priority if no item waits.
     [[nodiscard]] priority level() const noexcept { return waiting_.empty() ? no_priority : waiting_.front().level; }
     /// A batch, the highest level first; empty before the batch is due. Expired items aren't in the
     /// batch: take_expired() returns them.
@@ -103,14 +106,14 @@ public:
         if (due_of_live(now) > now) return {};
         return take_now(now);
     }
-    /// The same before the batch is due, for an engine that is idle.
+    /// A batch that isn't due yet, for an idle engine.
     [[nodiscard]] std::vector<T> take_now(instant now) {
         std::vector<T> batch;
         batch.reserve(std::min(rule_.max_size, waiting_.size()));
         auto seen = waiting_.begin();
         for (; seen != waiting_.end() && batch.size() < rule_.max_size; ++seen)
             if (!expired(*seen, now)) batch.push_back(std::move(seen->item));
-        // Skipped items move up to just before the remaining ones, in their order.
+        // Skipped items move up to the place just before the remaining items, in their order.
         for (auto stays = seen; seen != waiting_.begin();)
             if (expired(*--seen, now) && --stays != seen) *stays = std::move(*seen);
         waiting_.erase(waiting_.begin(), waiting_.begin() + static_cast<std::ptrdiff_t>(batch.size()));
@@ -118,16 +121,16 @@ public:
         return batch;
     }
 
-    /// Sets the rule from now on. Waiting items stay.
+    /// Sets the rule. Waiting items stay.
     void set_rule(const batch_rule& rule) noexcept {
         rule_ = rule;
         rule_.max_size = std::max<std::size_t>(rule_.max_size, 1);
     }
-    /// The present rule.
+    /// The current rule.
     [[nodiscard]] const batch_rule& rule() const noexcept { return rule_; }
-    /// Items present, including expired ones that weren't taken out.
+    /// The number of items present, including expired items that weren't taken out.
     [[nodiscard]] std::size_t size() const noexcept { return waiting_.size(); }
-    /// Items that wait and haven't expired.
+    /// The number of items that wait and haven't expired.
     [[nodiscard]] std::size_t live(instant now) const noexcept {
         if (latest_begin(earliest_) >= now) return waiting_.size();
         return static_cast<std::size_t>(
@@ -135,7 +138,8 @@ public:
     }
     /// Whether no item is present.
     [[nodiscard]] bool empty() const noexcept { return waiting_.empty(); }
-    /// All items, in their order, for a server that ends and answers them. Afterwards none waits.
+    /// All items, in their order, for a server that shuts down and answers them. The queue is empty
+    /// afterwards.
     [[nodiscard]] std::vector<T> take_all() {
         std::vector<T> all;
         all.reserve(waiting_.size());
@@ -153,7 +157,7 @@ private:
         priority level;
     };
 
-    // The arrival of the item that came first. Within a level, that is the level's first item.
+    // The arrival of the item that came first. Within a level, this is the level's first item.
     [[nodiscard]] instant came_first() const noexcept {
         instant first = never;
         if (waiting_.front().level == waiting_.back().level) return waiting_.front().arrived;
@@ -176,7 +180,7 @@ private:
         if (n >= rule_.max_size) return instant::min();
         return earliest == never ? first : std::min(first, saturating_add(latest_begin(earliest), -rule_.slack));
     }
-    // The latest begin of a batch that must end by `deadline`.
+    // The latest time at which a batch that must end by `deadline` can begin.
     [[nodiscard]] instant latest_begin(instant deadline) const noexcept {
         return deadline == never ? never : saturating_add(deadline, -rule_.takes);
     }

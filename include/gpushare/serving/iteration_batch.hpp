@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Batching by iteration, for texts: decides which requests' tokens an engine computes in its next
-// step. Requests join and leave between two steps, prompts are computed in chunks beside others'
-// decoding, and keys and values are in pages. A value: time is an argument, and the caller has the
-// lock, the clock and the engine.
+// Batching by iteration (continuous batching) for texts: decides which requests' tokens an engine
+// computes in its next step. Requests join and leave between two steps. Prompts are computed in
+// chunks beside the decoding of other texts, and keys and values are in pages. The batch is a
+// value: time is an argument, and the caller owns the lock, the clock and the engine.
 //
 //   gpushare::iteration_batch texts({.page_tokens = 16, .pages = 4096, .step_tokens = 512});
 //   texts.set_tenant(1, {.weight = 3, .pages = 2048});
@@ -13,11 +13,13 @@
 //       for (auto& t : texts.take_ended()) answer(t.id, t.why, t.tokens);
 //   }
 //
-// The order: a higher level goes first. On one level, the tenant with the fewest tokens for its
-// weight goes first. Of one tenant, first come the texts under way, then the earliest deadline,
-// then the earliest arrival. A text yields if another text needs its pages: it is computed again
-// later, or its pages are moved to the host. It keeps its tokens either way. Of two texts that need
-// pages, the one on the higher level keeps them, or else the older one.
+// The order of texts: a higher level goes first. On one level, the tenant with the fewest tokens
+// for its weight goes first. Of one tenant's texts, the texts under way go first, then the text
+// with the earliest deadline, then the text with the earliest arrival.
+//
+// A text yields if another text needs its pages. Either the text is computed again later, or its
+// pages are moved to the host; the text keeps its tokens in both cases. Of two texts that need
+// pages, the text on the higher level keeps its pages; on the same level, the older text does.
 #pragma once
 
 #include <algorithm>
@@ -37,27 +39,27 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
 /// Decides which texts are computed in each step. Texts of different tenants share no page. No text
-/// is lost: each is in take_ended() once. Not thread-safe. A step costs O(texts with pages),
-/// O(flows) for each page of tokens that it computes, and a look at the tokens of each flow's next
-/// text; a flow is a tenant's texts on one level. Steps allocate nothing.
+/// is lost: take_ended() returns each text once. Not thread-safe. A step costs O(texts with pages),
+/// plus O(flows) for each page of tokens that it computes, plus a look at the tokens of each flow's
+/// next text; a flow is a tenant's texts on one level. Steps don't allocate.
 class iteration_batch {
 public:
-    /// Throws operation_error (invalid_specification) for pages, steps or chunks of no tokens, or
-    /// no texts.
+    /// Throws operation_error (invalid_specification) if pages, steps or chunks have no tokens, or
+    /// if there may be no texts.
     explicit iteration_batch(const iteration_options& o) : book_(checked(o)), planner_(o) {}
 
-    /// Adds a tenant, or changes its settings. Its texts stay; texts that now need more pages than
-    /// the tenant has end with over_quota. invalid_specification for a weight that isn't from 1 to
-    /// 1,024.
+    /// Adds a tenant, or changes its settings. The tenant's texts stay, but texts that now need
+    /// more pages than the tenant has end with over_quota. Returns invalid_specification for a
+    /// weight that isn't from 1 to 1,024.
     failure set_tenant(std::uint32_t tenant, const text_tenant_spec& spec = {}) {
         if (spec.weight == 0 || spec.weight > detail::most_weight)
             return {errc::invalid_specification, spec.weight, 0, detail::most_weight, reason::count_limit};
         book_.set_tenant(tenant, spec);
         return {};
     }
-    /// Ends the tenant's texts with errc::closed, and removes the tenant. Nobody finds its prefixes
-    /// from now on, nor does a tenant that comes under its number. in_flight between plan() and
-    /// complete(), and nothing has changed.
+    /// Ends the tenant's texts with errc::closed, and removes the tenant. From now on no text finds
+    /// the tenant's prefixes, not even texts of a new tenant with the same number. Between plan()
+    /// and complete(), returns in_flight and changes nothing.
     failure remove_tenant(std::uint32_t tenant) noexcept {
         auto* const t = book_.find_tenant(tenant);
         if (t == nullptr) return no_such(tenant);
@@ -66,16 +68,16 @@ public:
         return {};
     }
 
-    /// Adds pages by their numbers, such as pages that a page_store has allocated. Pages that are
-    /// already here are skipped.
+    /// Adds pages by their numbers, such as pages that a page_store has allocated. Skips pages that
+    /// the batch already has.
     void add_pages(std::span<const std::uint32_t> numbers) {
         for (const auto p : numbers)
             if (!book_.pages().all().knows(p)) book_.pages().all().add(p);
         book_.pages().reserve(book_.size());
     }
     /// Gives up as many pages as `to` has room for, as page_options::evict of a page_store needs:
-    /// first empty pages, then the least recently used prefixes. Returns how many; none between
-    /// plan() and complete().
+    /// first empty pages, then the least recently used prefixes. Returns the number of pages, which
+    /// is 0 between plan() and complete().
     std::uint32_t take_pages(std::span<std::uint32_t> to) noexcept {
         auto& all = book_.pages().all();
         const auto n = planner_.in_flight() ? 0 : std::min<std::size_t>(to.size(), all.available());
@@ -83,13 +85,14 @@ public:
         return static_cast<std::uint32_t>(n);
     }
 
-    /// Adds a waiting text. Refused with queue_full, deadline_exceeded, over_quota (it may need
-    /// more pages than its tenant has), no_room (more than there are), invalid_specification.
-    /// Throws std::bad_alloc. After an error nothing has changed.
+    /// Adds a waiting text. Refuses it with queue_full, deadline_exceeded, over_quota if it may
+    /// need more pages than its tenant has, no_room if it may need more pages than there are, or
+    /// invalid_specification. Throws std::bad_alloc. After an error nothing has changed.
     [[nodiscard]] result<text_id> try_push(const text_request& request, instant now) { return add(request, {}, now); }
-    /// Adds a text that begins with all known tokens of another text, `of`, and goes on with its
-    /// own prompt, which may be empty. The two share pages until one of them writes to them. The
-    /// new text has the same tenant. Refused as try_push(), and if `of` doesn't exist.
+    /// Adds a text that begins with all known tokens of another text, `of`, followed by its own
+    /// prompt, which may be empty. The two texts share pages until one of them writes to a page.
+    /// The new text has the same tenant. Refuses as try_push() does, and also if `of` doesn't
+    /// exist.
     [[nodiscard]] result<text_id> try_fork(text_id of, text_request request, instant now) {
         auto* const from = book_.find(of);
         if (from == nullptr) return no_such(of);
@@ -104,42 +107,44 @@ public:
         return made;
     }
     /// Ends a text with `why`, at any time. A text that is in a step ends once the step is
-    /// completed. Its pages are free then. Returns false if there is no such text.
+    /// completed. The text's pages are free then. Returns false if there is no such text.
     bool abort(text_id id, errc why = errc::stopped) noexcept {
         auto* const r = book_.find(id);
         if (r != nullptr) book_.end(*r, why);
         return r != nullptr;
     }
-    /// Ends all texts, for a server that ends.
+    /// Ends all texts, for a server that shuts down.
     void abort_all(errc why = errc::closed) noexcept { book_.end_all(why, nullptr); }
 
-    /// The next step. Texts whose deadline has passed end before it. Without entries and moves
-    /// there is nothing to do. The step stays the same until complete() or fail(), whatever else is
-    /// called.
+    /// The next step. Before it, texts whose deadline has passed end. A step without entries and
+    /// moves means that there is nothing to do. The step stays the same until complete() or fail(),
+    /// whatever calls come in between.
     const step_plan& plan(instant now) noexcept {
         if (!planner_.in_flight()) planner_.plan(book_, now);
         return planner_.current();
     }
-    /// Call this when the step is done. `next` has a token for each entry; it is read if the entry
-    /// samples. Throws operation_error (mismatch) if it has fewer; the step isn't completed then.
+    /// Call this when the step is done. `next` has a token for each entry, which is read if the
+    /// entry samples. Throws operation_error (mismatch) if `next` is too short; the step isn't
+    /// completed then.
     void complete(std::span<const text_token> next) {
         if (!planner_.in_flight()) return;
         if (const auto n = planner_.current().entries.size(); next.size() < n)
             raise({errc::mismatch, next.size(), 0, n, reason::wrong_count}, {}, "complete a step");
         planner_.complete(book_, next);
     }
-    /// The step failed, so the contents of the pages are unknown: texts with any pages, on the
-    /// device or the host, end with `why`, and no prefix is kept. Waiting texts without pages stay.
-    /// The same between two steps, such as after run_step() has thrown.
+    /// Says that the step failed, so the contents of the pages are unknown. Texts with any pages,
+    /// on the device or the host, end with `why`, and no prefix is kept. Waiting texts without
+    /// pages stay. A call between two steps, for example after run_step() has thrown, does the
+    /// same.
     void fail(errc why) noexcept { planner_.fail(book_, why); }
-    /// The texts that ended since the last call. Throws std::bad_alloc, and then the next call has
-    /// them.
+    /// The texts that ended since the last call. Throws std::bad_alloc; the next call then has the
+    /// texts.
     [[nodiscard]] std::vector<ended_text> take_ended() { return book_.take_ended(); }
 
     /// Whether no text waits or runs.
     [[nodiscard]] bool empty() const noexcept { return book_.size() == 0; }
-    /// All known tokens of a text, prompt included, until the next call that changes anything. None
-    /// if there is no such text.
+    /// All known tokens of a text, including the prompt, until the next call that changes anything.
+    /// No tokens if there is no such text.
     [[nodiscard]] std::span<const text_token> tokens(text_id id) const noexcept {
         const auto* const r = book_.find(id);
         return r == nullptr ? std::span<const text_token>{} : r->tokens;
@@ -160,7 +165,7 @@ public:
                 .moved = book_.moved(),
                 .copies = book_.pages().copies()};
     }
-    /// A reading of one tenant; zeros if it doesn't exist.
+    /// A reading of one tenant; zeros if the tenant doesn't exist.
     [[nodiscard]] text_tenant_usage usage(std::uint32_t tenant) const noexcept {
         const auto* const t = book_.find_tenant(tenant);
         if (t == nullptr) return {};
@@ -202,12 +207,12 @@ private:
     std::uint32_t texts_ = 0;
     detail::text_book book_;
     detail::step_planner planner_;
-    detail::step_list<text_token> next_;  // of run_step()
+    detail::step_list<text_token> next_;  // the tokens that run_step() gets from the engine
 };
 
 /// Plans a step, lets the engine compute it, and completes it. Returns the number of computed
-/// tokens; 0 means that nothing was left to do. Texts may have ended all the same, at their
-/// deadlines. The engine's exceptions pass through, after fail(kernel_failed).
+/// tokens; 0 means that nothing was left to do. Even then, texts may have ended at their deadlines.
+/// The engine's exceptions propagate, after fail(kernel_failed).
 template <iteration_engine Engine>
 std::uint32_t run_step(iteration_batch& texts, Engine& engine, instant now) {
     const auto& plan = texts.plan(now);

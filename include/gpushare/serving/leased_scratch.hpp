@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One block of scratch memory for all engines of a tenant that never run together. Each engine has
-// the block while it holds a permit. So ten engines with 64 MiB of compute buffers each need 64 MiB
-// and not 640.
+// One block of scratch memory for all engines of a tenant that never run at the same time. An
+// engine has the block while it holds a permit. So ten engines with compute buffers of 64 MiB each
+// need 64 MiB in all, instead of 640 MiB.
 //
 //   // as large as the largest that was asked for
 //   gpushare::leased_scratch<memory, gpushare::host::stream> scratch{chat.memory(), 256_MiB};
@@ -10,8 +10,8 @@
 //       engine.enqueue(to, room.data());
 //   });  // ... and of its work, by order of streams
 //
-// The block is charged once, to the tenant of its memory, as long as it exists. Don't use it for
-// several tenants: one tenant would read another tenant's data in it.
+// As long as the block exists, it is charged once, to the tenant of its memory. Don't use a block
+// for several tenants: one tenant would read another tenant's data in it.
 #pragma once
 
 #include <atomic>
@@ -30,18 +30,19 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// A block that engines lease one after the other. Thread-safe; neither copied nor moved. `Memory`
-/// must outlive it. When the memory closes, the block is freed and leases are refused with
-/// errc::closed. No call waits for a device unless the block has to grow.
+/// A block that engines lease one after the other. Any thread may use the object; it can't be
+/// copied or moved. `Memory` must outlive the object. When the memory closes, the block is freed
+/// and leases are refused with errc::closed. No call waits for a device unless the block has to
+/// grow.
 template <upstream Memory, joining_timeline Stream>
 class leased_scratch {
     using point = typename Stream::point;
 
 public:
-    static constexpr std::size_t alignment = 256;  ///< of the block, in bytes
+    static constexpr std::size_t alignment = 256;  ///< the block's alignment, in bytes
 
-    /// The block, for work on one stream, until the lease ends. Movable, one owner; must not
-    /// outlive the scratch or the stream.
+    /// The block, for work on one stream, until the lease ends. A lease can be moved but not
+    /// copied, and must not outlive the scratch or the stream.
     class lease_type {
     public:
         /// Takes over the other's lease.
@@ -66,7 +67,7 @@ public:
         bytes size_;
     };
 
-    /// Begins without a block. The block never has more than `most` bytes.
+    /// Makes a scratch that has no block yet. The block never has more than `most` bytes.
     leased_scratch(Memory& from, bytes most) noexcept : from_(&from), most_(most) {
         closes_.emplace(from.closing(), [this](instant by) { return close(by); });
     }
@@ -77,16 +78,16 @@ public:
         closes_.reset();  // not called from here on
         try {
             (void)last_.wait(never);
-        } catch (...) {  // the device is gone, and the block with it
+        } catch (...) {  // the device is lost, and the block with it
         }
         free();
     }
 
-    /// The block for work on `on`, which runs behind the work of the previous lease. Fails with
-    /// in_flight if another thread has the block, over_quota for more than `most`, closed, the
+    /// Leases the block for work on `on`, which runs after the work of the previous lease. Fails
+    /// with in_flight if another thread has the block, over_quota for more than `most`, closed, the
     /// refusal of the tenant's memory, or the failure of `on` (submission_failed). If the block is
-    /// too small, waits until the previous work is over, or fails with deadline_exceeded by the
-    /// clock of the streams.
+    /// too small, waits until the previous work is over; at `deadline`, by the clock of the
+    /// streams, fails with deadline_exceeded.
     [[nodiscard]] result<lease_type> try_lease(bytes size, Stream& on, instant deadline = never) noexcept {
         if (const failure why = take(size); why.code != errc::none) return why;
         if (const failure why = ready(size, &on, deadline); why.code != errc::none) {
@@ -95,13 +96,13 @@ public:
         }
         return lease_type(*this, on, size);
     }
-    /// Throws what try_lease() returns.
+    /// try_lease(), but throws the failure.
     [[nodiscard]] lease_type lease(bytes size, Stream& on, instant deadline = never) {
         return try_lease(size, on, deadline).value(from_->owner(), "lease of scratch");
     }
 
-    /// Makes the block this large beforehand, so that no lease has to. Call it after loading an
-    /// engine that needs as much. Errors as for try_lease.
+    /// Makes the block this large in advance, so that no lease has to grow it. Call reserve() after
+    /// loading an engine that needs this much. Fails as try_lease does.
     failure reserve(bytes size, instant deadline = never) noexcept {
         if (const failure why = take(size); why.code != errc::none) return why;
         const failure why = ready(size, nullptr, deadline);
@@ -120,15 +121,15 @@ public:
 
     /// The size of the block.
     [[nodiscard]] bytes size() const noexcept { return bytes{size_.load(std::memory_order_relaxed)}; }
-    /// How many leases there were.
+    /// The number of leases so far.
     [[nodiscard]] std::uint64_t leases() const noexcept {
         const std::lock_guard lock(mutex_);
         return leases_;
     }
 
 private:
-    // Only the taker touches the block and the point. It holds no lock, because an allocation may
-    // run hooks.
+    // Only the taker uses the block and the point. The taker holds no lock, because an allocation
+    // may run hooks.
     failure take(bytes size) noexcept {
         const std::lock_guard lock(mutex_);
         if (closed_) return {errc::closed};
@@ -145,8 +146,8 @@ private:
         try {
             last_ = on.record();
         } catch (
-            // its work can't be waited for, so nobody gets the block again: the tenant's close
-            // takes it back
+            // nothing can wait for the work, so no engine gets the block again until the tenant's
+            // close takes it back
             ...) {
             block_ = nullptr;
             size_ = 0;
@@ -167,7 +168,7 @@ private:
         } catch (...) {
             return {errc::submission_failed};
         }
-        free();  // the contents aren't kept, so two blocks are never needed
+        free();  // the contents aren't kept, so there are never two blocks
         failure why;
         block_ = from_->try_allocate(static_cast<std::size_t>(size.count()), alignment, &why);
         if (block_ == nullptr) return why;

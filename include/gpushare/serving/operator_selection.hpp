@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which implementation of an operation to use for which shape (our kernel, a vendor library's, an
-// engine's): a table that is measured once, saved as text, and read and changed by people.
+// Which implementation of an operation to use for which shape: our kernel, a vendor library's, or
+// an engine's. The choices are a table that is measured once and saved as text, which people can
+// read and change.
 //
 //   auto table = gpushare::operator_table::load("matmul f16:4096x4096x8 cublaslt 41200 3\n");
 //   if (const auto* found = table.find("matmul", "f16:4096x4096x8")) use(found->candidate);
 //
-// A line is: operation, shape, candidate, how long it took (ns), among how many. Lines that begin
-// with # are comments.
+// A line has the operation, the shape, the candidate, how long the candidate took (ns), and the
+// number of candidates. Lines that begin with # are comments.
 //
 // Implementations are measured on the real arrays, each as a submission of a tenant's. Neighbours
-// lose nothing by it: the tenant pays with its own share.
+// lose nothing, because the measurements count against the tenant's own share.
 //
 //   const gpushare::operator_candidate<gpushare::host::stream> all[]{{"ours", [&](auto& to) { ours(to, a, b, c); }},
 //                                                                    {"vendor", [&](auto& to) { vendor(to, a, b, c); }}};
@@ -47,8 +48,8 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// The best candidate that was found for one operation and shape. Texts are words: not empty, and
-/// without blanks and control characters.
+/// The best candidate that was found for one operation and shape. All texts are words: not empty,
+/// and without blanks and control characters.
 struct operator_choice {
     std::string operation{};       ///< such as "matmul"
     std::string shape{};           ///< everything that the choice depends on: sizes, types, layout
@@ -59,16 +60,17 @@ struct operator_choice {
     friend bool operator==(const operator_choice&, const operator_choice&) = default;
 };
 
-/// Choices by operation and shape. A value; not thread-safe while it changes.
+/// Choices by operation and shape. A value. Not thread-safe while it changes.
 class operator_table {
 public:
-    /// Null if nothing is known. O(log rows); neither allocates nor throws.
+    /// The choice for an operation and shape; null if there is none. O(log rows); neither allocates
+    /// nor throws.
     [[nodiscard]] const operator_choice* find(std::string_view operation, std::string_view shape) const noexcept {
         const auto at = place_of(operation, shape);
         return at != rows_.end() && at->operation == operation && at->shape == shape ? &*at : nullptr;
     }
-    /// Replaces the present choice for this operation and shape. Throws operation_error:
-    /// invalid_specification for texts that aren't words, or a time below 0.
+    /// Adds a choice, in place of any earlier choice for its operation and shape. Throws
+    /// operation_error: invalid_specification for texts that aren't words, or for a time below 0.
     void keep(operator_choice c) {
         if (!is_word(c.operation) || c.operation.front() == '#' || !is_word(c.shape) || !is_word(c.candidate) ||
             c.took < ns{})
@@ -80,7 +82,7 @@ public:
         else
             rows_.insert(at, std::move(c));
     }
-    /// Removes a choice, so that it is measured anew. Returns whether there was one.
+    /// Removes a choice, so that it is measured again. Returns whether there was one.
     bool forget(std::string_view operation, std::string_view shape) {
         if (find(operation, shape) == nullptr) return false;
         rows_.erase(rows_.begin() + (place_of(operation, shape) - rows_.cbegin()));
@@ -90,7 +92,7 @@ public:
     [[nodiscard]] std::span<const operator_choice> rows() const noexcept { return rows_; }
     friend bool operator==(const operator_table&, const operator_table&) = default;
 
-    /// As text, a line for each choice. Throws std::bad_alloc.
+    /// The table as text, a line for each choice. Throws std::bad_alloc.
     [[nodiscard]] std::string save() const {
         std::string text;
         for (const auto& r : rows_)
@@ -98,8 +100,8 @@ public:
                     std::to_string(r.candidates) + '\n';
         return text;
     }
-    /// Reads text that save() wrote, possibly edited by hand. Throws operation_error:
-    /// invalid_specification with the line in `asked`, for a malformed line or a second entry for
+    /// Reads text that save() wrote and that people may have edited. Throws operation_error:
+    /// invalid_specification, with the line in `asked`, for a malformed line or a second line for
     /// one operation and shape.
     [[nodiscard]] static operator_table load(std::string_view text) {
         operator_table table;
@@ -157,23 +159,24 @@ private:
 /// One implementation.
 template <timeline Stream>
 struct operator_candidate {
-    std::string name{};                     ///< a word
+    std::string name{};                     ///< one word
     std::function<void(Stream& to)> run{};  ///< enqueues the operation; the same arrays each time
-    /// whether its results are right, after its first run; none: taken for right
+    /// whether its results are right, asked after its first run; if empty, the results count as
+    /// right
     std::function<bool()> right{};
 };
 
-/// How far a number may be from the reference's number: by `absolute`, or by `relative` times the
-/// reference's number. If both are 0, the numbers must be equal. A NaN has to match a NaN.
+/// How much a number may differ from the reference's number: by `absolute`, or by `relative` times
+/// the reference's number. If both are 0, the numbers must be equal. A NaN must match a NaN.
 struct operator_tolerance {
     double absolute = 0;  ///< in the results' unit
-    double relative = 0;  ///< of the reference's number
+    double relative = 0;  ///< relative to the reference's number
 };
 
-/// An array in the device's memory that the operation writes, and how a candidate's array is
-/// compared with the reference's.
+/// An array in the device's memory that the operation writes, and the comparison of a candidate's
+/// array with the reference's.
 struct operator_result {
-    void* at = nullptr;    ///< its address
+    void* at = nullptr;    ///< the array's address
     std::size_t size = 0;  ///< bytes
     /// Compares two arrays of `size` bytes in host memory. Returns an empty text if they agree, and
     /// otherwise a description of the difference, for people.
@@ -196,7 +199,7 @@ template <class T>
         for (std::size_t i = 0; i < n; ++i) {
             if (std::memcmp(expected + i * sizeof(T), got + i * sizeof(T), sizeof(T)) == 0) continue;
             const double want = number(expected, i), have = number(got, i);
-            // No number is near an infinity, and a comparison with a NaN is false.
+            // No number is close to an infinity, and a comparison with a NaN is false.
             const double most = std::max(within.absolute, within.relative * std::abs(want));
             const bool near = std::isfinite(want) && most > 0 && std::abs(want - have) <= most;
             if (near || (!std::integral<T> && want == have) || (std::isnan(want) && std::isnan(have))) continue;
@@ -209,32 +212,33 @@ template <class T>
     return {at, n * sizeof(T), difference};
 }
 
-/// The reference with which every candidate has to agree. Before a compared run the results are
-/// overwritten (with bytes of 0xff, which aren't numbers), so that a candidate that writes nothing
-/// doesn't pass.
+/// The reference with which every candidate has to agree. Before a compared run, the results are
+/// overwritten (with bytes of 0xff, which aren't numbers), so that a candidate that doesn't write
+/// its results fails.
 template <timeline Stream>
 struct operator_reference {
     /// the reference; it isn't measured, unless it is a candidate as well
     operator_candidate<Stream> by{};
-    std::vector<operator_result> results{};  ///< of it, and of each candidate
-    /// in place of overwriting, for what reads its results: restores them
+    std::vector<operator_result> results{};  ///< results of the reference, and of each candidate
+    /// For operations that read their results: restores the results instead of overwriting them.
     std::function<void(Stream& to)> prepare{};
 };
 
 /// A candidate that isn't chosen, whatever its time.
 struct left_out_operator {
-    std::string name{};        ///< the candidate's
-    errc status = errc::none;  ///< of its submission; kernel_failed for wrong results, too
-    std::string why{};         ///< for people: the exception, or the wrong result
+    std::string name{};        ///< the candidate's name
+    errc status = errc::none;  ///< of its submission; kernel_failed also stands for wrong results
+    /// For people: the exception's message, or what is wrong with the result.
+    std::string why{};
 };
 
-/// How to measure.
+/// How candidates are measured.
 struct selection_options {
-    int warm_up = 1;          ///< runs of each that don't count
-    int repeats = 5;          ///< of each; the median counts
-    std::size_t part = 0;     ///< of the tenant's devices
-    submit_options submit{};  ///< of each run
-    /// gets candidates that failed or were wrong
+    int warm_up = 1;          ///< runs of each candidate that don't count
+    int repeats = 5;          ///< runs of each candidate that count; the median decides
+    std::size_t part = 0;     ///< the number of the tenant's device
+    submit_options submit{};  ///< options of each run
+    /// gets the candidates that failed or gave wrong results
     std::vector<left_out_operator>* left_out = nullptr;
 };
 
@@ -298,7 +302,7 @@ public:
 private:
     using host_copies = std::vector<std::vector<std::byte>>;
 
-    /// `copies`, if given, gets the results.
+    /// If `copies` isn't null, it gets the results.
     left_out_operator run(const candidate& c, host_copies* copies) {
         typename stream::point begin, end;
         auto ticket = by_.submit(
@@ -330,7 +334,7 @@ private:
             }
         }
     }
-    /// Empty if the results of candidate `i` are right.
+    /// Empty if the results of candidate `i` are right, otherwise a description of the fault.
     [[nodiscard]] std::string wrong(std::size_t i, bool first, bool compares) const {
         if (first && all_[i].right && !all_[i].right()) return "its results are wrong";
         for (std::size_t r = 0; compares && r < got_.size(); ++r)
@@ -384,12 +388,14 @@ operator_choice select_operator(Tenant& by, operator_table& table, std::string_v
 }  // namespace detail
 
 /// The best candidate for this operation and shape. If the table names one of these candidates,
-/// returns that one. Otherwise measures the candidates, in turn, by the time on the stream, and
-/// keeps the best. A candidate that fails, or whose `right` returns false, is left out and named
-/// (selection_options::left_out). No other code compares results: see the overload with a
-/// reference. Throws operation_error: the last candidate's failure if all fail (kernel_failed if
-/// wrong), with the names and reasons of all; invalid_specification without candidates; and the
-/// errors of tenant::submit.
+/// returns that candidate. Otherwise measures the candidates, in turn, by the time on the stream,
+/// and keeps the best. A candidate that fails, or whose `right` returns false, is left out and
+/// named (selection_options::left_out). Results are compared with a reference only in the overload
+/// that takes one.
+///
+/// Throws operation_error. If all candidates fail, the error is the last candidate's failure
+/// (kernel_failed for wrong results), with the names and reasons of all. Without candidates, it is
+/// invalid_specification. The errors of tenant::submit are thrown as well.
 template <class Tenant>
 operator_choice select_operator(Tenant& by, operator_table& table, std::string_view operation, std::string_view shape,
                                 std::span<const operator_candidate<typename Tenant::stream>> candidates,
@@ -397,9 +403,9 @@ operator_choice select_operator(Tenant& by, operator_table& table, std::string_v
     return detail::select_operator(by, table, operation, shape, candidates, nullptr, o);
 }
 
-/// The same, among the candidates whose results agree with the reference's. The reference runs
-/// first. Also throws the reference's failure, and std::bad_alloc: each result is copied to the
-/// host twice.
+/// The best candidate whose results agree with the reference's. The reference runs first. Also
+/// throws the reference's failure, and std::bad_alloc, because each result is copied to the host
+/// twice.
 template <class Tenant>
 requires copier<typename Tenant::stream> && scrubber<typename Tenant::stream> operator_choice
 select_operator(Tenant& by, operator_table& table, std::string_view operation, std::string_view shape,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Pages for the KV caches of one model, whose memory comes and goes with the load. Addresses never
-// change, and memory that is in no page serves other tenants. The tenant's quota sets its guarantee
-// and burst.
+// change, and memory that isn't in a page serves other tenants. The tenant's quota sets the cache's
+// guarantee and burst.
 //
 //   gpushare::page_store cache{pool, chat.memory().limit(), gpushare::tenant_tag{chat.tag()},
 //                              {.lanes = 36, .token = 512_B, .tokens = 64, .pages = 4096}, "chat"};
@@ -11,10 +11,10 @@
 //   cache.free(pages, stream.record());                        // once that work is over
 //
 // A page has the tokens of all lanes (keys and values of each layer) side by side, so that a cache
-// grows by one page and not by a chunk for each lane: with chunks of 2 MiB these 36 lanes would
-// grow by 72 MiB, 4,096 tokens at a time. Lane l of page p begins at data() + p * page_stride() + l
-// * lane_stride(). (An engine that wants each lane in one piece: virtual_arena::commit of several
-// ranges.)
+// grows by one page, and not by a chunk for each lane. With a chunk of 2 MiB for each of these 36
+// lanes, the cache would grow by 72 MiB, 4,096 tokens at a time. Lane l of page p begins at data()
+// + p * page_stride() + l * lane_stride(). (For an engine that needs each lane in one piece, use
+// virtual_arena::commit of several ranges.)
 #pragma once
 
 #include <algorithm>
@@ -48,41 +48,41 @@ inline namespace GPUSHARE_ABI {
 /// The layout of pages, and limits on their number.
 struct page_options {
     std::uint32_t lanes = 1;    ///< parts of a page: keys and values of each layer
-    bytes token{};              ///< size of one token in one lane
-    std::uint32_t tokens = 64;  ///< tokens of a page
-    /// The most pages; addresses are reserved for this many, rounded up to whole slabs. A page's
-    /// number may be any below that: size tables of pages by pages_per_slab().
+    bytes token{};              ///< the size of one token in one lane
+    std::uint32_t tokens = 64;  ///< the tokens of a page
+    /// The most pages. Addresses are reserved for this many pages, rounded up to whole slabs. Page
+    /// numbers may reach the rounded number, so size tables of pages by pages_per_slab().
     std::uint32_t pages = 0;
-    std::uint32_t floor = 0;  ///< memory for this many pages stays here once allocated, used or not
+    std::uint32_t floor = 0;  ///< pages whose memory stays here once allocated, used or not
     /// Called when a request lacks memory and all memory here is in pages. Frees at most `pages`
-    /// pages that the engine can do without (of cached prefixes, of idle sequences), now or by the
-    /// request's deadline. A hook: see quota_wait.hpp.
+    /// pages that the engine can do without (of cached prefixes, or of idle sequences), now or by
+    /// the request's deadline. The callable is a hook: see quota_wait.hpp.
     std::function<void(const reclaim_request&, std::uint32_t pages)> evict{};
 };
 
 /// A reading of a page_store.
 struct page_usage {
     std::uint32_t out = 0;      ///< allocated pages
-    std::uint32_t pending = 0;  ///< freed, but the stream hasn't reached the free
-    std::uint32_t free = 0;     ///< with memory, for the next allocation
-    bytes committed{};          ///< charged to the quota
-    bytes given_back{};         ///< to others or by trim(), so far
+    std::uint32_t pending = 0;  ///< freed pages whose stream hasn't reached the free
+    std::uint32_t free = 0;     ///< pages with memory, for the next allocation
+    bytes committed{};          ///< memory that is charged to the quota
+    bytes given_back{};         ///< memory given back so far, to other tenants or by trim()
 };
 
-/// The pages of one model on one device. Thread-safe; neither copied nor moved. Pool and quota must
-/// outlive it. When the quota closes, the store closes, too: it refuses with errc::closed, and its
-/// memory goes once no work uses it.
+/// The pages of one model on one device. Any thread may use the store, which can't be copied or
+/// moved. Pool and quota must outlive it. When the quota closes, the store closes, too: it refuses
+/// requests with errc::closed, and gives its memory back once no work uses the memory.
 template <virtual_memory Memory, scrubber Stream>
 class page_store {
     using arena_type = virtual_arena<Memory, Stream>;
 
 public:
-    using pool_type = chunk_pool<Memory, Stream>;  ///< the source of its memory
-    using point = typename pool_type::point;       ///< of the streams that use pages
+    using pool_type = chunk_pool<Memory, Stream>;  ///< the source of the store's memory
+    using point = typename pool_type::point;       ///< a point on a stream that uses pages
 
-    /// Begins without memory. `owner` names the tenant in messages and must outlive the store.
-    /// Throws operation_error (invalid_specification for a page size or a page count of 0), and the
-    /// exceptions of virtual_arena.
+    /// Makes a store without memory. `owner` names the tenant in messages and must outlive the
+    /// store. Throws operation_error (invalid_specification for a page size or a page count of 0),
+    /// and the exceptions of virtual_arena.
     page_store(pool_type& pool, quota& limit, tenant_tag tenant, page_options o, std::string_view owner = {})
         : limit_(&limit),
           owner_(owner),
@@ -100,12 +100,12 @@ public:
               [this](instant until) { return wait_pending(until); }) {
         closes_.emplace(limit.closing(), [this](instant) {
             close();
-            return true;  // the arena does the rest
+            return true;  // the arena takes care of the rest
         });
     }
     page_store(const page_store&) = delete;
     page_store& operator=(const page_store&) = delete;
-    /// Gives the memory back once the points of freed pages are reached; no work may use the other
+    /// Gives the memory back once the points of freed pages are reached. No work may use the other
     /// pages any more.
     ~page_store() {
         closes_.reset();
@@ -114,13 +114,13 @@ public:
 
     /// The first byte of page 0, which never changes.
     [[nodiscard]] void* data() const noexcept { return arena_.data(); }
-    /// The distance from one page of a slab to the next. Slabs begin slab_stride() after each
-    /// other. Use address() unless slab_stride() is a multiple of the page stride.
+    /// The distance from one page of a slab to the next. Slabs follow each other at a distance of
+    /// slab_stride(). Use address() unless slab_stride() is a multiple of the page stride.
     [[nodiscard]] bytes page_stride() const noexcept { return page_; }
     /// The distance from one lane of a page to the next.
     [[nodiscard]] bytes lane_stride() const noexcept { return lane_; }
-    /// Pages of a slab, the unit in which memory comes and goes: one chunk, or as many as a page
-    /// needs.
+    /// The pages of a slab, which is the unit in which memory comes and goes. A slab is one chunk,
+    /// or as many chunks as a page needs.
     [[nodiscard]] std::uint32_t pages_per_slab() const noexcept { return book_.per_slab(); }
     /// The distance from one slab to the next.
     [[nodiscard]] bytes slab_stride() const noexcept { return slab_; }
@@ -131,25 +131,26 @@ public:
     }
 
     /// Allocates as many pages as `to` has room for, or none. The pages have old contents of this
-    /// tenant, or zeros. If memory is missing, burst is called back from others. Until `deadline`
-    /// the call waits for three things: the scrubbing of memory, freed pages whose stream hasn't
-    /// reached the free, and memory that another thread is about to bring, if that thread gives up
-    /// no later. over_quota (of the quota, or more than page_options::pages), out_of_memory,
-    /// closed, and the errors of virtual_arena::try_commit.
+    /// tenant, or zeros. If memory is missing, the call recalls burst that was lent to other
+    /// tenants. Until `deadline` the call waits for three things: the scrubbing of memory, freed
+    /// pages whose stream hasn't reached the free, and memory that another thread is about to
+    /// bring, if that thread gives up no later. Fails with over_quota (of the quota, or for more
+    /// than page_options::pages), out_of_memory, closed, and the errors of
+    /// virtual_arena::try_commit.
     failure try_allocate(std::span<std::uint32_t> to, instant deadline = {}) noexcept {
         return obtain(
             to, deadline, false, [&](ranges more, const std::stop_token&) { return arena_.try_commit(more, deadline); },
             [&](const failure& lacks) -> look { return {.why = lacks, .until = deadline}; });
     }
-    /// Throws what try_allocate() returns.
+    /// try_allocate(), but throws the failure.
     void allocate(std::span<std::uint32_t> to, instant deadline = {}) {
         check(try_allocate(to, deadline), "allocate pages");
     }
-    /// As try_allocate, but waits for bytes of the quota, first come first served, until the
-    /// deadline or stop request of `until`, a patience (include memory/quota_wait.hpp).
+    /// As try_allocate, but waits in the quota's queue, first come first served, until the deadline
+    /// or stop request of `until`, a patience (include memory/quota_wait.hpp).
     template <class Patience>
     failure try_allocate_until(std::span<std::uint32_t> to, const Patience& until) noexcept {
-        // Also stops if there are enough pages after all, because somebody freed some.
+        // Also stops if there are enough pages after all, because another thread freed some.
         const auto commit = [&](ranges more, const std::stop_token& enough) {
             std::stop_source either;
             const auto stop = [&] { (void)either.request_stop(); };
@@ -166,14 +167,14 @@ public:
             return {.again = true, .until = std::min(until.deadline, now + std::chrono::milliseconds(1))};
         });
     }
-    /// Throws what try_allocate_until() returns.
+    /// try_allocate_until(), but throws the failure.
     template <class Patience>
     void allocate_until(std::span<std::uint32_t> to, const Patience& until) {
         check(try_allocate_until(to, until), "allocate pages");
     }
 
-    /// Gives pages back. They can be allocated again once `after` is reached. If one of them isn't
-    /// out, none goes back: unknown_block. Allocates no memory.
+    /// Gives pages back. They can be allocated again once `after` is reached. If a page isn't out,
+    /// no page goes back and the result is unknown_block. Doesn't allocate memory.
     errc free(std::span<const std::uint32_t> pages, const point& after = {}) noexcept {
         if (pages.empty()) return errc::none;
         const std::lock_guard lock(mutex_);
@@ -182,7 +183,7 @@ public:
                 while (i != 0) book_.stay(pages[--i]);
                 return errc::unknown_block;
             }
-        pending_.push_back({after, none});  // within what obtain() has reserved
+        pending_.push_back({after, none});  // within the room that obtain() has reserved
         for (const auto p : pages) next_[p] = std::exchange(pending_.back().head, p);
         pending_pages_ += static_cast<std::uint32_t>(pages.size());
         (void)collect_reached();
@@ -190,21 +191,21 @@ public:
     }
 
     /// Makes freed pages whose streams have reached the free available again, and returns whether
-    /// there were any. Allocations do the same.
+    /// there were any. Allocations do this as well.
     bool collect() noexcept {
         const std::lock_guard lock(mutex_);
         return collect_reached();
     }
-    /// Gives back memory that is in no page, except for `keep` pages and never below the floor.
-    /// Returns the bytes given back.
+    /// Gives back memory that isn't in pages, but keeps `keep` pages and never goes below the
+    /// floor. Returns the bytes given back.
     bytes trim(std::uint32_t keep = 0) noexcept {
         std::unique_lock lock(mutex_);
         (void)collect_reached();
         return shrink(std::max(keep, options_.floor), bytes::max(), counted_, lock);
     }
 
-    /// Sets the most pages (at most the number that the store was made with) and the floor. Pages
-    /// that are out stay out.
+    /// Sets the most pages (no more than the store was made with) and the floor. Pages that are out
+    /// stay out.
     void set_limits(std::uint32_t floor, std::uint32_t most) noexcept {
         const std::lock_guard lock(mutex_);
         options_.floor = floor;
@@ -217,13 +218,13 @@ public:
     }
 
 private:
-    static constexpr int order = 5;  // of its hook: before hooks that must copy
+    static constexpr int order = 5;  // the order of the store's hook: before hooks that must copy
     static constexpr std::uint32_t none = ~0U;
-    static constexpr bytes line{256};  // pages begin at a multiple of this
+    static constexpr bytes line{256};  // the alignment of pages
 
     struct batch {
         point after;
-        std::uint32_t head;  // the first of its pages, linked by next_
+        std::uint32_t head;  // the first of the batch's pages, linked by next_
     };
 
     static bytes up(bytes size, bytes to) noexcept { return (size + to - bytes{1}) / to * to; }
@@ -245,18 +246,20 @@ private:
             if (limit_->closed()) return {errc::closed};
             (void)collect_reached();
             if (to.size() > options_.pages - std::min(options_.pages, book_.out())) return too_many(to.size());
-            // Room for a batch of every page by itself, so that free() needs no host memory.
+            // Room for the case that every page is freed in a batch of its own, so that free()
+            // needs no host memory.
             if (const auto most = pending_.size() + book_.out() + to.size(); most > pending_.capacity())
                 pending_.reserve(std::max(most, 2 * pending_.capacity()));
             if (book_.take(to)) return {};
             failure why = too_many(to.size());
-            // Made before slabs are planned, because this throws.
+            // Made before slabs are planned, because the construction may throw.
             detail::page_grower here{deadline, to.size(),
                                      queues ? std::stop_source{} : std::stop_source{std::nostopstate}};
             if (const auto slabs = book_.plan(static_cast<std::uint32_t>(to.size()) - book_.free()); !slabs.empty()) {
-                // Free pages aren't given back meanwhile. The first time, this store's own hook
-                // keeps them, because its own request may call that hook. The second time no hook
-                // takes them, so that two stores don't take pages from each other forever.
+                // While this call waits, free pages aren't given back. In the first round only this
+                // store's own hook keeps them, because this request may call that hook. In the
+                // second round no hook takes them, so that two stores don't take pages from each
+                // other forever.
                 const auto counts_on = book_.free();
                 counted_ += counts_on;
                 firmly_counted_ += again ? counts_on : 0;
@@ -266,8 +269,8 @@ private:
                 if (why.code == errc::none || why.code == errc::in_flight || book_.free() >= to.size()) continue;
                 if (queues) return why;
             }
-            // All slabs exist, are on their way, or were taken by others: waits for surplus pages
-            // of others.
+            // All slabs exist, are on their way, or were taken by other calls. Waits for pages that
+            // other calls have to spare.
             const look next = next_look(why);
             if (!next.again && queues) return next.why;
             const bool coming = others_bring(deadline);
@@ -281,7 +284,7 @@ private:
             const bool reached = wait_pending(next.until);
             lock.lock();
             if (reached || next.again) continue;
-            (void)collect_reached();  // another thread may have done so meanwhile
+            (void)collect_reached();  // another thread may have done so in the meantime
             if (book_.free() < to.size()) return why;
         }
     } catch (const error& e) {  // a stream on a lost device
@@ -289,7 +292,8 @@ private:
     } catch (...) {
         return detail::no_host_memory;
     }
-    // Whether others will bring memory by then. Threads that give memory back wait for nothing.
+    // Whether other calls will bring memory by then. Threads that give memory back wait for
+    // nothing.
     [[nodiscard]] bool others_bring(instant by) const noexcept { return book_.leaving() != 0 || growers_.any(by); }
     // Brings memory for slabs. Holds the lock, except during the memory's calls.
     template <class Commit>
@@ -350,8 +354,8 @@ private:
             const auto s = book_.begin_leaving(static_cast<std::uint32_t>(slabs));
             if (s == book_.slabs()) break;
             lock.unlock();
-            // All points are reached, so no work uses the memory. unknown_block: the arena is
-            // closed.
+            // All points are reached, so no work uses the memory. unknown_block means that the
+            // arena is closed.
             const failure why = arena_.try_decommit(slab_ * s, slab_, {}, instant{});
             lock.lock();
             if (why.code != errc::none && why.code != errc::unknown_block) {
@@ -380,8 +384,8 @@ private:
         lock.unlock();
         options_.evict(r, static_cast<std::uint32_t>(std::min<std::uint64_t>(pages, above)));
         lock.lock();
-        // Repeats until there is enough memory. Then a batch whose stream takes longer isn't waited
-        // for.
+        // Repeats until there is enough memory. Once there is enough, the hook doesn't wait for a
+        // batch whose stream takes longer.
         for (bool more = r.until != instant::min();;) {
             (void)collect_reached();
             given += shrink(options_.floor, r.missing - given, counted, lock);
@@ -400,7 +404,7 @@ private:
         return !open.empty() && point::wait_any(open, until);
     }
 
-    // Closes behind the work that still uses pages.
+    // Closes the store after the work that still uses pages.
     void close() noexcept {
         std::unique_lock lock(mutex_);
         try {
@@ -419,7 +423,7 @@ private:
     quota* limit_;
     std::string_view owner_;
     page_options options_;
-    const std::uint32_t made_with_;  // pages
+    const std::uint32_t made_with_;  // the number of pages that the store was made with
     const bytes lane_, page_, slab_;
     mutable std::mutex mutex_;
     std::condition_variable changed_;  // pages became free, or a growth ended
@@ -427,12 +431,13 @@ private:
     std::vector<std::uint32_t> next_;
     std::vector<batch> pending_;
     std::uint32_t pending_pages_ = 0;
-    // free pages that calls with too few will take
+    // free pages that calls without enough pages are going to take
     std::uint32_t counted_ = 0, firmly_counted_ = 0;
     detail::page_growers growers_;
     bytes given_back_{};
     arena_type arena_;
-    quota_hook reclaims_;  // goes before the members above, so that nobody is in the hook then
+    // destroyed before the members above, so that no thread is in the hook then
+    quota_hook reclaims_;
     std::optional<close_callback> closes_;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tenant that goes to sleep when no request comes, and wakes for the next request: scale to zero
-// and back. Nothing runs by itself: one of the server's threads must call tick().
+// A tenant that goes to sleep while no request comes, and wakes for the next request: scale to zero
+// and back. Nothing happens by itself: one of the server's threads must call tick().
 //
 //   gpushare::sleeping_tenant model{chat, {.spill_after = 1min, .release_after = 10min},
 //                                   {.release = [&] { engine.reset(); }, .restore = [&] { engine = load(path); }}};
@@ -8,14 +8,14 @@
 //   { auto awake = model.use(deadline);  if (awake) answer(request); }
 //   wait_until(model.tick());  // idle: sleeps when it is time
 //
-// The levels of sleep, from the lightest: pools and caches are trimmed; submissions stop and the
-// tenant's spillable blocks go to the host (tenant::sleep); the engine itself is released. Quota
-// and share remain promised. With tenant_spec::lends_asleep, bytes that the quota leaves free are
-// lent, and come back before the tenant wakes. To give the promise up too, park the tenant
-// (tenant/move.hpp).
+// The levels of sleep, from the lightest to the deepest: pools and caches are trimmed; submissions
+// stop and the tenant's spillable blocks go to the host (tenant::sleep); the engine itself is
+// released. Quota and share remain promised. With tenant_spec::lends_asleep, bytes that the quota
+// leaves free are lent to other tenants, and come back before the tenant wakes. To give up the
+// promise as well, park the tenant (tenant/move.hpp).
 //
-// A plain state machine decides how deep a model sleeps, and predicts how long it takes to wake:
-// the caller passes the time, and gets the next step. A sleeping_tenant carries the step out.
+// A plain state machine decides how deep a model sleeps, and predicts how long it takes to wake.
+// The caller passes the time, and gets the next step. A sleeping_tenant carries the step out.
 //
 //   gpushare::sleep_levels levels{{.drop_caches_after = 10s, .spill_after = 1min, .release_after = 10min, .wake_within = 2s}};
 //   levels.request_began(now);  ...  levels.request_ended(now);
@@ -23,8 +23,8 @@
 //   if (auto to = levels.next(now)) { levels.began(*to, now); ...; levels.ended(true, later); }
 //   levels.predicted_wake();  // if a request came now
 //
-// A model may also sleep in parts, by tags: caches now, weights later; on the way back weights
-// first.
+// A model may also sleep in parts, which are named by tags: for example caches now, weights later,
+// and on the way back weights first.
 //
 //   gpushare::sleep_groups groups{chat, {{"weights"}, {"kv_cache", gpushare::group_memory::dropped}}};
 //   auto& weights = groups.allocate("weights", 1_GiB);    auto& cache = groups.allocate("kv_cache", 4_GiB);
@@ -61,17 +61,17 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// How deep a model sleeps. Each level includes the levels before it.
+/// How deep a model sleeps. Each level includes the levels above it in this list.
 enum class sleep_level : std::uint8_t {
-    awake,             ///< everything is there
+    awake,             ///< everything is in place
     caches_dropped,    ///< pools, unused KV pages and other caches are given back
     weights_spilled,   ///< weights are on the host
-    weights_released,  ///< weights are gone: they are loaded again
+    weights_released,  ///< weights are gone, and must be loaded again
 };
 /// The number of levels.
 inline constexpr std::size_t sleep_levels_count = 4;
 
-/// In English.
+/// The level in English.
 [[nodiscard]] constexpr std::string_view to_string(sleep_level l) noexcept {
     switch (l) {
         case sleep_level::awake: return "awake";
@@ -82,33 +82,33 @@ inline constexpr std::size_t sleep_levels_count = 4;
     return "unknown level";
 }
 
-/// How long a tenant must be without a request before it sleeps, for each depth. 0: it doesn't
-/// sleep that deep by itself.
+/// How long a tenant must be without a request before it sleeps, for each level. With 0, the tenant
+/// doesn't go to that level by itself.
 struct sleep_rule {
     ns drop_caches_after{};  ///< to caches_dropped
     ns spill_after{};        ///< to weights_spilled
     ns release_after{};      ///< to weights_released
-    /// The longest predicted time to wake, which limits how deep a tenant sleeps. 0: no limit.
+    /// The longest predicted time to wake, which limits how deep a tenant sleeps. 0 means no limit.
     ns wake_within{};
-    ns retry_after = std::chrono::seconds(1);  ///< a change that failed is tried again then
+    ns retry_after = std::chrono::seconds(1);  ///< when a change that failed is tried again
     /// If a wake took longer than wake_within, the tenant doesn't sleep that deep for this long.
-    /// Later the slow wake counts as an exception.
+    /// After that time, the slow wake counts as an exception.
     ns distrust_for = std::chrono::hours(1);
 };
 
 /// The state of one model. A value; not thread-safe.
 class sleep_levels {
 public:
-    /// Awake, without requests since `now`.
+    /// An awake model without requests since `now`.
     explicit sleep_levels(const sleep_rule& rule = {}, instant now = {}) noexcept
         : rule_(rule), idle_since_(now), seen_(now) {}
 
-    /// A request has come, or waits until it can be served.
+    /// Says that a request has come, or waits until it can be served.
     void request_began(instant now) noexcept {
         seen_ = std::max(seen_, now);
         ++requests_;
     }
-    /// A request has ended.
+    /// Says that a request has ended.
     void request_ended(instant now) noexcept {
         seen_ = std::max(seen_, now);
         if (requests_ != 0 && --requests_ == 0) idle_since_ = now;
@@ -116,16 +116,17 @@ public:
     /// The number of requests under way.
     [[nodiscard]] std::uint64_t requests() const noexcept { return requests_; }
 
-    /// The next step: the level to go to. Nothing if the model is at the right level, if a change
-    /// is under way, or if the last change failed just now; a request retries at once.
+    /// The next step: the level to go to. There is none if the model is at the right level, if a
+    /// change is under way, or if the last change has failed just now. A request makes the model
+    /// retry at once.
     [[nodiscard]] std::optional<sleep_level> next(instant now) const noexcept {
         if (changing_) return {};
         const sleep_level wanted = wanted_at(now);
         if (wanted == level_ || (requests_ == 0 && now < not_before_)) return {};
         return wanted;
     }
-    /// When next() may answer differently if nothing happens until then. `never`: time alone
-    /// changes nothing.
+    /// The time from which next() may answer differently, if no event comes before. `never` means
+    /// that time alone doesn't change the answer.
     [[nodiscard]] instant next_at(instant now) const noexcept {
         if (changing_ || requests_ != 0) return never;
         if (now < not_before_) return not_before_;
@@ -136,12 +137,12 @@ public:
         return first;
     }
 
-    /// The change to `to` begins; requests wait meanwhile.
+    /// Says that the change to `to` begins. Requests wait until it ends.
     void began(sleep_level to, instant now) noexcept {
         changing_ = to;
         changed_at_ = now;
     }
-    /// The change has ended. After a failure the model stays where it was.
+    /// Says that the change has ended. After a failure the model stays at its level.
     void ended(bool succeeded, instant now) noexcept {
         seen_ = std::max(seen_, now);
         if (!changing_) return;
@@ -155,22 +156,22 @@ public:
         if (to == sleep_level::awake) measured(level_, now - changed_at_);
         level_ = to;
     }
-    /// Counts a wake from `from` as if it had been measured at the latest time that the model was
-    /// told. For times of an earlier run, or a first guess.
+    /// Counts a wake from `from` as if it had been measured at the latest time that the object
+    /// knows. For measurements of an earlier run, or a first guess.
     void measured(sleep_level from, ns took) noexcept {
         auto& all = wakes_[static_cast<std::size_t>(from)];
         all.when[all.count % all.last.size()] = seen_;
         all.last[all.count++ % all.last.size()] = took;
     }
 
-    /// The present level; during a change, the level before.
+    /// The current level; during a change, the level before the change.
     [[nodiscard]] sleep_level level() const noexcept { return level_; }
-    /// The level that it is changing to, if any.
+    /// The level to which the model is changing, if any.
     [[nodiscard]] std::optional<sleep_level> changing() const noexcept { return changing_; }
     /// How long a request that comes now would wait until the model is awake: the longest of the
-    /// last eight times from this level. 0 if none was measured.
+    /// last eight wakes from this level. 0 if none was measured.
     [[nodiscard]] ns predicted_wake() const noexcept { return predicted_wake(level_); }
-    /// The same from any level.
+    /// The same for a wake from any level.
     [[nodiscard]] ns predicted_wake(sleep_level from) const noexcept {
         if (from == sleep_level::awake) return {};
         const auto& all = wakes_[static_cast<std::size_t>(from)];
@@ -181,7 +182,7 @@ public:
         const auto& all = wakes_[static_cast<std::size_t>(from)];
         return all.count == 0 ? ns{} : all.last[(all.count - 1) % all.last.size()];
     }
-    /// Sets the rule from now on.
+    /// Sets the rule.
     void set_rule(const sleep_rule& rule) noexcept { rule_ = rule; }
 
 private:
@@ -198,8 +199,8 @@ private:
                : l == sleep_level::weights_spilled ? rule_.spill_after
                                                    : rule_.release_after;
     }
-    // When the model may sleep that deep: it has been idle for long enough, and slow wakes from
-    // there are long enough ago. `never`: not by itself.
+    // The time from which the model may sleep that deep: it has been idle for long enough, and slow
+    // wakes from that level are long enough ago. `never` if it doesn't sleep that deep by itself.
     [[nodiscard]] instant from_when(sleep_level l) const noexcept {
         if (after(l) <= ns{}) return never;
         instant at = saturating_add(idle_since_, after(l));
@@ -209,8 +210,8 @@ private:
                 at = std::max(at, saturating_add(all.when[i], rule_.distrust_for));
         return at;
     }
-    // The deepest level for which it has been idle for long enough. It returns to a lighter level
-    // only by waking.
+    // The deepest level for which the model has been idle for long enough. The model returns to a
+    // lighter level only by waking.
     [[nodiscard]] sleep_level wanted_at(instant now) const noexcept {
         if (requests_ != 0) return sleep_level::awake;
         sleep_level wanted = level_;
@@ -223,32 +224,34 @@ private:
     sleep_level level_ = sleep_level::awake;
     std::optional<sleep_level> changing_{};
     instant idle_since_, changed_at_{}, not_before_ = instant::min();
-    instant seen_;  // the latest time that it was told
+    instant seen_;  // the latest time that a caller has passed
     std::uint64_t requests_ = 0;
     std::array<wake_times, sleep_levels_count> wakes_{};
 };
 
-/// A server's actions on an engine. Each may be empty. They are called by one thread at a time,
-/// under no lock. An exception makes the change fail, and the change is tried again. On waking,
-/// submissions go on before `restore` and `unspill`, which may need them. Work that was still
-/// queued when the tenant fell asleep would then find no engine, so keep a request's lease until
-/// its work is over. `restore` and `unspill` may themselves call use(), to warm the engine up: they
-/// get a lease at once. In the other actions, use() returns errc::in_flight.
+/// A server's actions on an engine. Each may be empty. One thread at a time calls them, without
+/// holding a lock. An exception makes the change fail, and the change is tried again later.
+///
+/// On waking, submissions resume before `restore` and `unspill`, which may need them. Work that was
+/// still queued when the tenant fell asleep would then find no engine, so keep a request's lease
+/// until its work is over. `restore` and `unspill` may call use() themselves, to warm the engine
+/// up, and get a lease at once. In the other actions, use() returns errc::in_flight.
 struct sleep_actions {
-    /// free memory that is quickly made anew: KV pages, scratch
+    /// free memory that is quickly made again, such as KV pages and scratch
     std::function<void()> drop_caches{};
     std::function<void()> spill{};    ///< move weights that aren't spillable blocks to the host
     std::function<void()> release{};  ///< destroy the engine, including its weights
-    std::function<void()> restore{};  ///< make the engine anew; only after release
+    std::function<void()> restore{};  ///< make the engine again; only after release
     std::function<void()> unspill{};  ///< undo `spill`; only after spill
 };
 
-/// Drives one tenant through its levels of sleep. Thread-safe; neither copied nor moved. The tenant
-/// must outlive it.
+/// Drives one tenant through its levels of sleep. Any thread may use the object, which can't be
+/// copied or moved. The tenant must outlive it.
 template <class Tenant>
 class sleeping_tenant {
 public:
-    /// Keeps the tenant awake. Movable; must not outlive the sleeping_tenant.
+    /// Keeps the tenant awake. A lease can be moved but not copied, and must not outlive the
+    /// sleeping_tenant.
     class lease {
     public:
         /// Takes over the other's lease.
@@ -260,9 +263,9 @@ public:
         }
         /// Whether the tenant is awake.
         [[nodiscard]] explicit operator bool() const noexcept { return why_ == errc::none; }
-        /// Why the tenant isn't awake: deadline_exceeded (perhaps others still use the memory that
-        /// it lent), stopped, closed, in_flight (use() was called by an action of falling asleep),
-        /// or an action's exception (submission_failed for an exception that isn't a
+        /// Why the tenant isn't awake: deadline_exceeded (perhaps other tenants still use the
+        /// memory that it lent), stopped, closed, in_flight (an action of falling asleep called
+        /// use()), or an action's exception (submission_failed for an exception that isn't a
         /// gpushare::error).
         [[nodiscard]] errc code() const noexcept { return why_; }
         /// How long the request has waited for the tenant.
@@ -277,14 +280,15 @@ public:
         ns waited_;
     };
 
-    /// Begins awake.
+    /// The tenant begins awake.
     explicit sleeping_tenant(Tenant& of, const sleep_rule& rule = {}, sleep_actions actions = {})
         : tenant_(&of), actions_(std::move(actions)), state_(rule, of.now()) {}
     sleeping_tenant(const sleeping_tenant&) = delete;
     sleeping_tenant& operator=(const sleeping_tenant&) = delete;
 
-    /// For a request: wakes the tenant. Or waits until another thread has done so, or until the
-    /// tenant has its lent memory back; a stop request ends both. Times are of the node's clock.
+    /// Wakes the tenant for a request, or waits until another thread has woken it, or until the
+    /// tenant has its lent memory back. A stop request ends these waits. Times are of the node's
+    /// clock.
     [[nodiscard]] lease use(instant deadline = never, const std::stop_token& stop = {}) {
         std::unique_lock lock(mutex_);
         const instant came = tenant_->now();
@@ -300,18 +304,19 @@ public:
             else if (state_.changing() && changer_ == std::this_thread::get_id()) {
                 // it may use what its wake has reached
                 if (state_.changing() == sleep_level::awake) break;
-                why = errc::in_flight;  // it would wait for itself
+                why = errc::in_flight;  // the action would wait for itself
             } else if (!state_.changing())
                 why = change(sleep_level::awake, deadline, lock, stop);
-            else  // in pieces: the node's clock may be another than that of condition variables
+            // waits in pieces, because the node's clock may differ from that of condition variables
+            else
                 changed_.wait_for(lock, std::chrono::milliseconds(1));
         }
         return {*this, why, tenant_->now() - came};
     }
 
-    /// Puts the tenant to sleep if it is time, or again after a wake that failed half way. Returns
-    /// when the next step is due; `never`: a request must come first. May wait for work in flight,
-    /// until `patience` from now.
+    /// Puts the tenant to sleep if it is time, or again after a wake that failed half-way. Returns
+    /// the time at which the next step is due; `never` means that a request must come first. May
+    /// wait for work in flight, for at most `patience`.
     instant tick(ns patience = std::chrono::seconds(1)) {
         std::unique_lock lock(mutex_);
         instant now = tenant_->now();
@@ -325,24 +330,24 @@ public:
         return state_.next_at(now);
     }
 
-    /// The present state: level, predicted and measured wake times.
+    /// The current state: level, predicted and measured wake times.
     [[nodiscard]] sleep_levels state() const {
         const std::lock_guard lock(mutex_);
         return state_;
     }
-    /// Sets the rule from now on.
+    /// Sets the rule.
     void set_rule(const sleep_rule& rule) {
         const std::lock_guard lock(mutex_);
         state_.set_rule(rule);
     }
-    /// A wake time of an earlier run, or a guess.
+    /// Counts a wake time of an earlier run, or a guess.
     void measured(sleep_level from, ns took) {
         const std::lock_guard lock(mutex_);
         state_.measured(from, took);
     }
 
 private:
-    // A wake failed after its first step: the tenant runs, but there is nobody to serve.
+    // Whether a wake failed behind its first step: the tenant then runs without a request to serve.
     [[nodiscard]] bool is_half_awake() const noexcept {
         return !state_.changing() && state_.requests() == 0 && state_.level() >= sleep_level::weights_spilled &&
                !asleep_;
@@ -352,7 +357,7 @@ private:
         state_.request_ended(tenant_->now());
     }
 
-    // Holds the lock, except during the actions.
+    // The caller holds the lock. It is released during the actions.
     errc change(sleep_level to, instant deadline, std::unique_lock<std::mutex>& lock,
                 const std::stop_token& stop = {}) {
         state_.began(to, tenant_->now());
@@ -367,8 +372,8 @@ private:
         } catch (...) {
             why = errc::submission_failed;
         }
-        // If others still have its memory, the tenant sleeps on, as deep as intended: the next
-        // request wakes it.
+        // If other tenants still have its memory, the tenant stays asleep, as deep as intended; the
+        // next request wakes it.
         if (why != errc::none && from < sleep_level::weights_spilled && undo(deadline) != errc::none) why = errc::none;
         lock.lock();
         changer_ = {};
@@ -436,28 +441,30 @@ private:
     bool asleep_ = false, spilled_ = false, released_ = false;
 };
 
-/// Where a group's memory is while the group sleeps.
+/// The fate of the memory of a group while the group sleeps.
 enum class group_memory : std::uint8_t {
-    moved,   ///< goes to the host with its contents, and comes back; needs tenant_spec::spill
-    dropped  ///< is freed; on waking the same amount comes back, elsewhere, with undefined contents
+    moved,   ///< goes to the host with its contents and comes back; needs tenant_spec::spill
+    dropped  ///< is freed; on waking, as much memory comes back elsewhere, with undefined contents
 };
 
-/// A set of a model's allocations that sleep and wake together.
+/// A set of a model's allocations that go to sleep and wake together.
 struct sleep_group {
-    /// "weights", "kv_cache", ...: not empty, and no other group's
+    /// such as "weights" or "kv_cache"; not empty, and different for each group
     std::string tag;
-    group_memory memory = group_memory::moved;  ///< while it sleeps
+    /// The fate of the memory while the group sleeps.
+    group_memory memory = group_memory::moved;
 };
 
-/// Groups of a tenant's allocations, each of which sleeps and wakes by its tag. A group is awake
-/// with all of its blocks on the device, or asleep with none of them there. While a group is awake,
-/// its blocks don't move for the needs of others. Nothing runs by itself; combine the groups with a
-/// sleeping_tenant by its actions.
+/// Groups of a tenant's allocations, each of which sleeps and wakes by its tag. A group is either
+/// awake, with all of its blocks on the device, or asleep, with none of its blocks there. While a
+/// group is awake, its blocks don't move to make room for other tenants. Nothing happens by itself;
+/// combine the groups with a sleeping_tenant by its actions.
 ///
-/// Thread-safe; neither copied nor moved. One thread at a time changes a group, and other threads
-/// wait for that change. The tenant's handle must outlive the object. Tags are any range of
-/// strings; no tags mean all groups, in the constructor's order. Several groups sleep and wake in
-/// the order of the tags. A call that fails doesn't undo the tags that came first.
+/// Any thread may use the object, which can't be copied or moved. One thread at a time changes a
+/// group, and other threads wait for that change. The tenant's handle must outlive the object. Tags
+/// are any range of strings; an empty range means all groups, in the constructor's order. Several
+/// groups sleep and wake in the order of the tags. If a call fails, the groups of earlier tags keep
+/// their new state.
 template <class Tenant>
 class sleep_groups {
     using movable = decltype(std::declval<Tenant&>().allocate_spillable(bytes{}, std::size_t{}));
@@ -469,13 +476,13 @@ public:
     /// One allocation of a group.
     class block {
     public:
-        /// For the groups.
+        /// Made by sleep_groups only.
         block(group& of, bytes size, memory& from) noexcept : of_(&of), size_(size), memory_(&from) {}
         block(const block&) = delete;             ///< Not copied.
         block& operator=(const block&) = delete;  ///< Not copied.
 
-        /// The address on the device, valid while a lease of its group is held. Null while the
-        /// group sleeps.
+        /// The address on the device, valid while a lease of the block's group is held. Null while
+        /// the group sleeps.
         [[nodiscard]] void* data() const noexcept { return at_; }
         /// The requested size.
         [[nodiscard]] bytes size() const noexcept { return size_; }
@@ -490,7 +497,8 @@ public:
         std::optional<stays> stays_{};  // while its group is awake
     };
 
-    /// Keeps groups awake. Movable; must not outlive the sleep_groups.
+    /// Keeps groups awake. A lease can be moved but not copied, and must not outlive the
+    /// sleep_groups.
     class lease {
     public:
         /// Takes over the other's lease.
@@ -502,7 +510,7 @@ public:
         }
         /// Whether all groups are awake.
         [[nodiscard]] explicit operator bool() const noexcept { return why_ == errc::none; }
-        /// Why the groups aren't awake: asleep (one of them sleeps or is changing);
+        /// Why the groups aren't awake: asleep (a group sleeps or is changing), or
         /// invalid_specification (no such tag).
         [[nodiscard]] errc code() const noexcept { return why_; }
 
@@ -514,8 +522,8 @@ public:
         errc why_;
     };
 
-    /// All groups begin awake and empty. Throws operation_error: invalid_specification (an empty
-    /// tag, or no group), duplicate_name; std::bad_alloc.
+    /// All groups begin awake and empty. Throws std::bad_alloc, and operation_error:
+    /// invalid_specification (an empty tag, or no group) or duplicate_name.
     sleep_groups(Tenant& of, const std::vector<sleep_group>& groups) : tenant_(&of) {
         for (const auto& g : groups) {
             if (g.tag.empty()) refuse(no_group(), "groups");
@@ -532,14 +540,14 @@ public:
             for (auto& b : g.blocks) drop(b);
     }
 
-    /// A block of the group, on one of the tenant's devices, contents undefined. Valid until
-    /// free(), or as long as this object lives. Throws operation_error: asleep (the group sleeps or
-    /// is changing); invalid_specification (no such tag); the errors of the tenant's allocate or
-    /// allocate_spillable.
+    /// Allocates a block of the group, on one of the tenant's devices, with undefined contents. The
+    /// block is valid until free(), or as long as this object lives. Throws operation_error: asleep
+    /// (the group sleeps or is changing); invalid_specification (no such tag); the errors of the
+    /// tenant's allocate or allocate_spillable.
     block& allocate(std::string_view tag, bytes size, std::size_t part = 0) {
         group* const g = find(tag);
         if (g == nullptr) refuse(no_group(), "allocate in a group");
-        const lease awake = hold({g});  // no lock is held while memory is asked for
+        const lease awake = hold({g});  // no lock is held during the allocation
         if (!awake) refuse({.code = errc::asleep}, "allocate in a group");
         std::list<block> one;
         block& b = one.emplace_back(*g, size, tenant_->memory(part));
@@ -553,8 +561,8 @@ public:
         g->blocks.splice(g->blocks.end(), one);
         return b;
     }
-    /// Frees a block, which no work may use. Waits while the memory of its group goes or comes, but
-    /// not while a change waits for leases: the caller may hold one of them.
+    /// Frees a block, which no work may use. Waits while the memory of the block's group is being
+    /// moved, but not while a change waits for leases, because the caller may hold one of them.
     void free(block& b) noexcept {
         std::list<block> one;
         group& g = *b.of_;
@@ -566,8 +574,8 @@ public:
         drop(b);
     }
 
-    /// For work: these groups stay awake as long as the result lives. It must live until the device
-    /// has done the work. Doesn't wait, and wakes nothing.
+    /// Keeps these groups awake for some work, as long as the result lives. The result must live
+    /// until the device has done the work. Doesn't wait, and doesn't wake groups.
     template <std::ranges::input_range Tags = std::initializer_list<std::string_view>>
     [[nodiscard]] lease use(const Tags& tags = {}) {
         const auto chosen = choose(tags);
@@ -575,29 +583,29 @@ public:
     }
 
     /// Waits until no lease of these groups is held, and frees their memory on the device. Groups
-    /// that sleep already stay as they are. Codes: invalid_specification (no such tag: nothing has
-    /// changed); deadline_exceeded; out_of_memory (the host has no room); closed; the error of a
+    /// that sleep already stay as they are. Codes: invalid_specification (no such tag; nothing has
+    /// changed), deadline_exceeded, out_of_memory (the host has no room), closed, or the error of a
     /// copy. The group that failed is awake again. If waking it fails, too, the group sleeps, and
     /// wake() brings moved memory back.
     template <std::ranges::input_range Tags = std::initializer_list<std::string_view>>
     failure try_sleep(const Tags& tags = {}, instant deadline = never) {
         return change(choose(tags), state::asleep, deadline);
     }
-    /// As try_sleep. Throws operation_error with its codes.
+    /// try_sleep(), but throws operation_error with its codes.
     template <std::ranges::input_range Tags = std::initializer_list<std::string_view>>
     void sleep(const Tags& tags = {}, instant deadline = never) {
         if (const failure why = try_sleep(tags, deadline); why.code != errc::none) refuse(why, "sleep");
     }
-    /// Brings back the memory of these groups: moved blocks with their contents, dropped ones
+    /// Brings back the memory of these groups: moved blocks with their contents, dropped blocks
     /// without. Waits for bytes until the deadline. Groups that are awake stay as they are. Codes:
-    /// invalid_specification; deadline_exceeded; the error of an allocation; closed; the error of a
-    /// copy. The group that failed sleeps on, and has no memory on the device: blocks that had come
-    /// are copied back, which may take until after the deadline.
+    /// invalid_specification, deadline_exceeded, the error of an allocation, closed, or the error
+    /// of a copy. The group that failed stays asleep, and has no memory on the device: blocks that
+    /// had come are copied back, which may take until after the deadline.
     template <std::ranges::input_range Tags = std::initializer_list<std::string_view>>
     failure try_wake(const Tags& tags = {}, instant deadline = never) {
         return change(choose(tags), state::awake, deadline);
     }
-    /// As try_wake. Throws operation_error with its codes.
+    /// try_wake(), but throws operation_error with its codes.
     template <std::ranges::input_range Tags = std::initializer_list<std::string_view>>
     void wake(const Tags& tags = {}, instant deadline = never) {
         if (const failure why = try_wake(tags, deadline); why.code != errc::none) refuse(why, "wake");
@@ -615,7 +623,7 @@ public:
 private:
     enum class state : std::uint8_t {
         awake,     ///< with all of its blocks
-        leaving,   ///< one thread is to change it, and waits for the last lease
+        leaving,   ///< one thread is going to change it, and waits for the last lease
         changing,  ///< one thread changes it, and owns its blocks
         asleep     ///< with none of its blocks
     };
@@ -641,7 +649,7 @@ private:
         const auto at = std::ranges::find(groups_, tag, &group::tag);
         return at == groups_.end() ? nullptr : &*at;
     }
-    // All groups for no tags; none if a tag doesn't exist.
+    // All groups if there are no tags; no groups if a tag doesn't exist.
     template <class Tags>
     [[nodiscard]] std::vector<group*> choose(const Tags& tags) {
         std::vector<group*> chosen;
@@ -681,7 +689,7 @@ private:
     }
     failure change(group& g, state to, instant deadline) {
         std::unique_lock lock(mutex_);
-        // In pieces, because the node's clock may be another than that of condition variables.
+        // Waits in pieces, because the node's clock may differ from that of condition variables.
         const auto wait_for = [&](auto met) {
             while (!met()) {
                 if (tenant_->now() >= deadline) return false;
@@ -692,7 +700,7 @@ private:
         const auto is_settled = [&] { return g.is == state::awake || g.is == state::asleep; };
         if (!wait_for(is_settled)) return {.code = errc::deadline_exceeded};
         if (g.is == to) return {};
-        // nobody gets a lease from now on
+        // no caller gets a lease from now on
         const state before = std::exchange(g.is, state::leaving);
         const bool unused = wait_for([&] { return g.users == 0; });
         if (unused) g.is = state::changing;
@@ -719,8 +727,8 @@ private:
         for (auto& b : g.blocks) {
             why = obtain(b, deadline);
             if (why.code == errc::none) continue;
-            // The deadline has usually passed by now. Blocks that came are copied back all the
-            // same.
+            // The deadline has usually passed by now. Blocks that came are copied back
+            // nevertheless.
             for (auto& back : g.blocks) (void)part_with(back, never);
             return state::asleep;
         }
@@ -758,7 +766,7 @@ private:
             b.moved_.reset();
         else if (at != nullptr)
             (void)b.memory_->deallocate(at, b.size_, default_alignment);
-        b.memory_->trim();  // otherwise its pool would keep the memory
+        b.memory_->trim();  // otherwise the block's pool would keep the memory
     }
 
     static constexpr std::size_t default_alignment = memory::default_alignment;

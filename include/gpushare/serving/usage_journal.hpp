@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tenants' usage, from the meter to the bill. Meters read usage, lines of text keep it, a journal
+// Tenants' usage, from the meter to the bill. Meters read usage and make lines of text, a journal
 // is a file of lines, and invoices add the lines up.
 //
-// Lines are only ever added to a journal. A process that is killed loses at most the line that it
-// was writing. A file that has become large is put aside under a number. POSIX.
+// A journal only ever adds lines. A process that is killed loses at most the line that it was
+// writing. A file that has become large is put aside under a number. Needs POSIX.
 //
 //   gpushare::usage_journal journal{"/var/lib/server/usage"};
 //   journal.append(lines);  // from usage_meter::read
 //   auto torn = gpushare::usage_journal::read("/var/lib/server/usage", [&](const gpushare::usage_line& l) { bill.add(l); });
 //
-// Others may rotate the file, too: each append checks whether the path still is this file (inode),
-// and the file's length. If the file was renamed or removed, the journal begins a new one; if it
-// was truncated, the journal goes on from there. A tool that copies and truncates loses the lines
-// that come between the two steps: let it rename. A limit of a file's size (SIGXFSZ) is an error
-// like a full disk.
+// Other programs may rotate the file, too. Each append checks whether the path still leads to this
+// file (inode), and checks the file's length. If the file was renamed or removed, the journal
+// begins a new file; if the file was truncated, the journal goes on from there. A tool that copies
+// and truncates loses the lines that come between the two steps, so let the tool rename the file.
+// Exceeding a limit of a file's size (SIGXFSZ) is an error like a full disk.
 //
 // A usage_line is a tenant's usage between two points in time. All figures are whole numbers, so
 // invoices of adjacent periods sum to the invoice of the whole period, to the last ns and byte.
@@ -22,11 +22,11 @@
 //   gpushare::read_usage(text, [&](const gpushare::usage_line& l) { march.add(l); });
 //   march.of("chat").device_time;        march.of("chat").reserved.byte_seconds();
 //
-// A line is: from, until (ns since 1970), device time (ns), bytes x ns reserved, bytes x ns used,
+// A line has: from, until (ns since 1970), device time (ns), bytes x ns reserved, bytes x ns used,
 // requests, refusals, name, checksum.
 //
-// A usage_meter turns readings of a tenant's usage (counters, and its present memory) into lines:
-// the usage in between. A value: the caller passes time and readings.
+// A usage_meter turns readings of a tenant's usage (counters, and its current memory) into lines
+// with the usage between two readings. A meter is a value: the caller passes time and readings.
 //
 //   gpushare::usage_meter chat_meter{"chat"};
 //   const auto now = std::chrono::system_clock::now();  // once a second:
@@ -67,24 +67,25 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// The time of day. A bill outlives the steady clock of a process.
+/// The time of day, because a bill outlives the steady clock of a process.
 using wall_time = std::chrono::sys_time<ns>;
 
-/// An amount of memory over time, in bytes x ns. 128 bits: 80 GiB fill 64 bits within four minutes.
+/// An amount of memory over time, in bytes x ns. It has 128 bits, because 80 GiB fill 64 bits
+/// within four minutes.
 class byte_time {
 public:
-    __extension__ using wide = unsigned __int128;  ///< what it is counted in
+    __extension__ using wide = unsigned __int128;  ///< the type of the count
 
     constexpr byte_time() noexcept = default;
-    /// Bytes x ns.
+    /// An amount in bytes x ns.
     constexpr explicit byte_time(wide count) noexcept : count_(count) {}
-    /// That many bytes for that long; 0 for a time that runs backwards.
+    /// `size` bytes for `time`; 0 for a negative time.
     constexpr byte_time(bytes size, ns time) noexcept
         : count_(time.count() > 0 ? wide{size.count()} * static_cast<std::uint64_t>(time.count()) : wide{0}) {}
 
-    /// Bytes x ns.
+    /// The amount in bytes x ns.
     [[nodiscard]] constexpr wide count() const noexcept { return count_; }
-    /// Bytes x seconds, rounded: for people.
+    /// The amount in bytes x seconds, rounded, for people.
     [[nodiscard]] constexpr double byte_seconds() const noexcept { return static_cast<double>(count_) / 1e9; }
 
     friend constexpr auto operator<=>(byte_time, byte_time) = default;
@@ -93,7 +94,7 @@ public:
     friend constexpr byte_time operator+(byte_time a, byte_time b) noexcept { return byte_time{a.count_ + b.count_}; }
     /// The rest of `a`, which must not be less than `b`.
     friend constexpr byte_time operator-(byte_time a, byte_time b) noexcept { return byte_time{a.count_ - b.count_}; }
-    /// Adds.
+    /// Adds an amount.
     constexpr byte_time& operator+=(byte_time b) noexcept { return *this = *this + b; }
 
 private:
@@ -102,14 +103,14 @@ private:
 
 /// The amounts used, and the number of requests.
 struct usage_amounts {
-    ns device_time{};            ///< charged
-    byte_time reserved{};        ///< memory that was promised, used or not
+    ns device_time{};            ///< device time that was charged
+    byte_time reserved{};        ///< memory that was promised, whether used or not
     byte_time used{};            ///< memory that was charged
     std::uint64_t requests = 0;  ///< requests that were answered
     std::uint64_t refusals = 0;  ///< requests that were refused
 
     friend constexpr bool operator==(const usage_amounts&, const usage_amounts&) = default;
-    /// Adds each. Device time stays at the longest duration.
+    /// Adds each amount. Device time saturates at the longest duration.
     constexpr usage_amounts& operator+=(const usage_amounts& o) noexcept {
         device_time = saturating_add(device_time, o.device_time);
         reserved += o.reserved;
@@ -122,18 +123,18 @@ struct usage_amounts {
 
 /// A tenant's usage from `from` until before `until`.
 struct usage_line {
-    std::string tenant{};     ///< its name, of any bytes, not empty
+    std::string tenant{};     ///< the tenant's name, of any bytes, not empty
     wall_time from{};         ///< since 1970
     wall_time until{};        ///< later than `from`
-    usage_amounts amounts{};  ///< in between
+    usage_amounts amounts{};  ///< the amounts in between
 
     friend bool operator==(const usage_line&, const usage_line&) = default;
 };
 
 namespace detail {
 
-// The amount of `all` in the first `part` of `length`, if it comes evenly. Rounded down. A part of
-// a split is the difference of two such amounts, so the parts sum to `all`.
+// The amount of `all` in the first `part` of `length`, if the amount is spread evenly. Rounded
+// down. A part of a split is the difference of two such amounts, so the parts sum to `all`.
 template <class N>
 [[nodiscard]] constexpr N first_part(N all, std::uint64_t part, std::uint64_t length) noexcept {
     using wide = byte_time::wide;
@@ -151,7 +152,7 @@ template <class N>
     return text;
 }
 
-// Digits and nothing else, of a number that fits.
+// Reads digits, and nothing else, of a number that fits.
 [[nodiscard]] inline std::optional<byte_time::wide> parse_wide(std::string_view text) noexcept {
     constexpr auto most = ~byte_time::wide{0};
     if (text.empty()) return {};
@@ -165,7 +166,7 @@ template <class N>
     return n;
 }
 
-// A name for a line, with characters that a line must not contain as %XX.
+// A name as a line has it: characters that a line must not contain are written as %XX.
 [[nodiscard]] inline std::string escaped_name(std::string_view name) {
     std::string out;
     for (const char c : name) {
@@ -196,7 +197,8 @@ template <class N>
     return out;
 }
 
-// FNV-1a. A process that can write to the file can forge lines; the checksum finds torn ones.
+// FNV-1a. The checksum finds torn lines; it doesn't stop forgery by processes that can write to the
+// file.
 [[nodiscard]] constexpr std::uint32_t line_checksum(std::string_view text) noexcept {
     std::uint32_t sum = 2166136261U;
     for (const char c : text) sum = (sum ^ static_cast<unsigned char>(c)) * 16777619U;
@@ -263,8 +265,8 @@ struct line_words {
 
 }  // namespace detail
 
-/// The line of that text, without the line feed. Nothing for any other text: the line was torn.
-/// Throws std::bad_alloc.
+/// The line of that text, without the line feed. Nothing for any other text, which means that the
+/// line was torn. Throws std::bad_alloc.
 [[nodiscard]] inline std::optional<usage_line> parse_usage_line(std::string_view text) {
     const auto space = text.rfind(' ');
     if (space == std::string_view::npos ||
@@ -286,8 +288,8 @@ struct line_words {
 }
 
 /// Calls `each(line)` for each whole line of a text, in order. Returns the number of broken lines,
-/// including a last line without a line feed: a killed process leaves at most one. Throws
-/// std::bad_alloc, and what `each` throws.
+/// including a last line without a line feed. A killed process leaves at most one broken line.
+/// Throws std::bad_alloc, and what `each` throws.
 template <class F>
 std::size_t read_usage(std::string_view text, F each) {
     std::size_t torn = 0;
@@ -303,12 +305,12 @@ std::size_t read_usage(std::string_view text, F each) {
     return torn;
 }
 
-/// The part of a line between two points in time, if it came evenly. The parts of any split sum to
-/// the line. Nothing for a line without a length.
+/// The part of a line between two points in time, if the usage is spread evenly. The parts of any
+/// split sum to the line. Zero for a line without a length.
 [[nodiscard]] constexpr usage_amounts part_of(const usage_line& l, wall_time from, wall_time until) noexcept {
     if (l.from >= l.until) return {};
     const auto count = [](wall_time t) { return static_cast<std::uint64_t>(t.time_since_epoch().count()); };
-    // Unsigned: a line of a damaged file may be longer than the longest duration.
+    // Unsigned, because a line of a damaged file may be longer than the longest duration.
     const auto since = [&](wall_time t) { return count(std::clamp(t, l.from, l.until)) - count(l.from); };
     const auto length = count(l.until) - count(l.from);
     const auto begin = since(from), end = std::max(begin, since(until));
@@ -332,7 +334,7 @@ public:
         if (l.until <= from_ || l.from >= until_) return;
         tenants_[l.tenant] += part_of(l, from_, until_);
     }
-    /// Nothing for a tenant that no line names.
+    /// The usage of a tenant; zero for a tenant that no line names.
     [[nodiscard]] usage_amounts of(std::string_view tenant) const {
         const auto found = tenants_.find(tenant);
         return found == tenants_.end() ? usage_amounts{} : found->second;
@@ -347,49 +349,52 @@ private:
 
 /// A tenant's usage at one point in time.
 struct usage_reading {
-    ns device_time{};            ///< counter: charged since its admission
-    bytes reserved{};            ///< now: memory that is promised to the tenant
-    bytes used{};                ///< now: memory that the tenant is charged for
+    /// Counter: device time that was charged since the tenant's admission.
+    ns device_time{};
+    bytes reserved{};            ///< current: memory that is promised to the tenant
+    bytes used{};                ///< current: memory that the tenant is charged for
     std::uint64_t requests = 0;  ///< counter: requests that were answered
     std::uint64_t refusals = 0;  ///< counter: requests that were refused
 };
 
-/// A reading of a tenant, where a request is a submission: a server that counts its own requests
-/// overwrites `requests` and `refusals`.
+/// A reading of a tenant, where each submission counts as a request. A server that counts its own
+/// requests overwrites `requests` and `refusals`.
 [[nodiscard]] inline usage_reading reading_of(const tenant_usage& u) noexcept {
     return {u.device_time, u.memory, u.current, u.completed, u.refused + u.dropped};
 }
 
 /// Turns readings of one tenant into lines of usage. Between two readings, memory counts with its
-/// value at the first one: to bill memory exactly, also read whenever it changes. Counters are
-/// always exact: the lines sum to the last reading less the first. The time of day may be set. With
-/// readings of a steady clock as well, the bill is for the time that passed, whatever the time of
-/// day says. With the time of day alone, the reading after the clock was set back bills no memory,
-/// and the reading after the clock was set forward bills too much; counters stay right.
+/// value at the first reading. To bill memory exactly, read also whenever memory changes. Counters
+/// are always exact: the lines sum to the last reading minus the first.
+///
+/// The time of day may be set while the meter runs. With readings of a steady clock as well, the
+/// bill is for the time that passed, whatever the time of day says. With the time of day alone, the
+/// reading after the clock was set back bills no memory, and the reading after the clock was set
+/// forward bills too much memory; counters stay right.
 class usage_meter {
 public:
-    /// For the tenant of this name, which isn't empty. If a tenant is admitted again, read its
-    /// predecessor's counters for the last time. Then call restarted(), or begin with a new meter.
+    /// A meter for the tenant of this name, which isn't empty. If a tenant is admitted again, read
+    /// the old counters for the last time. Then call restarted(), or begin with a new meter.
     explicit usage_meter(std::string tenant) : tenant_(std::move(tenant)) {}
 
-    /// The usage since the last reading. Nothing for the first reading, or if neither time has
-    /// passed nor a counter has changed. If the time of day was set back, counters get a line of
-    /// 1 ns. If a counter is lower than before without restarted(), nothing is billed for it until
-    /// it has passed its old value. Throws std::bad_alloc, and then nothing was read.
+    /// The usage since the last reading. There is no line for the first reading, or if neither time
+    /// has passed nor a counter has changed. If the time of day was set back, counters get a line
+    /// of 1 ns. If a counter is lower than before without restarted(), it isn't billed until it has
+    /// passed its old value. Throws std::bad_alloc, which leaves the meter as before the reading.
     [[nodiscard]] std::optional<usage_line> read(wall_time now, const usage_reading& r) {
         return line(now, last_ ? now - last_->first : ns{}, r);
     }
-    /// The same with `passing`, the time of a clock that is never set, which tells how much time
-    /// has passed: a line ends `now`, and is that long. All readings of a meter must be of one
-    /// kind.
+    /// The same with `passing`, the time of a clock that is never set. That clock tells how much
+    /// time has passed: the line ends `now`, and is that long. All readings of a meter must be of
+    /// one kind.
     [[nodiscard]] std::optional<usage_line> read(wall_time now, instant passing, const usage_reading& r) {
         auto l = line(now, passing_ ? passing - *passing_ : ns{}, r);
         passing_ = passing;
         return l;
     }
 
-    /// Counters have begun again since the last reading, as those of a tenant that was admitted
-    /// again: the next line counts from the counters of `from`. For a counter that is kept
+    /// Says that counters have begun again since the last reading, as they do for a tenant that was
+    /// admitted again. The next line counts from the counters of `from`. For a counter that is kept
     /// elsewhere and went on, pass its latest value. Not needed before the first reading.
     void restarted(const usage_reading& from = {}) noexcept {
         if (!last_) return;
@@ -412,7 +417,7 @@ private:
                                  since(r.refusals, old.refusals)};
         std::optional<usage_line> l;
         if (passed > ns{} || used != usage_amounts{}) l = {tenant_, now - std::max(passed, ns{1}), now, used};
-        usage_reading last = r;  // for a counter that fell, its highest value
+        usage_reading last = r;  // for a counter that fell: its highest value
         last.device_time = std::max(r.device_time, old.device_time);
         last.requests = std::max(r.requests, old.requests);
         last.refusals = std::max(r.refusals, old.refusals);
@@ -428,16 +433,16 @@ private:
 /// Options of a usage_journal.
 struct journal_options {
     bytes rotate_at{std::uint64_t{64} << 20};  ///< a file that would be larger is put aside first
-    /// each append waits until the disk has it: it then survives a power cut, not only a killed
-    /// process
+    /// Whether each append waits until the disk has the lines. They then survive a power cut, and
+    /// not only a killed process.
     bool sync = false;
 };
 
 namespace detail {
 
-/// While it lives, a limit of a file's size doesn't end the process: the call that meets the limit
-/// fails with EFBIG, as if the signal were ignored. Affects only the calling thread. A signal that
-/// was pending before stays pending.
+/// While the object lives, a limit of a file's size doesn't end the process: the call that exceeds
+/// the limit fails with EFBIG, as if the signal were ignored. Affects only the calling thread. A
+/// signal that was pending before stays pending.
 class no_file_size_signal {
 public:
     no_file_size_signal() noexcept {
@@ -453,8 +458,8 @@ public:
         if (!blocked_) return;
         const int error = errno;
         const timespec at_once{};
-        // The kernel sends the signal to the writing thread, so it is here by now, and nobody
-        // else's.
+        // The kernel sends the signal to the thread that writes, so the signal is here by now, and
+        // is this thread's own.
         if (!pending_before_)
             while (::sigtimedwait(&this_one_, nullptr, &at_once) < 0 && errno == EINTR) {
             }
@@ -469,13 +474,14 @@ private:
 
 }  // namespace detail
 
-/// The file to which lines are added. Movable, one owner; for one thread at a time. A second
-/// journal of the same file is refused, in another process, too.
+/// The file to which lines are added. A journal can be moved but not copied, and one thread at a
+/// time uses it. A second journal of the same file is refused, even in another process.
 class usage_journal {
 public:
     /// Opens or makes `path`. Files that are put aside are `path`.1, `path`.2 and so on, from the
     /// oldest. A partial line of a killed process stays in the file, marked as torn. Throws
-    /// operation_error: io_failed with errno in `asked`, in_flight if another journal has the file.
+    /// operation_error: io_failed with errno in `asked`, or in_flight if another journal has the
+    /// file.
     explicit usage_journal(std::string path, journal_options o = {}) : path_(std::move(path)), options_(o) {
         if (const failure why = open(); why.code != errc::none) raise(why, {}, "opening a usage journal");
     }
@@ -490,11 +496,11 @@ public:
     usage_journal& operator=(usage_journal&&) = delete;
     ~usage_journal() { close(); }
 
-    /// Adds lines: all of them count, or none. A failed call may be repeated. If the disk fails and
-    /// a half-written batch can't be taken back at once, it is taken back before any further line
-    /// is added. Whole lines of the batch count only if this process ends first. io_failed with
-    /// errno in `asked`; invalid_specification for an invalid line; out_of_memory, of the host's
-    /// memory.
+    /// Adds lines: either all of them count, or none. A failed call may be repeated. If the disk
+    /// fails and a half-written batch can't be taken back at once, it is taken back before any
+    /// further line is added. Only if this process ends before that do whole lines of the batch
+    /// count. Fails with io_failed with errno in `asked`, invalid_specification for an invalid
+    /// line, or out_of_memory for the host's memory.
     failure try_append(std::span<const usage_line> lines) noexcept try {
         std::string text;
         for (const auto& l : lines) {
@@ -515,9 +521,9 @@ public:
     [[nodiscard]] static bool takes(const usage_line& l) noexcept {
         return !l.tenant.empty() && l.from < l.until && l.amounts.device_time >= ns{};
     }
-    /// Adds the valid lines, and leaves the others in `waiting`, so that one invalid line doesn't
-    /// keep the rest from being billed. If the file can't be written, all lines stay there. As
-    /// try_append, but invalid_specification means that some lines are left.
+    /// Adds the valid lines, and leaves the invalid lines in `waiting`, so that an invalid line
+    /// doesn't keep other lines from being billed. If the file can't be written, all lines stay
+    /// there. Fails as try_append, but invalid_specification means that some lines are left.
     failure append_from(std::vector<usage_line>& waiting) noexcept try {
         const auto bad = std::stable_partition(waiting.begin(), waiting.end(), takes);
         const auto good = static_cast<std::size_t>(bad - waiting.begin());
@@ -528,13 +534,13 @@ public:
     } catch (...) {
         return detail::no_host_memory;
     }
-    /// Throws what try_append() returns.
+    /// try_append(), but throws the failure.
     void append(std::span<const usage_line> lines) {
         if (const failure why = try_append(lines); why.code != errc::none)
             raise(why, {}, "appending to a usage journal");
     }
 
-    /// Puts the file aside and begins a new one. Errors as for try_append.
+    /// Puts the file aside and begins a new file. Fails as try_append does.
     failure rotate() noexcept try {
         if (file_ < 0) return open();  // an earlier call put it aside, and couldn't begin a new one
         if (const failure why = take_back(); why.code != errc::none) return why;
@@ -552,12 +558,12 @@ public:
         return detail::no_host_memory;
     }
 
-    /// Calls `each(line)` for each line, the oldest first, including the files put aside. Returns
-    /// the number of torn lines. Also works while a journal writes. Throws operation_error
+    /// Calls `each(line)` for each line, the oldest first, including the lines in files put aside.
+    /// Returns the number of torn lines. Also works while a journal writes. Throws operation_error
     /// (io_failed), std::bad_alloc, and the exceptions of `each`.
     template <class F>
     static std::size_t read(const std::string& path, F each) {
-        // opened first: if it is put aside meanwhile, it isn't read twice
+        // opened first, so that a file that is put aside in the meantime isn't read twice
         const file current(path);
         std::size_t torn = 0;
         for (const auto n : numbers_aside(path)) {
@@ -589,8 +595,8 @@ private:
         size_ = 0;
         torn_ = half_written_ = false;
     }
-    // Finds the present length of the file, and whether its last line is whole: others may have
-    // truncated it.
+    // Finds the current length of the file, and whether its last line is whole, because other
+    // programs may have truncated the file.
     [[nodiscard]] failure look_at_end() noexcept {
         struct stat now {};
         if (::fstat(file_, &now) != 0) return failed();
@@ -611,8 +617,8 @@ private:
         struct stat open {};
         return ::fstat(file_, &open) == 0 && open.st_nlink == 0;
     }
-    // Opens the file that is at the path now, and finds its end. First takes back the half-written
-    // lines in the old file.
+    // Opens the file that the path leads to now, and finds its end. First takes back the
+    // half-written lines in the old file.
     [[nodiscard]] failure find_file() noexcept {
         if (file_ < 0) return open();
         if (const failure why = take_back(); why.code != errc::none) return why;
@@ -620,7 +626,7 @@ private:
         close();
         return open();
     }
-    // A new file's name, and that of one put aside, survive a power cut as well.
+    // The names of new files and of files put aside must survive a power cut as well.
     [[nodiscard]] failure sync_folder() const noexcept try {
         const int folder = ::open(folder_of(path_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
         if (folder < 0) return failed();
@@ -631,7 +637,7 @@ private:
         return detail::no_host_memory;
     }
 
-    // Writes again if the file was removed meanwhile, because nobody could read it there.
+    // Writes again if the file was removed in the meantime, because no program could read it there.
     failure write(const std::string& lines) {
         for (int turn = 0; turn < 8; ++turn) {
             if (const failure why = write_here(lines); why.code != errc::none) return why;
@@ -641,10 +647,11 @@ private:
         }
         return {.code = errc::io_failed, .asked = ENOENT};
     }
-    // Uses one system call, so that others read whole lines unless that call fails half way.
+    // Uses one system call, so that other programs read whole lines unless that call fails
+    // half-way.
     failure write_here(const std::string& lines) {
         const detail::no_file_size_signal quiet;
-        // Without the mark, a torn line might lack only its end, and would count from now on.
+        // The mark keeps a torn line from counting: the line may lack only its line feed.
         const std::string text = torn_ ? "~\n" + lines : lines;
         for (std::size_t done = 0; done < text.size();) {
             const auto n = ::write(file_, text.data() + done, text.size() - done);
@@ -658,15 +665,15 @@ private:
         torn_ = half_written_ = false;
         return {};
     }
-    // The lines of a failed append must not count, because a second try would add them twice.
+    // The lines of a failed append must not count, because a second try would add them again.
     failure undo(failure why) noexcept {
         (void)take_back();
         return why;
     }
     failure take_back() noexcept {
         if (!half_written_) return {};
-        // If others have shortened the file meanwhile, a cut would lengthen it with zeros, and the
-        // next line would follow these zeros.
+        // If other programs have shortened the file in the meantime, a cut would extend the file
+        // with zeros, and the next line would follow these zeros.
         struct stat now {};
         if (::fstat(file_, &now) != 0) return failed();
         if (static_cast<std::uint64_t>(now.st_size) > size_ && ::ftruncate(file_, static_cast<off_t>(size_)) != 0)
@@ -724,7 +731,7 @@ private:
         ino_t id_ = 0;
     };
 
-    // In pieces: a journal may be larger than memory.
+    // In pieces, because a journal may be larger than memory.
     template <class F>
     static std::size_t read_lines(const file& from, F& each) {
         std::size_t torn = 0;

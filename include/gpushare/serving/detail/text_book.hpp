@@ -34,12 +34,10 @@ public:
 
     [[nodiscard]] text_pages& pages() noexcept { return pages_; }
     [[nodiscard]] const text_pages& pages() const noexcept { return pages_; }
-    [[nodiscard]] std::vector<std::unique_ptr<text_flow>>& flows() noexcept {
-        return flows_;
-    }  ///< the highest level first
-    [[nodiscard]] const std::vector<text_record*>& running() const noexcept {
-        return running_;
-    }  ///< in the order in which texts keep their pages
+    /// The flows with texts, the highest level first.
+    [[nodiscard]] std::vector<std::unique_ptr<text_flow>>& flows() noexcept { return flows_; }
+    /// The running texts, in the order in which they keep their pages.
+    [[nodiscard]] const std::vector<text_record*>& running() const noexcept { return running_; }
     [[nodiscard]] std::size_t size() const noexcept { return all_.size(); }
     [[nodiscard]] std::uint64_t yields() const noexcept { return yields_; }
     [[nodiscard]] std::uint64_t moved() const noexcept { return moved_; }
