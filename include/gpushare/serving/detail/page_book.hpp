@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The decisions of a page store, as a value: which pages are free, and which slabs of chunks exist.
-// Pages come from the lowest slab that has a free one, so that the upper slabs become empty and can
-// be given back.
+// Pages come from the lowest slab with a free page, so that the upper slabs become empty and can be
+// given back.
 //
 //   page_book book(pages_per_slab, slabs);
 //   if (!book.take(out)) { auto more = book.plan(out.size()); ... book.landed(slab) each; book.take(out); }
@@ -20,7 +20,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// `arriving`, `leaving`: a thread is adding or removing the slab, and its pages can't be taken.
+/// `arriving` and `leaving` mean that a thread is adding or removing the slab, so its pages can't
+/// be taken.
 enum class slab_stage : std::uint8_t { absent, arriving, there, leaving };
 
 class page_book {
@@ -33,9 +34,10 @@ public:
 
     [[nodiscard]] std::uint32_t pages() const noexcept { return per_slab_ * static_cast<std::uint32_t>(slabs_.size()); }
     [[nodiscard]] std::uint32_t per_slab() const noexcept { return per_slab_; }
-    /// that can be taken
+    /// The number of pages that can be taken.
     [[nodiscard]] std::uint32_t free() const noexcept { return free_count_; }
-    [[nodiscard]] std::uint32_t out() const noexcept { return out_count_; }  ///< that were taken
+    /// The number of taken pages.
+    [[nodiscard]] std::uint32_t out() const noexcept { return out_count_; }
     [[nodiscard]] std::uint32_t slabs_there() const noexcept { return there_; }
     [[nodiscard]] slab_stage stage(std::uint32_t s) const noexcept { return slabs_[s].stage; }
     [[nodiscard]] bool is_out(std::uint32_t page) const noexcept { return page < pages() && get(out_, page); }
@@ -62,8 +64,8 @@ public:
         out_count_ += static_cast<std::uint32_t>(n);
         return true;
     }
-    /// Nobody uses the page any more, but it can't be taken yet. Returns false, and nothing
-    /// happens, if the page isn't out.
+    /// Says that no work uses the page any more, although it can't be taken yet. Returns false, and
+    /// does nothing, if the page isn't out.
     bool leave(std::uint32_t page) noexcept {
         if (!is_out(page)) return false;
         clear(out_, page);
@@ -82,7 +84,7 @@ public:
     }
 
     /// The lowest missing slabs that are enough for `more` pages. They count as arriving from now
-    /// on. If there aren't enough, returns fewer, and nothing happens.
+    /// on. If there aren't enough slabs, returns fewer and doesn't change the book.
     [[nodiscard]] std::vector<std::uint32_t> plan(std::uint32_t more) {
         const auto wanted = (std::uint64_t{more} + per_slab_ - 1) / per_slab_;
         std::vector<std::uint32_t> chosen;
@@ -95,8 +97,8 @@ public:
     void landed(std::uint32_t s) noexcept { come(s); }
     void fell_through(std::uint32_t s) noexcept { slabs_[s].stage = slab_stage::absent; }
 
-    /// The highest present slab without a page out or left, if more than `keep` slabs are present.
-    /// It counts as leaving from now on. slabs() if there is none.
+    /// The highest present slab without a page that is out or left, if more than `keep` slabs are
+    /// present. The slab counts as leaving from now on. Returns slabs() if there is no such slab.
     [[nodiscard]] std::uint32_t begin_leaving(std::uint32_t keep) noexcept {
         const auto all = static_cast<std::uint32_t>(slabs_.size());
         if (there_ <= keep) return all;
@@ -115,12 +117,13 @@ public:
         slabs_[s].stage = slab_stage::absent;
         --leaving_;
     }
-    /// The slab couldn't leave.
+    /// Says that the slab couldn't leave.
     void stays(std::uint32_t s) noexcept {
         come(s);
         --leaving_;
     }
-    [[nodiscard]] std::uint32_t leaving() const noexcept { return leaving_; }  ///< slabs
+    /// The number of slabs.
+    [[nodiscard]] std::uint32_t leaving() const noexcept { return leaving_; }
     [[nodiscard]] std::uint32_t slabs() const noexcept { return static_cast<std::uint32_t>(slabs_.size()); }
 
 private:
@@ -148,7 +151,7 @@ private:
     std::uint32_t per_slab_;
     std::vector<slab> slabs_;
     bits free_, out_;
-    std::size_t first_ = 0;  // no word before it has a free page
+    std::size_t first_ = 0;  // no word before this one has a free page
     std::uint32_t free_count_ = 0, out_count_ = 0, there_ = 0, leaving_ = 0;
 };
 

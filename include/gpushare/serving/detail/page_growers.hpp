@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls of a page store that are bringing memory at the moment, with the pages that others may wait
-// for, and the callers that get pages which another caller freed. Guarded by the store's lock.
-//
+// The calls of a page store that are bringing memory at the moment. Other calls may wait for their
+// pages, and they may get pages that other calls freed. Guarded by the store's lock.
 //   page_growers now;
 //   page_grower here{deadline, wants};
 //   now.add(here); ... now.remove(here);
@@ -27,8 +26,8 @@ struct page_grower {
     page_grower* next = nullptr;
 };
 
-/// How long a call that lacks pages waits for the pages of other calls. `again`: the call then
-/// looks again; otherwise it gives up, for want of `why`.
+/// How long a call that lacks pages waits for the pages of other calls. With `again`, the call then
+/// looks again; otherwise it gives up because of `why`.
 struct page_look {
     bool again = false;
     failure why{};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which pages of an iteration_batch are free, in use, or kept as unused prefixes: a value.
+// Says which pages of an iteration_batch are free, in use, or kept as unused prefixes. A value.
 //
 //   shared_pages pages(16);  pages.add(0);
 //   const auto p = pages.acquire();         // a free one, or the prefix unused for longest goes
@@ -8,7 +8,7 @@
 //   pages.drop(p);
 //
 // A prefix is found by its tokens and the serial number of the page before it. Both are compared in
-// full, so two texts with the same hash don't get each other's pages. Serials aren't used again, so
+// full, so two texts with the same hash don't get each other's pages. Serials aren't reused, so
 // pages after an evicted page aren't found.
 #pragma once
 
@@ -30,25 +30,25 @@ class shared_pages {
 public:
     static constexpr std::uint32_t none = ~0U;
     explicit shared_pages(std::uint32_t page_tokens) noexcept : page_tokens_(page_tokens) {}
-    /// The parent of a text's first page. Texts of different tenants share nothing; nor does a
-    /// tenant find pages of an earlier one with its tag, so `tenant` counts the tenants from 1.
+    /// The parent of a text's first page. Texts of different tenants share no pages, nor does a
+    /// tenant find pages of an earlier tenant with its tag. So `tenant` counts the tenants, from 1.
     [[nodiscard]] static constexpr std::uint64_t root_of(std::uint64_t tenant) noexcept {
         return (std::uint64_t{1} << 63) | tenant;
     }
 
     [[nodiscard]] std::uint32_t total() const noexcept { return total_; }
     [[nodiscard]] std::uint32_t free() const noexcept { return static_cast<std::uint32_t>(free_.size()); }
-    /// kept as prefixes, but used by no text
+    /// The number of pages that are kept as prefixes, but that no text uses.
     [[nodiscard]] std::uint32_t unused() const noexcept { return unused_; }
     [[nodiscard]] std::uint32_t available() const noexcept { return free() + unused_; }
 
     [[nodiscard]] bool knows(std::uint32_t page) const noexcept { return page < all_.size() && all_[page].present; }
-    /// Adds a page that isn't here yet.
+    /// Adds a page that isn't in the object yet.
     void add(std::uint32_t page) {
         if (page >= all_.size()) all_.resize(std::size_t{page} + 1);
         if (free_.capacity() <= total_) free_.reserve(std::max<std::size_t>(64, 2 * free_.capacity()));
         grow_index(total_ + 1);
-        all_[page].tokens.reserve(page_tokens_);  // so that publishing allocates nothing
+        all_[page].tokens.reserve(page_tokens_);  // so that publishing doesn't allocate
         all_[page].present = true;
         free_.push_back(page);
         ++total_;
@@ -61,7 +61,7 @@ public:
         return page;
     }
 
-    /// Anybody can find tokens that have the hash of other tokens.
+    /// Not a cryptographic hash: anyone can find tokens with the hash of other tokens.
     [[nodiscard]] static std::uint64_t hash_of(std::uint64_t parent, std::span<const text_token> tokens) noexcept {
         std::uint64_t h = parent ^ 0x9e3779b97f4a7c15U;
         for (const auto t : tokens) {
@@ -71,7 +71,7 @@ public:
         return h;
     }
 
-    /// Takes a page for one user. A page must be available.
+    /// Takes a page for one user. There must be an available page.
     [[nodiscard]] std::uint32_t acquire() noexcept {
         const auto page = take();
         all_[page].users = 1;
@@ -90,12 +90,13 @@ public:
             enlist(page);
     }
     [[nodiscard]] std::uint32_t users(std::uint32_t page) const noexcept { return all_[page].users; }
-    /// Whether the page's one user may write to it, because nobody else reads it now or later.
+    /// Whether the page's only user may write to it, because no other text reads the page, now or
+    /// later.
     [[nodiscard]] bool writable(std::uint32_t page) const noexcept {
         return all_[page].users == 1 && all_[page].serial == 0;
     }
 
-    /// The page with these tokens behind the page with that serial, or none.
+    /// The page with these tokens behind the page with that serial, or `none`.
     [[nodiscard]] std::uint32_t find(std::uint64_t parent, std::span<const text_token> tokens) const noexcept {
         if (index_.empty()) return none;
         const auto hash = hash_of(parent, tokens);
@@ -132,7 +133,8 @@ public:
 private:
     struct record {
         std::vector<text_token> tokens{};
-        std::uint64_t serial = 0, parent = 0, hash = 0;  // serial 0: not published
+        // a serial of 0 means that the page isn't published
+        std::uint64_t serial = 0, parent = 0, hash = 0;
         std::uint32_t users = 0;
         std::uint32_t same_bucket = none;
         std::uint32_t older = none, newer = none;  // of unused pages

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decides what the next step of an iteration_batch computes. In this order:
-//
-// 1. Each running text gets room for one more token, in the order in which texts keep their
-//    pages. Later texts yield for earlier ones.
-// 2. Tokens are given out level by level. On each level the tenant with the least counter gets a
-//    page of tokens or less, repeatedly. A waiting text begins when there are pages for all of its
-//    known tokens, beside the pages that running texts still lack; texts of lower levels yield for
-//    it, if that suffices. If there are too few pages, no later text begins, so that it isn't
-//    overtaken for ever.
-// 3. A tenant that could do everything it wanted keeps no credit: its counter is lifted to the
-//    least counter of the tenants that were held back.
+// Decides what the next step of an iteration_batch computes, in this order:
+//  1. Each running text gets room for one more token, in the order in which texts keep their pages.
+//     Later texts yield for earlier texts.
+//  2. Tokens are given out level by level. On each level, the tenant with the lowest counter
+//     repeatedly gets a page of tokens or less. A waiting text begins when there are enough pages
+//     for all of its known tokens, beside the pages that running texts still lack. Texts of lower
+//     levels yield for it if that suffices. If there are too few pages, no later text begins
+//     either, so the waiting text isn't overtaken forever.
+//  3. A tenant that got everything it wanted keeps no credit: its counter is raised to the lowest
+//     counter of the tenants that were held back.
 //
 //   planner.plan(book, now);  ...  planner.complete(book, next);
 #pragma once
@@ -43,7 +42,7 @@ public:
     [[nodiscard]] std::uint64_t recomputed() const noexcept { return recomputed_; }
     [[nodiscard]] std::uint64_t found() const noexcept { return found_; }
 
-    /// Makes room, so that no plan for that many texts and flows allocates.
+    /// Reserves memory, so that no plan for that many texts and flows allocates.
     void reserve(std::size_t texts, std::size_t flows) {
         detail::make_room(in_step_, texts);
         entries_.make_room(texts);
@@ -75,9 +74,9 @@ public:
             const bool whole = samples && (r.known() == r.most || (r.has_last_token && next[i] == r.last_token));
             if (whole || r.ends != errc::none) b.end(r, whole ? errc::none : r.ends);
         }
-        in_step_.clear();  // ended texts are gone soon
+        in_step_.clear();  // ended texts will be removed soon
     }
-    /// The contents of the pages are unknown.
+    /// Ends the step after a failure: the contents of the pages are unknown.
     void fail(text_book& b, errc why) noexcept {
         in_flight_ = false;
         for (auto* r : in_step_) r->planned = 0;
@@ -119,7 +118,8 @@ private:
             ++i;
         }
     }
-    // The last text behind it yields; if the tenant's quota is short, the last one of that tenant.
+    // The last text behind text i yields. If the tenant's quota is short, the last text of that
+    // tenant yields.
     bool yield_behind(text_book& b, std::size_t i) noexcept {
         const auto* const t = b.running()[i]->flow->tenant;
         const bool own = b.pages().wants_quota(*b.running()[i]);
@@ -130,8 +130,8 @@ private:
         }
         return false;
     }
-    // No text is left that could yield: its tenant, or the device, has fewer pages than at its
-    // arrival.
+    // Whether no text is left that could yield. The text's tenant, or the device, then has fewer
+    // pages than when the text arrived.
     static bool never_has_room(text_book& b, std::size_t i) noexcept {
         if (i == 0) return true;
         const auto* const t = b.running()[i]->flow->tenant;
@@ -208,8 +208,8 @@ private:
         r.charged = std::max(r.charged, r.computed);
         f.turn.push_back(&r);
     }
-    // Texts below yield only if the text can begin then. In vain, they would yield again in each
-    // step, and never get further.
+    // Texts on lower levels yield only if the text can then begin. Otherwise they would yield in
+    // vain in each step, and never make progress.
     bool gets_room(text_book& b, text_flow& f, const text_record& r) noexcept {
         auto needs = b.pages().to_begin(r).charged();
         if (!enough_below(b, f, needs, f.tenant)) return f.may_begin = false;
@@ -226,23 +226,24 @@ private:
         }
     }
     [[nodiscard]] bool has_place(text_book& b) const noexcept { return b.running().size() < o_.texts; }
-    // The pages that running texts of that level and above will still need: of one tenant, or of
-    // all.
+    // The pages that running texts on this level and above will still need: the texts of one
+    // tenant, or all texts.
     static std::uint64_t promised(text_book& b, const text_tenant* of, int level) noexcept {
         std::uint64_t sum = 0;
         for (const auto* r : b.running())
             if (r->flow->level >= level && (of == nullptr || r->flow->tenant == of)) sum += b.pages().outstanding(*r);
         return sum;
     }
-    // Whether there are enough pages once all texts below have yielded: in the tenant's quota, or
-    // on the device.
+    // Whether there are enough pages once all texts on lower levels have yielded: in the tenant's
+    // quota, or on the device.
     static bool enough_below(text_book& b, const text_flow& f, std::uint64_t needs, const text_tenant* of) noexcept {
         std::uint64_t pages = of != nullptr ? text_pages::quota_left(*of) : b.pages().all().available();
         for (const auto* r : b.running())
             if (r->flow->level < f.level && (of == nullptr || r->flow->tenant == of)) pages += r->pages.size();
         return needs + promised(b, of, f.level) <= pages;
     }
-    // The last text of a lower level yields; the last one of a tenant, if one is given.
+    // The last text of a lower level yields. If a tenant is given, the last text of that tenant
+    // yields.
     bool yield_below(text_book& b, const text_flow& f, const text_tenant* of) noexcept {
         for (auto j = b.running().size(); j-- > 0 && b.running()[j]->flow->level < f.level;)
             if (of == nullptr || b.running()[j]->flow->tenant == of) {
@@ -277,7 +278,7 @@ private:
                 r.pages,    r.computed + r.planned == r.known()};
     }
 
-    static constexpr int lowest = std::numeric_limits<int>::min();  // level
+    static constexpr int lowest = std::numeric_limits<int>::min();  // below every level
 
     iteration_options o_;
     std::vector<text_record*> in_step_;
@@ -285,7 +286,7 @@ private:
     std::vector<text_flow*> active_;  // flows with texts, the highest level first
     step_plan plan_;
     bool in_flight_ = false;
-    bool may_begin_ = true;  // no text waits for pages, on this level or above
+    bool may_begin_ = true;  // whether no text waits for pages, on this level or above
     std::uint32_t budget_ = 0;
     std::uint64_t computed_ = 0, recomputed_ = 0, found_ = 0;
 };

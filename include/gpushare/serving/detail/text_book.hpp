@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The texts of an iteration_batch: the texts that run, wait or have ended, by tenant and level. A
-// value. Once a text is in it, nothing that happens to the text allocates.
+// The texts of an iteration_batch that run, wait or have ended, by tenant and level. A value. Once
+// a text is in the book, no call for the text allocates.
 //
 //   auto& r = book.add(request, tokens);     // waits
 //   book.run(r);  book.yield(r, true);  book.end(r, errc::stopped);
@@ -64,7 +64,7 @@ public:
         tenants_.erase(t.tag);
     }
 
-    /// Why a text of that many tokens can never get its pages.
+    /// The reason why a text of that many tokens can never get its pages.
     [[nodiscard]] failure too_long(std::uint64_t tokens, const text_tenant& t) const noexcept {
         const auto all = pages_.all().total();
         const std::uint64_t needs = tokens > longest_text ? longest_text : pages_.pages_for(tokens);
@@ -72,8 +72,8 @@ public:
         if (needs > all) return {errc::no_room, needs, 0, all, reason::count_limit};
         return {};
     }
-    /// Adds a waiting text that begins with `before`. `q` isn't too long, and its tenant is known.
-    /// If this throws, nothing has changed.
+    /// Adds a waiting text that begins with `before`. `q` must not be too long, and its tenant must
+    /// be known. If this throws, the book is unchanged.
     text_record& add(const text_request& q, std::span<const text_token> before) {
         auto& f = flow_of(*find_tenant(q.tenant), q.level);
         auto made = make(q, before, f);
@@ -91,14 +91,14 @@ public:
         return r;
     }
 
-    /// A waiting text runs, with its pages, from now on.
+    /// Makes a waiting text run, with its pages.
     void run(text_record& r) noexcept {
         r.place = r.flow->waiting.extract(&r);
         --r.flow->tenant->waiting;
         r.running = true;
         running_.insert(std::ranges::upper_bound(running_, &r, goes_first), &r);
     }
-    /// A running text waits without pages from now on.
+    /// Makes a running text wait without pages.
     void yield(text_record& r, bool moves) noexcept {
         ++r.yields;
         ++yields_;
@@ -106,7 +106,7 @@ public:
         stop(r);
         wait(r);
     }
-    /// Ends the text, once its step is over if it is in one.
+    /// Ends the text. If the text is in a step, it ends once the step is over.
     void end(text_record& r, errc why) noexcept {
         r.ends = why;
         if (r.planned != 0) return;
@@ -179,8 +179,8 @@ private:
         const auto below = std::ranges::find_if(flows_, [&](const auto& g) { return g->level < level; });
         return **flows_.insert(below, std::move(f));
     }
-    // A tenant gets no credit for the time without texts. It begins at the counter of the neediest
-    // other tenant, or where the last tenant was.
+    // A tenant gets no credit for the time without texts. It begins at the lowest counter of the
+    // tenants with texts or, if there are none, at the highest counter so far.
     void lift(text_flow& f) const noexcept {
         std::uint64_t least = ~std::uint64_t{0}, most = 0;
         for (const auto& g : flows_) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The pages of the texts of an iteration_batch: which text has which page, which pages must be
-// copied before a text writes to them, which are moved to the host, and the moves that an engine
-// has to carry out. A value.
+// copied before a text writes to them, and which pages are moved to the host. Also the moves that
+// an engine has to carry out. A value.
 //
 //   if (pages.fits(text, 16) == 16) pages.extend(text, 16);  // in pages that nobody else reads
 //   pages.yield(text, true);                                 // to the host, if there is room
@@ -25,9 +25,9 @@ namespace detail {
 
 /// How many pages a text needs to begin, or to go on where it stopped.
 struct pages_to_begin {
-    std::uint32_t matched = 0;  // published prefixes
-    std::uint32_t unused = 0;   // of these, used by no text so far
-    std::uint32_t fresh = 0;    // others
+    std::uint32_t matched = 0;  // published prefixes with the text's tokens
+    std::uint32_t unused = 0;   // those of them that no text uses so far
+    std::uint32_t fresh = 0;    // further pages
 
     [[nodiscard]] std::uint32_t charged() const noexcept { return unused + fresh; }
 };
@@ -52,13 +52,13 @@ public:
     [[nodiscard]] step_list<page_move>& moves() noexcept { return moves_; }
     [[nodiscard]] std::uint32_t copies() const noexcept { return copies_; }
 
-    /// How many pages the text lacks for all of its known tokens.
+    /// The number of pages that the text lacks for all of its known tokens.
     [[nodiscard]] std::uint32_t outstanding(const text_record& r) const noexcept {
         const auto all = pages_for(r.known());
         return all - std::min(all, static_cast<std::uint32_t>(r.pages.size()));
     }
-    /// For how many of `n` further tokens in this step there are pages, counting the tenant's
-    /// quota, too.
+    /// The number of further tokens in this step, at most `n`, for which there are pages, counting
+    /// the tenant's quota as well.
     [[nodiscard]] std::uint32_t fits(const text_record& r, std::uint32_t n) const noexcept {
         const std::uint64_t end = r.computed + r.planned;
         const std::uint32_t copied = copies_first(r) ? 1 : 0;
@@ -91,7 +91,7 @@ public:
                 chain = pages_.serial(p);
             }
         }
-        // its last token is computed, in a copy
+        // the text's last token is computed, in a copy of the page
         const bool whole = std::uint64_t{n.matched} * tokens_ >= r.known();
         n.fresh = pages_for(r.known()) - n.matched + (whole ? 1 : 0);
         return n;
@@ -111,7 +111,7 @@ public:
         for (std::uint32_t p = 0; (p = match(r, r.chained, r.chain)) != shared_pages::none;) chain(r, p);
         r.computed = std::min(r.chained * tokens_, r.known() - 1);
     }
-    /// Lets the text share the pages of another one whose content it has had in common so far.
+    /// Lets the text share the pages of another text, as far as the two have had the same content.
     void share(const text_record& with, text_record& r) noexcept {
         r.computed = with.computed;
         r.chained = with.chained;
@@ -122,8 +122,8 @@ public:
         }
     }
 
-    /// Takes the text's pages away: they move to the host if `moves` and there is room, otherwise
-    /// the text is computed again. Returns whether they moved.
+    /// Takes the text's pages away. They move to the host if `moves` is set and there is room;
+    /// otherwise the text is computed again. Returns whether the pages moved.
     bool yield(text_record& r, bool moves) noexcept {
         const bool parks = moves && r.computed != 0 && pages_for(r.computed) <= host_free_.size();
         for (std::uint32_t i = 0; parks && i < pages_for(r.computed); ++i) {
@@ -140,8 +140,8 @@ public:
         for (const auto h : r.parked) host_free_.push_back(h);
         r.parked.clear();
     }
-    /// Makes pages that became full into prefixes. If another text has published the same page
-    /// meanwhile, the text gives its own page back and uses that one.
+    /// Makes pages that became full into prefixes. If another text has published the same page in
+    /// the meantime, the text gives its own page back and uses the published page.
     void publish(text_record& r) noexcept {
         while (shares_ && (std::uint64_t{r.chained} + 1) * tokens_ <= r.computed) {
             const auto mine = r.pages[r.chained];
@@ -158,8 +158,8 @@ public:
         }
     }
 
-    /// Makes room, so that no plan for that many texts allocates. A text begins and yields at most
-    /// once in a plan, and no text yields in the plan in which it begins.
+    /// Reserves memory, so that no plan for that many texts allocates. A text begins and yields at
+    /// most once in a plan, and no text yields in the plan in which it begins.
     void reserve(std::size_t texts) { moves_.make_room(2 * (pages_.total() + texts) + host_pages_); }
 
 private:
@@ -190,7 +190,8 @@ private:
         r.chain = pages_.serial(page);
         ++r.chained;
     }
-    // The last pages leave first: the end of an unused prefix is evicted before its beginning.
+    // The last pages leave first, so that the end of an unused prefix is evicted before its
+    // beginning.
     void leave(text_record& r) noexcept {
         while (!r.pages.empty()) {
             drop(*r.flow->tenant, r.pages.back());
@@ -211,7 +212,7 @@ private:
         t.held -= pages_.users(page) == 0 ? 1 : 0;
     }
 
-    std::uint32_t tokens_;  // of a page
+    std::uint32_t tokens_;  // tokens of a page
     bool shares_;
     shared_pages pages_;
     std::vector<std::uint32_t> host_free_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an iteration_batch keeps of a text, of a tenant, and of a tenant's texts on one level (a
-// flow). Texts that have pages run; the others wait in their flow.
+// The state that an iteration_batch keeps of a text, of a tenant, and of a tenant's texts on one
+// level (a flow). Texts that have pages run; the other texts wait in their flow.
 #pragma once
 
 #include <algorithm>
@@ -31,13 +31,13 @@ using waiting_texts = std::set<text_record*, begins_before>;
 
 struct text_tenant {
     std::uint32_t tag = 0;
-    std::uint64_t root = 0;  // of its prefixes
+    std::uint64_t root = 0;  // the root of the tenant's prefixes
     std::uint32_t weight = 1;
-    std::uint32_t pages = 0;  // the most pages
+    std::uint32_t pages = 0;  // the most pages that the tenant's texts may use
     std::uint32_t most_waiting = 0;
-    std::uint32_t held = 0;  // pages that its texts use, shared ones once
+    std::uint32_t held = 0;  // pages that the tenant's texts use; a shared page counts once
     std::size_t texts = 0, waiting = 0;
-    std::uint64_t tokens = 0;  // tokens computed for it
+    std::uint64_t tokens = 0;  // tokens computed for the tenant
 };
 
 struct text_record {
@@ -48,36 +48,39 @@ struct text_record {
     text_token last_token = 0;
     bool has_last_token = false;
     std::vector<text_token> tokens{};
-    // tokens whose keys and values are in pages, or in `parked`
+    // Tokens whose keys and values are in `pages` or in `parked`.
     std::uint32_t computed = 0;
-    std::uint32_t charged = 0;                     // that its tenant was charged
-    std::uint32_t planned = 0;                     // in this step
-    std::vector<std::uint32_t> pages{}, parked{};  // of the device, of the host
-    // pages at the beginning that are published prefixes
+    std::uint32_t charged = 0;                     // tokens that were charged to the tenant
+    std::uint32_t planned = 0;                     // tokens in this step
+    std::vector<std::uint32_t> pages{}, parked{};  // pages of the device; pages of the host
+    // The number of pages at the beginning that are published prefixes.
     std::uint32_t chained = 0;
-    std::uint64_t chain = 0;  // serial of the last of them
+    std::uint64_t chain = 0;  // the serial of the last of these pages
     std::uint32_t yields = 0;
     bool running = false;
-    errc ends = errc::none;            // to end with, once the step is over
-    waiting_texts::node_type place{};  // in the flow's set, while it runs
+    errc ends = errc::none;  // the code to end with, once the step is over
+    // the text's node in the flow's set, kept here while the text runs
+    waiting_texts::node_type place{};
 
     [[nodiscard]] std::uint32_t known() const noexcept { return static_cast<std::uint32_t>(tokens.size()); }
     /// Known tokens that are neither computed nor in this step.
     [[nodiscard]] std::uint32_t missing() const noexcept { return known() - computed - planned; }
 };
 
-/// A tenant's texts on one level. `counter` is what they were given, over the tenant's weight.
+/// A tenant's texts on one level. `counter` is the tokens that they were given, divided by the
+/// tenant's weight.
 struct text_flow {
     text_tenant* tenant = nullptr;
     int level = 0;
     std::uint64_t counter = 0;
     std::size_t texts = 0;  // texts that haven't ended
     waiting_texts waiting{};
-    // Of the step that is being planned:
-    std::vector<text_record*> turn{};  // its running texts, those that decode first
-    std::size_t next = 0;              // of them
-    bool may_begin = true;             // the next of those that wait
-    bool held_back = false;            // others held it back: it could have used more
+    // The state of the step that is being planned:
+    std::vector<text_record*> turn{};  // the flow's running texts, those that decode first
+    std::size_t next = 0;              // the index of the next of them
+    bool may_begin = true;             // whether the next waiting text may begin
+    // whether other flows held this flow back, so that it could have used more tokens
+    bool held_back = false;
 };
 
 inline bool begins_before::operator()(const text_record* a, const text_record* b) const noexcept {
@@ -88,17 +91,17 @@ inline bool goes_first(const text_record* a, const text_record* b) noexcept {
     return a->flow->level != b->flow->level ? a->flow->level > b->flow->level : a->id < b->id;
 }
 
-/// Virtual token counters: each level's tenants are given tokens in proportion to their weights.
+/// Virtual token counters: on each level, tenants are given tokens in proportion to their weights.
 inline constexpr std::uint64_t counter_of_token = std::uint64_t{1} << 20;
 inline constexpr std::uint32_t most_weight = 1024;
 
-/// Makes room for `n` elements in all, so that adding one at a time stays cheap.
+/// Makes room for `n` elements in all, and keeps adding single elements cheap.
 template <class T>
 void make_room(std::vector<T>& v, std::size_t n) {
     if (n > v.capacity()) v.reserve(std::max(n, 2 * v.capacity()));
 }
 
-/// A list that a step shows. The engine reads the list until the step is over, so if more room is
+/// A list that a step shows. The engine reads the list until the step is over. So if more room is
 /// needed, it is made beside the list, and the next step uses it.
 template <class T>
 class step_list {
@@ -112,9 +115,9 @@ public:
         now_.clear();
         if (more_.capacity() > now_.capacity()) now_.swap(more_);
     }
-    /// Adds an element, within the room.
+    /// Adds an element. There must be room for it.
     void add(const T& one) noexcept { now_.push_back(one); }
-    /// The first `n` elements, within the room. Elements that weren't added are T{}.
+    /// The first `n` elements. There must be room for them. Elements that weren't added are T{}.
     [[nodiscard]] std::span<T> first(std::size_t n) noexcept {
         if (n > now_.size()) now_.resize(n);
         return std::span(now_).first(n);
