@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes metrics in the text format of Prometheus into the caller's memory. It allocates nothing.
+// Writes metrics in the text format of Prometheus into the caller's memory, without allocating.
 //
 //   std::array<char, 16384> page;
 //   gpushare::metrics_text out{page};
@@ -10,21 +10,22 @@
 //
 // Write all samples of a family right after the family. The class handles the rest of the format.
 //
-// There are ready metrics of devices and of tenants. Device metrics have the names and labels of
-// NVIDIA's dcgm-exporter (up to 4.8), so its dashboards and alerts work. Names of tenant metrics
-// begin with gpushare_tenant_.
+// The header has ready-made metrics of devices and of tenants. Device metrics have the names and
+// labels of NVIDIA's dcgm-exporter (up to 4.8), so its dashboards and alerts work. Names of tenant
+// metrics begin with gpushare_tenant_.
 //
 //   gpushare::write_device_metrics(out, devices);          // device_metrics, one each
 //   gpushare::write_tenant_metrics(out, tenants);          // {"chat", chat.usage()}, ...
 //
-// A table is for people. Each column is as wide as its widest cell, and has its own alignment.
+// A table shows figures to people. Each column is as wide as its widest cell, and has its own
+// alignment.
 //
 //   gpushare::table t{{"tenant"}, {"share %", gpushare::align::right}};
 //   t.add_row({"chat", "29.8"});
 //   std::fputs(t.str().c_str(), stdout);
 //
-// tenant_table is a tenant's view of its devices and memory, as nvidia-smi shows a whole machine:
-// the tenant's own part is the whole.
+// tenant_table shows a tenant its devices and memory, as nvidia-smi shows a whole machine. The
+// tenant's own part counts as the whole.
 //
 //   std::fputs(gpushare::tenant_table(chat).c_str(), stdout);
 //
@@ -79,14 +80,14 @@ enum class metric_type : std::uint8_t {
 
 /// A label of a sample.
 struct metric_label {
-    /// Letters, digits and underscores; others are written as underscores.
+    /// Letters, digits and underscores; other characters are written as underscores.
     std::string_view name{};
     std::string_view value{};  ///< any bytes; invalid UTF-8 is written as U+FFFD
 };
 
 namespace detail {
 
-// The number of bytes of the first code point; 0 if it is invalid.
+// The number of bytes of the first code point; 0 if the code point is invalid.
 [[nodiscard]] constexpr std::size_t utf8_length(std::string_view text) noexcept {
     const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
     const auto lead = byte(0);
@@ -110,11 +111,11 @@ public:
     /// The content type of an HTTP response with this text.
     static constexpr std::string_view content_type = "text/plain; version=0.0.4; charset=utf-8";
 
-    /// Writes to `to`, which must outlive it.
+    /// Writes to `to`, which must outlive the object.
     explicit metrics_text(std::span<char> to) noexcept : to_(to) {}
 
-    /// Begins a family, with its help and type. A name has letters, digits, underscores and colons;
-    /// others are written as underscores. `name` must outlive the samples.
+    /// Begins a family, with its help text and type. A name has letters, digits, underscores and
+    /// colons; other characters are written as underscores. `name` must outlive the samples.
     void family(std::string_view name, metric_type type, std::string_view help) noexcept {
         name_ = name;
         put("# HELP ");
@@ -128,8 +129,8 @@ public:
         end_line();
     }
 
-    /// Writes a sample of the family begun last. Labels without a value are left out, which is
-    /// equivalent in the format.
+    /// Writes a sample of the family that was begun last. Labels without a value are left out,
+    /// which means the same in the format.
     template <class N>
     requires(std::integral<N> || std::floating_point<N>) void sample(std::initializer_list<metric_label> labels,
                                                                      N value, std::string_view suffix = {}) noexcept {
@@ -137,15 +138,15 @@ public:
         put_number(value);
         end_line();
     }
-    /// The same in seconds, exactly.
+    /// Writes a duration as a sample, in seconds, exactly.
     void sample(std::initializer_list<metric_label> labels, ns value, std::string_view suffix = {}) noexcept {
         begin_sample(labels, suffix);
         put_seconds(value, false);
         end_line();
     }
-    /// A histogram of durations, in seconds: `counts` has the count of each bucket up to each of
-    /// the ascending `limits`, and one more beyond the last limit; `sum` is the sum of all. For a
-    /// family of type histogram.
+    /// Writes a histogram of durations, in seconds. `counts` has the count of each bucket up to
+    /// each of the ascending `limits`, and one more beyond the last limit; `sum` is the sum of all
+    /// durations. The family must be of type histogram.
     void histogram(std::initializer_list<metric_label> labels, std::span<const ns> limits,
                    std::span<const std::uint64_t> counts, ns sum) noexcept {
         std::uint64_t so_far = 0;
@@ -161,14 +162,14 @@ public:
         sample(labels, sum, "_sum");
         sample(labels, so_far, "_count");
     }
-    /// The same in bytes.
+    /// Writes a size as a sample, in bytes.
     void sample(std::initializer_list<metric_label> labels, bytes value, std::string_view suffix = {}) noexcept {
         sample(labels, value.count(), suffix);
     }
 
     /// The lines that fit; all lines if fits().
     [[nodiscard]] std::string_view text() const noexcept { return {to_.data(), whole_}; }
-    /// The bytes needed for all lines, including lines that don't fit.
+    /// The bytes that all lines need, including lines that don't fit.
     [[nodiscard]] std::size_t size() const noexcept { return size_; }
     /// Whether all lines fit.
     [[nodiscard]] bool fits() const noexcept { return size_ <= to_.size(); }
@@ -189,7 +190,7 @@ private:
         }
         put(before == "{" ? " " : "} ");
     }
-    // Writes up to the place where another label may follow.
+    // Writes up to the place where a further label may follow.
     void begin_labels(std::initializer_list<metric_label> labels, std::string_view suffix) noexcept {
         put_name(name_);
         put_name(suffix, true, false);
@@ -202,7 +203,7 @@ private:
             put("\",");
         }
     }
-    // `short_form`: without trailing zeros.
+    // `short_form` leaves out trailing zeros.
     void put_seconds(ns value, bool short_form) noexcept {
         const auto count = value.count();
         const auto size = count < 0 ? 0 - static_cast<std::uint64_t>(count) : static_cast<std::uint64_t>(count);
@@ -276,7 +277,7 @@ private:
     std::size_t size_ = 0, whole_ = 0;
 };
 
-/// A device at one point in time. Empty fields aren't written.
+/// The metrics of a device at one point in time. Empty fields aren't written.
 struct device_metrics {
     device_id device{};             ///< label "gpu", and "device" as nvidia0
     std::string_view uuid{};        ///< label "UUID"
@@ -286,15 +287,16 @@ struct device_metrics {
     std::string_view model{};
     std::string_view host{};  ///< label "Hostname"
     bytes capacity{};         ///< the device's memory
-    /// The part of the memory that tenants, contexts and other processes have.
+    /// The part of the memory that tenants, contexts and other processes use.
     bytes used{};
     /// The percentage of the time since the last reading in which the device was busy.
     double busy_percent = 0;
-    bytes set_aside{};           ///< the part of `used` that no tenant is charged for
-    std::uint64_t last_xid = 0;  ///< the last error that the driver reported for it; 0: none
+    bytes set_aside{};  ///< the part of `used` for which no tenant is charged
+    /// The last error that the driver reported for the device; 0 if there was none.
+    std::uint64_t last_xid = 0;
 };
 
-/// A tenant at one point in time.
+/// The metrics of a tenant at one point in time.
 struct tenant_metrics {
     std::string_view name{};  ///< label "tenant"
     tenant_usage usage{};     ///< the result of tenant::usage()
@@ -335,7 +337,7 @@ inline void write_device_metrics(metrics_text& out, std::span<const device_metri
 }
 
 namespace detail {
-// Writes completed submissions, and the reasons why others never ran.
+// Writes completed submissions, and submissions that never ran, by reason.
 inline void write_over(metrics_text& out, std::span<const tenant_metrics> tenants) noexcept {
     out.family("gpushare_tenant_submissions_total", metric_type::counter, "Submissions that are over.");
     for (const auto& t : tenants) {
@@ -413,8 +415,8 @@ enum class align : std::uint8_t {
     right  ///< right, for figures
 };
 
-/// Rows of text under a header. Cells are UTF-8, each code point as wide as any other. A value; not
-/// thread-safe.
+/// Rows of text under a header. Cells are UTF-8, and all code points count as equally wide. A
+/// value; not thread-safe.
 class table {
 public:
     /// One column.
@@ -433,8 +435,8 @@ public:
         }
     }
 
-    /// Adds a row; tabs and line breaks in its cells become spaces. Throws std::invalid_argument
-    /// unless there is one cell for each column, and then adds nothing.
+    /// Adds a row; tabs and line breaks in its cells become spaces. Throws std::invalid_argument,
+    /// and adds nothing, unless there is one cell for each column.
     void add_row(std::vector<std::string> cells) {
         if (cells.size() != columns_.size()) {
             throw std::invalid_argument("gpushare::table: a row of " + std::to_string(cells.size()) + " cells for " +
@@ -451,7 +453,7 @@ public:
     [[nodiscard]] std::size_t num_rows() const noexcept { return rows_.size(); }
 
     /// The text: header, rule and rows, with two spaces between columns. Each line ends with '\n',
-    /// and none has trailing spaces.
+    /// and no line has trailing spaces.
     [[nodiscard]] std::string str() const {
         std::string out, rule;
         for (std::size_t i = 0; i < columns_.size(); ++i) rule.append(i == 0 ? 0 : 2, ' ').append(widths_[i], '-');
@@ -495,9 +497,9 @@ private:
     std::vector<std::vector<std::string>> rows_;
 };
 
-/// The present state of a tenant: a line for the tenant and a row for each of its devices. Throws
-/// std::bad_alloc, and operation_error (closed) as tenant::memory() does. Not for hot paths:
-/// finding the largest free block takes locks.
+/// The current state of a tenant: a line for the tenant and a row for each of its devices. Throws
+/// std::bad_alloc, and operation_error (closed) as tenant::memory() does. Not for hot paths,
+/// because finding the largest free block takes locks.
 template <class Tenant>
 [[nodiscard]] std::string tenant_table(Tenant& of) {
     const auto tenths = [](std::uint64_t n) { return std::to_string(n / 10) + '.' + std::to_string(n % 10); };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A timeline of waits, admissions and kernels for each tenant and device, as a file that Perfetto
-// and chrome://tracing open. The trace is off until start(). Memory is bounded: only the latest
-// records are kept.
+// A timeline of waits, admissions and kernels for each tenant and device, written as a file that
+// Perfetto and chrome://tracing open. The trace is off until start(). Memory is bounded: only the
+// latest records are kept.
 //
 //   gpushare::timeline_trace trace;
 //   trace.start(65536);    trace.name_device({0}, "left GPU");    trace.name_tenant(chat, "chat");
@@ -9,14 +9,14 @@
 //   trace.kernel({0}, chat, began, ended);       trace.bound({0}, chat, now, longest_wait);
 //   std::ofstream("trace.json") << trace.json();
 //
-// Tenants are numbers that the embedder chooses, such as the tags of its streams. In the file every
-// device is a process with one row of kernels for each tenant. Overlapping waits and permits are
-// stacked.
+// Tenants are numbers that the embedder chooses, such as the tags of its streams. In the file,
+// every device is a process with one row of kernels for each tenant. Overlapping waits and permits
+// are stacked.
 //
 // A limiter_trace draws the work of a limiter: each submission's wait, permit and time on the
-// device, the bound on the wait for lower levels that the limiter promises each tenant, and the
-// waits that broke the bound. Tenants are identified by their clients' tags and names, which a
-// tenancy sets, and a program in client_settings.
+// device, and the bound that the limiter promises each tenant on its wait for lower levels. It also
+// draws the waits that exceeded the bound. Tenants are identified by their clients' tags and names,
+// which a tenancy sets; other programs set them in client_settings.
 //
 //   gpushare::limiter_trace drawn(trace, shared.limiter_of({0}), {0});
 //   ...                                                  // and drawn.collect() now and then
@@ -44,12 +44,13 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// A record of events with their times, and its text. Thread-safe, except start(), which must not
-/// overlap other calls. Recording never allocates, locks or waits, and costs a load while the trace
-/// is off. All times must come from one clock.
+/// A record of events with their times, and its text. Any thread may use the object at any time,
+/// except start(), which must not overlap other calls. Recording never allocates, locks or waits,
+/// and costs one load while the trace is off. All times must come from one clock.
 class timeline_trace {
 public:
-    /// Starts the trace anew, with memory for `records` (48 bytes each). Throws std::bad_alloc.
+    /// Starts a new trace, with memory for `records` records (48 bytes each). Throws
+    /// std::bad_alloc.
     void start(std::size_t records = 65536) {
         ring_.reserve(records);
         on_.store(true, std::memory_order_relaxed);
@@ -59,10 +60,10 @@ public:
     /// Whether the trace is on.
     [[nodiscard]] bool on() const noexcept { return on_.load(std::memory_order_relaxed); }
 
-    /// Sets the device's name in the text, which may have any bytes. Without a name, its number
-    /// appears. Throws std::bad_alloc.
+    /// Sets the device's name in the text; the name may have any bytes. Without a name, the text
+    /// has the device's number. Throws std::bad_alloc.
     void name_device(device_id d, std::string_view name) { set_name(devices_, d.index, name); }
-    /// The same for a tenant.
+    /// Sets a tenant's name in the text.
     void name_tenant(std::uint32_t tenant, std::string_view name) { set_name(tenants_, tenant, name); }
 
     /// Records that a submission waited from its arrival to its admission.
@@ -82,7 +83,7 @@ public:
     void bound(device_id d, std::uint32_t tenant, instant at, ns longest_wait) noexcept {
         record(detail::trace_kind::bound, d, tenant, at, instant{longest_wait});
     }
-    /// Records that a wait that ended at `at` exceeded the promise by `beyond`.
+    /// Records that a wait that ended at `at` exceeded the promised bound by `beyond`.
     void violation(device_id d, std::uint32_t tenant, instant at, ns beyond) noexcept {
         record(detail::trace_kind::violation, d, tenant, at, instant{beyond});
     }
@@ -95,7 +96,7 @@ public:
     [[nodiscard]] std::string json() {
         const std::lock_guard lock(mutex_);
         std::string out = "{\"displayTimeUnit\": \"ns\", \"traceEvents\": [";
-        // Device and tenant of each row, in order of appearance.
+        // The device and tenant of each row, in order of appearance.
         std::vector<std::pair<std::uint32_t, std::uint32_t>> rows;
         std::uint64_t number = 0;
         const char* separator = "\n";
@@ -152,8 +153,8 @@ private:
         return otherwise + std::to_string(id);
     }
 
-    // Inside a JSON string. Bytes outside ASCII become U+FFFD: names may be any bytes, JSON must be
-    // UTF-8.
+    // The text for use in a JSON string. Bytes outside ASCII become U+FFFD, because names may have
+    // any bytes and JSON must be UTF-8.
     [[nodiscard]] static std::string escaped(std::string_view text) {
         std::string out;
         for (const char ch : text) {
@@ -176,8 +177,8 @@ private:
         return "\"pid\": " + std::to_string(device) + ", \"tid\": " + std::to_string(tenant);
     }
 
-    // The time between the two, in microseconds as the format requires. Unsigned arithmetic, since
-    // the distance may not fit into ns.
+    // The time from `from` to `to`, in microseconds as the format requires. Computed with unsigned
+    // arithmetic, because the distance may not fit into ns.
     [[nodiscard]] static std::string micros(std::int64_t to, std::int64_t from = 0) {
         char text[32];
         const auto distance = static_cast<std::uint64_t>(to) - static_cast<std::uint64_t>(from);
@@ -206,8 +207,8 @@ private:
         }
     }
 
-    // Waits and permits of one tenant overlap, which spans in one row must not do. So each has an
-    // id.
+    // Waits and permits of one tenant overlap, but spans in one row must not overlap. So each span
+    // has an id.
     static void append_span(std::string& out, const detail::trace_record& r, const char* name, const std::string& begin,
                             std::uint64_t number) {
         const auto head = std::string("\"cat\": \"") + name + "\", \"name\": \"" + name +
@@ -222,15 +223,15 @@ private:
     std::vector<named> devices_, tenants_;
 };
 
-/// Moves a limiter's records into a trace. The limiter keeps records while this exists. Neither
-/// copied nor moved; for one thread at a time, while others use the limiter and the trace. Both
-/// must outlive it.
+/// Moves a limiter's records into a trace. The limiter keeps records while this object exists. The
+/// object can't be copied or moved. One thread at a time uses it, while other threads use the
+/// limiter and the trace, which must outlive it.
 template <class Limiter>
 class limiter_trace {
 public:
-    /// Records the limiter `from` of device `d`. `most`: how many submissions may end between two
-    /// calls of collect() (208 bytes each). If more end, only the latest are drawn. Throws
-    /// std::bad_alloc.
+    /// Records the limiter `from` of device `d`. `most` is the number of submissions that may end
+    /// between two calls of collect() (208 bytes each). If more end, only the latest are drawn.
+    /// Throws std::bad_alloc.
     limiter_trace(timeline_trace& to, Limiter& from, device_id d, std::size_t most = 16384)
         : to_(to), from_(from), device_(d) {
         from_.record(most);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Admission with a queue: a request is placed at once, waits for its turn, or is refused with the
-// resource that it lacks. A state machine without a clock, thread or cluster of its own: time and
-// cluster are arguments.
+// resource that it lacks. The queue is a state machine without a clock, thread or cluster of its
+// own: time and cluster are arguments.
 //
 //   gpushare::admission_queue queue({.most_waiting = 100});
 //   auto a = queue.submit(now, policy, cluster, {.members = {request}, .level = {1}, .deadline = now + 30s});
@@ -10,14 +10,14 @@
 //   for (auto& done : queue.advance(now, policy, cluster)) ...
 //
 // The higher level goes first, and within a level the earlier arrival. A request that fits may go
-// past a request that doesn't, so that capacity isn't left idle beside a large request. If the
-// smaller request takes capacity that the waiting one then lacks (detail/competition.hpp), it
-// overtakes that request. A request may be overtaken at most `most_overtakes` times. From then on
-// no request of its level or below takes such capacity first; capacity that the request can't use
-// is placed as ever. So small requests don't starve large ones, and no capacity idles for a request
-// that couldn't use it.
+// before an earlier request that doesn't fit, so that there is no head-of-line blocking behind a
+// large request. A smaller request that takes capacity which the waiting request then lacks
+// (detail/competition.hpp) overtakes the waiting request. A request may be overtaken at most
+// `most_overtakes` times. From then on, no request of its level or below takes such capacity first.
+// Capacity that the waiting request can't use is placed as before. So small requests don't starve
+// large requests, and no capacity idles for a request that couldn't use it.
 //
-// The caller that carries placements out may refuse a placement. Then the queue chooses again, and
+// The caller that carries placements out may refuse a placement. The queue then chooses again, and
 // no request counts as overtaken.
 //
 //   queue.submit(now, policy, view, {.members = {request}}, [&](std::span<const gpushare::placement> where, gpushare::cluster& view) {
@@ -26,8 +26,8 @@
 //       return gpushare::carried::elsewhere;
 //   });
 //
-// A capacity_calendar promises capacity ahead of time by bookings, each a placement from one
-// instant to another. A placement that exists now is a booking that has begun. The calendar is a
+// A capacity_calendar promises capacity ahead of time by bookings. A booking is a placement from
+// one instant to another; an existing placement is a booking that has begun. The calendar is a
 // plain value as well.
 //
 //   gpushare::capacity_calendar days(cluster_of_empty_nodes);
@@ -58,13 +58,15 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// A request for admission: one placement request, or several that are placed together or not at
-/// all.
+/// A request for admission: one placement request, or several requests that are placed together or
+/// not at all.
 struct admission_request {
-    std::vector<placement_request> members{};  ///< all of them or none
+    std::vector<placement_request> members{};  ///< placed together, or not at all
     priority level{};                          ///< a higher level goes first
-    instant deadline = never;                  ///< to be placed by then; `instant::min()`: no wait
-    device_set on{};                           ///< only these devices of a node; empty: any
+    /// The request must be placed by then; `instant::min()` means no wait.
+    instant deadline = never;
+    /// The only devices of a node that the request may use; empty for any device.
+    device_set on{};
 };
 
 /// The outcome of a request for admission.
@@ -72,34 +74,36 @@ struct admission_result {
     /// The result for the request.
     enum result : std::uint8_t {
         placed,     ///< `placements` are applied
-        queued,     ///< `why` is the present shortage
-        refused,    ///< not queued: it can never fit, or the queue is full; see `code`
-        expired,    ///< the deadline came first
-        withdrawn,  ///< by the owner
+        queued,     ///< the request waits because of the shortage `why`
+        refused,    ///< not queued: the request can never fit, or the queue is full; see `code`
+        expired,    ///< the deadline came before the placement
+        withdrawn,  ///< the owner withdrew the request
     };
-    std::uint64_t id = 0;      ///< of the request, in the queue
+    std::uint64_t id = 0;      ///< the request's number in the queue
     result outcome = refused;  ///< the result
-    /// of a refusal: no_room, too_few_devices and the like, queue_full, deadline_exceeded
+    /// the reason for a refusal: no_room, too_few_devices and the like, queue_full,
+    /// deadline_exceeded
     errc code = errc::none;
     std::vector<placement> placements{};  ///< one for each member, applied
     std::size_t member = 0;               ///< the member that lacks a resource
-    refusal why{};                        ///< the shortage of that member
+    refusal why{};                        ///< what that member lacks
 };
 
 /// The outcome of carrying out a plan.
 enum class carried : std::uint8_t {
     out,  ///< the plan was carried out
-    /// not there: the function has noted why in its cluster, and the queue chooses again
+    /// the plan wasn't carried out: the function has noted why in its cluster, and the queue
+    /// chooses again
     elsewhere,
-    dropped,  ///< not at all: the request is refused, without a code of the queue's
+    dropped,  ///< the request is refused, without a code of the queue's
 };
 
 /// The free capacity as each level sees it, if shares of different levels don't compete
-/// (placement_request::level):
-///   of(level)           the cluster as requests of that level see it; a reference that holds until
-///                       took()
-///   seen(p, level)      the part of a placement that takes capacity which that level sees
-///   took(level, after)  a plan was carried out, and of(level) is `after` from now on
+/// (placement_request::level).
+///  - `of(level)` is the cluster as requests of that level see it; the reference is valid until
+///    took()
+///  - `seen(p, level)` is the part of a placement that takes capacity which that level sees
+///  - `took(level, after)` says that a plan was carried out: of(level) is `after` from now on
 template <class V>
 concept level_views = requires(V& v, const placement& p, priority level, cluster&& after) {
     { v.of(level) } -> std::same_as<cluster&>;
@@ -128,26 +132,26 @@ static_assert(level_views<one_view>);
 /// Bounds of a queue.
 struct admission_queue_options {
     std::size_t most_waiting = 1024;    ///< further requests are refused
-    std::uint32_t most_overtakes = 16;  ///< of each request, by later ones
+    std::uint32_t most_overtakes = 16;  ///< how often later requests may overtake a request
 };
 
-/// Requests that wait to be placed. A value. Every id that was queued comes back exactly once: from
+/// Requests that wait to be placed. A value. Each id that was queued comes back exactly once, from
 /// advance() or withdraw().
 class admission_queue {
 public:
     /// An empty queue.
     explicit admission_queue(admission_queue_options options = {}) noexcept : options_(options) {}
 
-    /// Places, queues or refuses the request. Refuses at once a request that wouldn't fit even on
-    /// the empty cluster. Throws std::bad_alloc, and then nothing has happened.
+    /// Places, queues or refuses the request. A request that wouldn't fit even on the empty cluster
+    /// is refused at once. Throws std::bad_alloc, which leaves the queue unchanged.
     template <class P>
     requires placement_policy<P> admission_result submit(instant now, P&& policy, cluster& c, admission_request r) {
         detail::one_view all(c);
         return submit(now, policy, all, std::move(r), at_once{});
     }
-    /// The same with a function that carries the plan out: `carry(placements, c)` returns the
+    /// submit() with a function that carries the plan out: `carry(placements, c)` returns the
     /// result, see `carried`. `c` doesn't have the placements yet. If `carry` throws, the exception
-    /// passes through, and nothing has happened.
+    /// propagates, and the queue is unchanged.
     template <class P, class Carry>
     requires placement_policy<P> admission_result submit(instant now, P&& policy, cluster& c, admission_request r,
                                                          Carry&& carry) {
@@ -155,7 +159,8 @@ public:
         return submit(now, policy, all, std::move(r),
                       [&](std::span<const placement> where, auto&) { return carry(where, c); });
     }
-    /// The same if each level sees another cluster; `carry(placements, views)`.
+    /// submit() for views in which each level sees another cluster. The call is `carry(placements,
+    /// views)`.
     template <class P, level_views Views, class Carry>
     requires placement_policy<P> admission_result submit(instant now, P&& policy, Views& views, admission_request r,
                                                          Carry&& carry) {
@@ -173,22 +178,22 @@ public:
         const bool changed = !seen_.same(views.of(r.level));
         waiting_.insert(waiting_.begin() + static_cast<std::ptrdiff_t>(ahead),
                         entry{a.id, std::move(r), 0, !never_fits.why});
-        if (changed) seen_ = {};  // it may fit the present nodes, but not those of `seen_`
+        if (changed) seen_ = {};  // the request may fit the current nodes, but not those of `seen_`
         a.outcome = admission_result::queued;
         return a;
     }
 
-    /// Places the waiting requests that fit now, in order. Returns these requests, requests whose
-    /// deadline has passed, and, as refused, requests that no longer fit on any node because nodes
-    /// have gone or shrunk. Call it after a release, when nodes or devices have come or gone, and
-    /// when a deadline may have passed.
+    /// Places the waiting requests that fit now, in order. Returns these requests, and the requests
+    /// whose deadline has passed. Returns as refused the requests that no longer fit on any node
+    /// because nodes have gone or shrunk. Call advance() after a release, when nodes or devices
+    /// have come or gone, and when a deadline may have passed.
     template <class P>
     requires placement_policy<P> std::vector<admission_result> advance(instant now, P&& policy, cluster& c) {
         detail::one_view all(c);
         return advance(now, policy, all, [](const admission_result&) { return at_once{}; });
     }
-    /// The same, where `carry_for(result)` returns the `carry` of a request; only the id of
-    /// `result` is set. See submit().
+    /// advance() with a function: `carry_for(result)` returns the `carry` of a request. Only the id
+    /// of `result` is set. See submit().
     template <class P, class CarryFor>
     requires placement_policy<P> std::vector<admission_result> advance(instant now, P&& policy, cluster& c,
                                                                        CarryFor&& carry_for) {
@@ -198,7 +203,7 @@ public:
                 [&c, carry = carry_for(a)](std::span<const placement> where, auto&) mutable { return carry(where, c); };
         });
     }
-    /// The same if each level sees another cluster.
+    /// advance() for views in which each level sees another cluster.
     template <class P, level_views Views, class CarryFor>
     requires placement_policy<P> std::vector<admission_result> advance(instant now, P&& policy, Views& views,
                                                                        CarryFor&& carry_for) {
@@ -219,13 +224,13 @@ public:
         return done;
     }
 
-    /// Removes a request from the queue. False if it isn't waiting there.
+    /// Removes a request from the queue. Returns false if the request doesn't wait there.
     bool withdraw(std::uint64_t id) noexcept {
         return std::erase_if(waiting_, [&](const entry& e) { return e.id == id; }) != 0;
     }
 
     /// For code that takes capacity past the queue, for example for a reservation. Returns where
-    /// the policy would put the request without taking capacity from requests that have been
+    /// the policy would put the request, without taking capacity from requests that have been
     /// overtaken too often. Call note_overtaken() once the capacity has been taken.
     template <class P>
     requires placement_policy<P>
@@ -234,27 +239,27 @@ public:
         detail::one_view all(as_is);
         return plan(policy, all, r, before(r));
     }
-    /// The same if each level sees another cluster.
+    /// The same for views in which each level sees another cluster.
     template <class P, level_views Views>
     requires placement_policy<P>
     [[nodiscard]] gang_plan plan(P&& policy, Views& views, const admission_request& r) const {
         return plan(policy, views, r, before(r));
     }
-    /// Counts placements on `before`, of a request of that level, as overtaking the requests from
-    /// which they take capacity.
+    /// Counts placements on `before`, of a request of that level, as overtaking the requests whose
+    /// capacity they take.
     void note_overtaken(const cluster& before, priority level, std::span<const placement> taken) {
         cluster as_is = before;
         detail::one_view all(as_is);
         note_overtaken(all, level, taken);
     }
-    /// The same if each level sees another cluster.
+    /// The same for views in which each level sees another cluster.
     template <level_views Views>
     void note_overtaken(Views& before, priority level, std::span<const placement> taken) {
         for (const auto i : harmed(before, taken, waiting_.size(), false))
             if (level <= waiting_[i].request.level) ++waiting_[i].overtaken;
     }
 
-    /// How many requests wait.
+    /// The number of waiting requests.
     [[nodiscard]] std::size_t waiting() const noexcept { return waiting_.size(); }
     /// When advance() has something to do even if nothing is released.
     [[nodiscard]] instant next_deadline() const noexcept {
@@ -268,11 +273,12 @@ private:
         std::uint64_t id = 0;
         admission_request request{};
         std::uint32_t overtaken = 0;
-        bool has_plan = true;  // on the empty cluster: otherwise waiting for that makes no sense
+        // whether there is a plan on the empty cluster; without one, waiting is pointless
+        bool has_plan = true;
     };
     struct at_once {};
     // The capacity that exists, node by node and device by device. After a change, a waiting
-    // request may wait for nothing, even if the sum is as before.
+    // request may wait in vain even if the sum is as before.
     class extent {
     public:
         extent() = default;
@@ -298,7 +304,7 @@ private:
 
     private:
         std::vector<node_description> nodes_;
-        std::vector<bytes> devices_;  // the memory of each
+        std::vector<bytes> devices_;  // the memory of each device
     };
 
     static bool goes_before(const admission_request& r, const entry& e) noexcept { return r.level > e.request.level; }
@@ -308,8 +314,9 @@ private:
             std::ranges::find_if(waiting_, [&](const entry& e) { return goes_before(r, e); }) - waiting_.begin());
     }
 
-    // Whether no other request may take from it any more. Not while it waits for a request that
-    // isn't there yet, because that request may be behind it.
+    // Whether no other request may take capacity from this one any more. Not while the request
+    // waits to be near a request that isn't there yet, because that request may be behind it in the
+    // queue.
     [[nodiscard]] bool holds_up(const cluster& c, const entry& e) const noexcept {
         const std::span members(e.request.members);
         return e.has_plan && e.overtaken >= options_.most_overtakes &&
@@ -324,8 +331,8 @@ private:
         return a;
     }
 
-    // Those of the first `ahead` entries from which the placements take capacity. With `held_only`,
-    // only entries that hold up others.
+    // The entries, of the first `ahead`, whose capacity the placements take. With `held_only`, only
+    // the entries that hold up other requests.
     template <level_views Views>
     [[nodiscard]] std::vector<std::size_t> harmed(Views& views, std::span<const placement> taken, std::size_t ahead,
                                                   bool held_only) const {
@@ -343,7 +350,7 @@ private:
         const cluster& c = views.of(level);
         if (taken.size() == 1)
             return detail::competition(c, e.request.members, e.request.on).harmed_by(views.seen(taken.front(), level));
-        cluster after = c;  // each one beside those before it
+        cluster after = c;  // each placement is judged beside the placements before it
         for (const auto& p : taken) {
             const placement its = views.seen(p, level);
             if (detail::competition(after, e.request.members, e.request.on).harmed_by(its)) return true;
@@ -367,8 +374,9 @@ private:
         return named;
     }
 
-    // A place that harms none of the first `ahead` entries that hold up others: the policy's own
-    // choice; otherwise its choice among the capacity beside their needs; otherwise any such place.
+    // A place that doesn't harm any of the first `ahead` entries that hold up other requests. Tries
+    // the policy's own choice, then its choice among the capacity beside those entries' needs, then
+    // any such place.
     template <class P, level_views Views>
     gang_plan plan(P& policy, Views& views, const admission_request& r, std::size_t ahead) const {
         cluster& c = views.of(r.level);
@@ -390,7 +398,7 @@ private:
         if (search.run(harmless, true)) return {.placements = std::move(search).placements()};
         return {.why = {shortage::turn, {}, waiting_[in_front.front()].id, 0}};
     }
-    // The capacity that is open to requests behind the ones that hold them up.
+    // The capacity that is open to this request beside the entries in front that hold others up.
     template <level_views Views>
     [[nodiscard]] cluster beside_held(Views& views, const admission_request& r, std::size_t ahead) const {
         cluster left = views.of(r.level);
@@ -428,7 +436,8 @@ private:
                     a.why = {shortage::consent};
                     return false;
                 }
-                if (cluster& now = views.of(r.level); now != before) {  // the carry has changed it
+                // `carry` has changed the cluster
+                if (cluster& now = views.of(r.level); now != before) {
                     for (const auto& p : *found.placements) now.hold(p);
                     after = now;
                 }
@@ -441,7 +450,8 @@ private:
         }
     }
 
-    // The first request that fits without harm to earlier ones that have been overtaken too often.
+    // The first request that fits without harming earlier requests that have been overtaken too
+    // often.
     template <class P, level_views Views, class CarryFor>
     bool place_next(P& policy, Views& views, std::vector<admission_result>& done, CarryFor& carry_for) {
         for (std::size_t i = 0; i < waiting_.size(); ++i) {
@@ -455,9 +465,9 @@ private:
         return false;
     }
 
-    // The member that finds no place even if all nodes are empty; a request outside the gang that
-    // it wants to be near may still come. Without `proven`, the search only found no place for all
-    // members together.
+    // The member that finds no place even if all nodes are empty. A request outside the gang that a
+    // member wants to be near may still come. Without `proven`, the search only failed to find
+    // places for all members together.
     template <class P>
     static gang_plan impossible(P& policy, const cluster& c, const admission_request& r) {
         cluster empty = c.emptied().resumed();
@@ -469,7 +479,7 @@ private:
             if (!carried_in(r.members, m.near)) m.near = {};
         return plan_gang(policy, empty, members, 10 * gang_steps);
     }
-    // Runs once for each change of the existing capacity.
+    // Runs only once after each change of the existing capacity.
     template <class P, level_views Views>
     void refuse_impossible(P& policy, Views& views, std::vector<admission_result>& done) {
         if (waiting_.empty()) return;
@@ -485,7 +495,7 @@ private:
             gone.push_back(refuse({.id = e.id, .member = never_fits.member, .why = never_fits.why},
                                   to_errc(never_fits.why.missing)));
         }
-        for (auto& a : gone) {  // nothing throws from here on
+        for (auto& a : gone) {  // no statement from here on throws
             withdraw(a.id);
             done.push_back(std::move(a));
         }
@@ -494,7 +504,7 @@ private:
 
     admission_queue_options options_;
     std::vector<entry> waiting_;  // in the order in which they are served
-    extent seen_;                 // at the last search for requests that can't be placed any more
+    extent seen_;                 // as of the last search for requests that can no longer be placed
     std::uint64_t last_id_ = 0;
 };
 
@@ -502,32 +512,34 @@ private:
 struct booking {
     std::uint64_t id = 0;  ///< for cancel() and try_extend()
     instant begin{};       ///< the first instant
-    instant end = never;   ///< the first instant after it
-    placement where{};     ///< during the whole time
+    instant end = never;   ///< one instant after the last
+    placement where{};     ///< the place during the whole time
 
     friend bool operator==(const booking&, const booking&) = default;
 };
 
-/// The shares of a device's time that sum to at most the whole.
+/// Which shares of a device's time sum to at most the whole device.
 enum class shares_sum : std::uint8_t {
     of_all,  ///< the shares of all requests
-    /// those of one level (placement_request::level), each of what the levels above leave
+    /// The shares of one level (placement_request::level), each of the time that the levels above
+    /// leave.
     of_each_level,
 };
 
-/// Bookings on the nodes of a cluster. Not thread-safe; std::bad_alloc changes nothing.
+/// Bookings on the nodes of a cluster. Not thread-safe. std::bad_alloc leaves the calendar
+/// unchanged.
 class capacity_calendar {
 public:
-    /// `nodes`: counted as empty; placements on them are ignored.
+    /// `nodes` counts as empty; placements on it are ignored.
     explicit capacity_calendar(const cluster& nodes, shares_sum sum = shares_sum::of_all)
         : empty_(nodes.emptied()), sum_(sum) {}
 
     /// The nodes without any booking.
     [[nodiscard]] const cluster& nodes() const noexcept { return empty_; }
-    /// Adds, resizes, drains, resumes and removes nodes and devices: `change(nodes)` does so on the
-    /// cluster. Bookings stay. A booking on a drained, removed or smaller node or device counts as
-    /// before, so that nothing else is booked there. See unkept(). If `change` throws, nothing
-    /// happens.
+    /// Adds, resizes, drains, resumes and removes nodes and devices: `change(nodes)` makes the
+    /// change on the cluster. Bookings stay. A booking on a drained, removed or smaller node or
+    /// device counts as before, so that nothing else is booked there. See unkept(). If `change`
+    /// throws, nothing is changed.
     template <std::invocable<cluster&> Change>
     void change_nodes(Change change) {
         cluster changed = empty_;
@@ -535,8 +547,9 @@ public:
         empty_ = changed.emptied();
     }
     /// Bookings from `from` on that can't be kept, because their nodes or devices are drained, gone
-    /// or too small for all bookings there. In the order of booking: a booking is listed if earlier
-    /// ones leave it no room. Move them, or tell their owners.
+    /// or too small for all bookings there. Bookings count in the order in which they were made: a
+    /// booking is listed if earlier bookings leave no room for it. Move such bookings, or tell
+    /// their owners.
     [[nodiscard]] std::vector<booking> unkept(instant from) const {
         std::vector<booking> none;
         capacity_calendar kept(empty_, sum_);
@@ -550,17 +563,18 @@ public:
         return none;
     }
 
-    /// The capacity that is free during all of [begin, end): for each device, and each node's cores
-    /// and memory, the minimum over that time. So a request fits there exactly if it fits into the
-    /// result. The labels of an overlapping booking count for the whole time, so a request that
-    /// wants to be near that booking may stay longer than the booking. `level`: the level whose
-    /// shares are counted, if they add up level by level.
+    /// The capacity that is free during all of [begin, end): for each device, and for each node's
+    /// cores and memory, the minimum over that time. So a request fits there exactly if it fits
+    /// into the result. The labels of an overlapping booking count for the whole time, so a request
+    /// that wants to be near that booking may stay longer than the booking. `level` is the level
+    /// whose shares are counted, if shares add up level by level.
     [[nodiscard]] cluster free_during(instant begin, instant end, priority level = {}) const {
         return free_without(nullptr, begin, end, level);
     }
 
-    /// Books a placement that the policy chooses. The failure's code says what is missing, and its
-    /// figures how much; see why_not(). invalid_specification if `end` isn't after `begin`.
+    /// Books a placement that the policy chooses. The failure's code says which resource is
+    /// missing, and its figures say how much; see why_not(). Returns invalid_specification if `end`
+    /// isn't after `begin`.
     template <class P>
     requires placement_policy<P>
     [[nodiscard]] result<booking> try_book(P&& policy, const placement_request& r, instant begin, instant end) {
@@ -572,8 +586,8 @@ public:
         return bookings_.back();
     }
 
-    /// Books the given placement. The codes of try_book, and invalid_specification for devices that
-    /// the node doesn't have or the request doesn't allow.
+    /// Books the given placement. Fails as try_book does, and with invalid_specification for
+    /// devices that the node doesn't have or the request doesn't allow.
     [[nodiscard]] result<booking> try_book_at(const placement& p, instant begin, instant end) {
         if (begin >= end) return errc::invalid_specification;
         cluster free = free_during(begin, end, p.request.level);
@@ -582,20 +596,20 @@ public:
         return bookings_.back();
     }
 
-    /// Why no placement could be booked for that time, or nothing if one could.
+    /// Why no placement can be booked for that time; no refusal if one can.
     [[nodiscard]] refusal why_not(const placement_request& r, instant begin, instant end) const {
         return free_during(begin, end, r.level).why_not(r);
     }
 
     /// The first instant from `from` on at which the request could be booked for `length`; `never`
-    /// if there is none. Free capacity grows only where bookings end, so it tries those instants.
-    /// For a request that wants to be near another one, it also tries the instants at which
-    /// bookings begin.
+    /// if there is none. Free capacity grows only where bookings end, so the function tries those
+    /// instants. For a request that wants to be near another request, it also tries the instants at
+    /// which bookings begin.
     [[nodiscard]] instant earliest(const placement_request& r, instant from, ns length) const {
         return earliest(r, from, length, [](cluster&) {});
     }
-    /// The same if some capacity is taken that isn't booked: `take(room)` takes it from the free
-    /// capacity at one of these times.
+    /// earliest() if capacity is taken by something other than bookings: `take(room)` takes it from
+    /// the free capacity at one of these times.
     template <std::invocable<cluster&> Take>
     [[nodiscard]] instant earliest(const placement_request& r, instant from, ns length, Take take) const {
         std::vector<instant> starts{from};
@@ -612,12 +626,12 @@ public:
         return never;
     }
 
-    /// False if there is no such booking.
+    /// Cancels a booking. Returns false if there is no such booking.
     bool cancel(std::uint64_t id) noexcept {
         return std::erase_if(bookings_, [&](const booking& b) { return b.id == id; }) != 0;
     }
-    /// Moves the end of a booking. An earlier end is always possible, a later one if nothing is in
-    /// the way. Otherwise returns false, and nothing changes.
+    /// Moves the end of a booking. An earlier end is always possible; a later end is possible if no
+    /// other booking is in the way. Otherwise returns false and changes nothing.
     [[nodiscard]] bool try_extend(std::uint64_t id, instant end) {
         const auto b = std::ranges::find(bookings_, id, &booking::id);
         if (b == bookings_.end() || end <= b->begin) return false;
@@ -637,7 +651,7 @@ public:
         const auto b = std::ranges::find(bookings_, id, &booking::id);
         if (b != bookings_.end()) b->where = to;
     }
-    /// Removes bookings that ended by `now`. Returns their number.
+    /// Removes the bookings that ended by `now`, and returns their number.
     std::size_t expire(instant now) noexcept {
         return std::erase_if(bookings_, [&](const booking& b) { return b.end <= now; });
     }
@@ -646,7 +660,7 @@ public:
     [[nodiscard]] const std::vector<booking>& bookings() const noexcept { return bookings_; }
 
 private:
-    // As if the given booking, if any, didn't exist.
+    // Computes free_without() for a booking, or free_during() if `one` is null.
     [[nodiscard]] cluster free_without(const booking* one, instant begin, instant end, priority level) const {
         cluster free = empty_;
         for (std::uint32_t i = 0; i < empty_.size(); ++i) use_most(free, {i}, one, begin, end, level);
@@ -656,8 +670,7 @@ private:
         return sum_ == shares_sum::of_all || r.level == level ? r.each.permille() : 0;
     }
 
-    // Takes from node `id` of `free` the most that is booked there at any moment, for each
-    // resource.
+    // Takes the most that is booked at any moment, for each resource, from node `id` of `free`.
     void use_most(cluster& free, node_id id, const booking* but, instant begin, instant end, priority level) const {
         struct use {
             std::uint64_t cpu_milli = 0;
@@ -698,7 +711,8 @@ private:
                 {{.devices = 1, .each = share::of_permille(most_of[d].permille), .device_memory = most_of[d].memory},
                  id,
                  {device_id{d}}});
-        for (const booking* b : here) {  // requests that stay apart may be here at different times
+        // requests that must be apart may be here at different times
+        for (const booking* b : here) {
             const placement_request& r = b->where.request;
             if (r.group || r.apart) free.hold({{.group = r.group, .apart = r.apart}, id, {}});
         }

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// A cluster: nodes with cores, memory and devices, and the capacity that is free on them after all
-// placements. A plain value, with no clock and no lock: copy it to plan, compare it to check. The
-// devices of one process are a cluster of one node.
+// A cluster: nodes with cores, memory and devices, and the capacity that all placements leave free
+// on them. A plain value, without a clock or a lock: copy the cluster to plan, and compare clusters
+// to check. The devices of one process are a cluster of one node.
 //
 //   gpushare::cluster c;
 //   c.add({.cpu_milli = 96'000, .memory = 384_GiB, .devices = 8, .device_memory = 80_GiB});
 //   c.apply(p);                // whole or not at all
 //   c.release(p);              // exactly undoes it
 //
-// Nodes and devices come and go. `drain` admits no new placement, and present placements stay;
-// `resume` undoes that. `remove` is for good, and also works for a lost device in use, whose
-// placement is released like any other. Ids stay.
+// Nodes and devices come and go. `drain` admits no new placement, and existing placements stay;
+// `resume` ends a drain. `remove` is permanent. It also works for a lost device in use, whose
+// placement is released like any other. Ids don't change.
 //
 //   c.drain({3});     ...     if (nobody_is_there) c.remove({3});
 //
-// Labels are for affinity and anti-affinity: a request carries a label (`group`), and wants a node
-// that has a label (`near`) or doesn't have one (`apart`). A cluster counts labels by label_counts,
-// one for each node and one for the whole:
+// Labels express affinity and anti-affinity. A request carries a label (`group`), and wants a node
+// that has a label (`near`) or doesn't have one (`apart`). A cluster counts labels by label_counts:
+// one for each node, and one for the whole cluster:
 //
 //   gpushare::label_counts on_node;
 //   on_node.add(request);
@@ -41,11 +41,11 @@ inline namespace GPUSHARE_ABI {
 /// Counts the labels of placed requests. A value; equal contents compare equal.
 class label_counts {
 public:
-    /// Counts the placed requests that carry the label, and those that want to be apart from it.
+    /// Counts the placed requests that carry a label, and those that want to be apart from it.
     struct count {
         label of{};                 ///< the label
-        std::uint32_t carried = 0;  ///< placed requests that carry it
-        std::uint32_t avoided = 0;  ///< placed requests that want to be apart from it
+        std::uint32_t carried = 0;  ///< placed requests that carry the label
+        std::uint32_t avoided = 0;  ///< placed requests that want to be apart from the label
 
         friend bool operator==(const count&, const count&) = default;
     };
@@ -56,19 +56,19 @@ public:
         return at < counts_.size() && counts_[at].of == of ? counts_[at] : count{of};
     }
 
-    /// Notes a placed request. Doesn't throw if `reserve` has made room.
+    /// Notes a placed request. Doesn't throw after reserve().
     void add(const placement_request& r) {
         reserve();
         if (r.group) ++counter(r.group).carried;
         if (r.apart) ++counter(r.apart).avoided;
     }
-    /// The request's labels must have been added.
+    /// Removes a placed request, whose labels must have been added.
     void remove(const placement_request& r) noexcept {
         if (r.group) --counter(r.group).carried;
         if (r.apart) --counter(r.apart).avoided;
         std::erase_if(counts_, [](const count& c) { return c.carried == 0 && c.avoided == 0; });
     }
-    /// Whether remove() would find its labels.
+    /// Whether remove() would find the request's labels.
     [[nodiscard]] bool has(const placement_request& r) const noexcept {
         return (!r.group || (*this)[r.group].carried != 0) && (!r.apart || (*this)[r.apart].avoided != 0);
     }
@@ -83,8 +83,8 @@ public:
     friend bool operator==(const label_counts&, const label_counts&) = default;
 
 private:
-    // The place of the first label that isn't smaller. Not std::ranges::lower_bound: including that
-    // alone costs as much as a header of ours.
+    // The place of the first label that isn't smaller. Doesn't use std::ranges::lower_bound,
+    // because including it costs as much as one of our own headers.
     [[nodiscard]] std::size_t place_of(label of) const noexcept {
         std::size_t first = 0, end = counts_.size();
         while (first < end) {
@@ -110,7 +110,7 @@ private:
     return d.open && d.permille >= r.each.permille() && d.memory >= r.device_memory;
 }
 
-/// Whether a node of that zone is allowed.
+/// Whether the request allows a node of that zone.
 [[nodiscard]] constexpr bool may_be_in(const placement_request& r, node_zone_id zone) noexcept {
     return r.zone == node_zone_id{} || r.zone == zone;
 }
@@ -127,15 +127,15 @@ public:
         devices_.reserve(devices_.size() + d.devices);
         extents_.reserve(extents_.size() + d.devices);
         nodes_.push_back({.whole = d, .cpu_milli = d.cpu_milli, .memory = d.memory, .first_device = devices_.size()});
-        for (std::uint32_t i = 0; i < d.devices; ++i) {  // nothing throws from here on
+        for (std::uint32_t i = 0; i < d.devices; ++i) {  // no statement from here on throws
             devices_.push_back({whole_permille, d.device_memory});
             extents_.push_back({.memory = d.device_memory});
         }
         there_ += d.devices;
         return {static_cast<std::uint32_t>(nodes_.size() - 1)};
     }
-    /// Adds a device to a node, with the next id. Throws as add(node), and for a node that doesn't
-    /// exist.
+    /// Adds a device to a node, with the next id. Throws as add(node) does, and for a node that
+    /// doesn't exist.
     device_id add(node_id id, bytes device_memory) {
         check(id);
         state& n = nodes_[id.index];
@@ -153,40 +153,40 @@ public:
         find_largest(n);
         return added;
     }
-    /// Sets the memory of one device, for an uneven node, or after memory was taken or given back
-    /// outside of placements. If more is placed there, nothing is free until releases have made up
-    /// for it. Throws as drain().
+    /// Sets the memory of one device: for an uneven node, or after memory was taken or given back
+    /// outside of placements. If more is placed on the device, nothing is free there until releases
+    /// have made up for the difference. Throws as drain() does.
     void resize(node_id id, device_id d, bytes device_memory) {
         check(id, d);
         extents_[nodes_[id.index].first_device + d.index].memory = device_memory;
         find_largest(nodes_[id.index]);
     }
 
-    /// Places nothing new on the node. Present placements stay, and count until they are released.
-    /// Throws operation_error (no_device) for a node that doesn't exist.
+    /// Places no new requests on the node. Existing placements stay, and count until they are
+    /// released. Throws operation_error (no_device) for a node that doesn't exist.
     void drain(node_id id) { set(id, presence::drained); }
-    /// The same for one of its devices. Throws operation_error (no_device) for a device that
-    /// doesn't exist.
+    /// Places no new requests on one device of the node. Throws operation_error (no_device) for a
+    /// device that doesn't exist.
     void drain(node_id id, device_id d) { set(id, d, presence::drained); }
-    /// Ends a drain. Throws as drain().
+    /// Ends a drain. Throws as drain() does.
     void resume(node_id id) { set(id, presence::open); }
-    /// Ends a drain. Throws as drain().
+    /// Ends a drain. Throws as drain() does.
     void resume(node_id id, device_id d) { set(id, d, presence::open); }
-    /// Removes the node for good: its capacity doesn't count any more, and its id is never used
-    /// again. Its placements can be released, and nothing else is possible. Throws as drain().
+    /// Removes the node permanently. Its capacity no longer counts, and its id is never used again.
+    /// Its placements can be released; no other operation is possible. Throws as drain() does.
     void remove(node_id id) { set(id, presence::gone); }
-    /// The same for one of its devices.
+    /// Removes one device of the node permanently.
     void remove(node_id id, device_id d) { set(id, d, presence::gone); }
 
-    /// How many nodes there are, including gone ones: ids are below it.
+    /// The number of nodes, including removed nodes. All ids are below this number.
     [[nodiscard]] std::size_t size() const noexcept { return nodes_.size(); }
-    /// How many devices all nodes have, without gone ones.
+    /// The number of devices of all nodes, without removed devices.
     [[nodiscard]] std::size_t devices() const noexcept { return there_; }
-    /// Device time of all nodes, in thousandths of a device.
+    /// The device time of all nodes, in thousandths of a device.
     [[nodiscard]] std::uint64_t capacity_permille() const noexcept {
         return std::uint64_t{there_} * share::whole().permille();
     }
-    /// Device time that is placed.
+    /// The device time that is placed, in thousandths of a device.
     [[nodiscard]] std::uint64_t placed_permille() const noexcept { return placed_permille_; }
 
     /// Whether a placed request on any node carries the label.
@@ -201,7 +201,7 @@ public:
         const state& n = nodes_[id.index];
         return {id, n.whole, n.cpu_milli, n.memory, {devices_.data() + n.first_device, n.whole.devices}};
     }
-    /// The present capacity of a node, with or without placements: its description, without gone
+    /// The current capacity of a node, with or without placements: its description, without removed
     /// devices.
     [[nodiscard]] node_description there(node_id id) const noexcept {
         node_description d = nodes_[id.index].whole;
@@ -209,13 +209,13 @@ public:
         if (nodes_[id.index].here == presence::gone) d = {};
         return d;
     }
-    /// The memory of one device of a node, with or without placements; 0 for a gone device.
+    /// The memory of one device of a node, with or without placements; 0 for a removed device.
     [[nodiscard]] bytes there(node_id id, device_id d) const noexcept {
         const state& n = nodes_[id.index];
         const extent& whole = extents_[n.first_device + d.index];
         return n.here == presence::gone || whole.here == presence::gone ? bytes{} : whole.memory;
     }
-    /// Device memory of all nodes, without devices that are gone.
+    /// The device memory of all nodes, without removed devices.
     [[nodiscard]] bytes capacity_memory() const noexcept {
         bytes sum{};
         for (const auto& n : nodes_)
@@ -223,7 +223,7 @@ public:
                 if (n.here != presence::gone && extents_[d].here != presence::gone) sum += extents_[d].memory;
         return sum;
     }
-    /// The same nodes with nothing placed on them.
+    /// The same nodes without placements.
     [[nodiscard]] cluster emptied() const {
         cluster c = *this;
         for (auto& n : c.nodes_) {
@@ -237,7 +237,8 @@ public:
         for (auto& n : c.nodes_) c.measure(n);
         return c;
     }
-    /// The same with nothing drained: drained nodes and devices may come back, gone ones don't.
+    /// The same cluster without drains. Drained nodes and devices may come back; removed ones
+    /// don't.
     [[nodiscard]] cluster resumed() const {
         cluster c = *this;
         for (auto& n : c.nodes_)
@@ -248,15 +249,15 @@ public:
         return c;
     }
 
-    /// Whether that device could ever serve such a request, if nothing were placed or drained, and
-    /// apart from labels.
+    /// Whether that device could ever serve such a request, if nothing were placed or drained.
+    /// Ignores labels.
     [[nodiscard]] bool could_serve(const placement_request& r, node_id id, device_id d) const noexcept {
         const state& n = nodes_[id.index];
         const extent& whole = extents_[n.first_device + d.index];
         return whole.here != presence::gone && r.models.allows(n.whole.model) && whole.memory >= r.device_memory;
     }
-    /// Whether such a request could ever fit on that node if it may only have devices of `on`, or
-    /// any device if `on` is empty.
+    /// Whether such a request could ever fit on that node. If `on` isn't empty, the request may
+    /// only have these devices.
     [[nodiscard]] bool could_fit(const placement_request& r, node_id id, device_set on = {}) const noexcept {
         const state& n = nodes_[id.index];
         if (n.here == presence::gone || !may_be_in(r, n.whole.zone) || r.cpu_milli > n.whole.cpu_milli ||
@@ -273,7 +274,7 @@ public:
         return has_room(r, nodes_[id.index]) && accepts(r, nodes_[id.index]);
     }
 
-    /// The shortage of the request as a whole; nothing if it fits somewhere. Looks at every node.
+    /// What the request lacks; no refusal if it fits somewhere. Looks at every node.
     [[nodiscard]] refusal why_not(const placement_request& r) const noexcept {
         refusal closest{shortage::nodes};
         double least = 1e9;
@@ -289,38 +290,39 @@ public:
     }
 
     /// Takes everything that the placement needs, or nothing. Returns the shortage if the placement
-    /// doesn't fit any more, names a node or devices that don't exist, or doesn't have as many
-    /// devices as its request wants.
+    /// no longer fits, names a node or devices that don't exist, or doesn't have as many devices as
+    /// its request wants.
     [[nodiscard]] refusal try_apply(const placement& p) {
         if (const auto why = check(p, true)) return why;
         take(p);
         return {};
     }
-    /// As try_apply; throws operation_error.
+    /// try_apply(), but throws operation_error.
     void apply(const placement& p) {
         if (const auto why = try_apply(p)) throw operation_error(to_errc(why.missing), {}, describe(why).c_str());
     }
 
-    /// As apply, but doesn't check `near` and `apart`. For putting released placements back in any
-    /// order, and for planning with placements that don't exist at the same time.
+    /// As apply, but doesn't check `near` and `apart`. Use restore() to put released placements
+    /// back in any order, and to plan with placements that don't exist at the same time.
     void restore(const placement& p) {
         if (const auto why = check(p, false)) throw operation_error(to_errc(why.missing), {}, describe(why).c_str());
         take(p);
     }
-    /// As apply, whether it fits or not: for placements that exist already, for example on a device
-    /// that has shrunk, is drained or gone. Missing capacity is owed: nothing is free there until
-    /// releases have made up for it. Throws operation_error (invalid_specification) for a node or
-    /// devices that never existed, or for another number of devices than the request wants.
+    /// As apply, even if the placement doesn't fit, for placements that exist already, for example
+    /// on a device that has shrunk, is drained or was removed. Missing capacity is owed: nothing is
+    /// free there until releases have made up for it. Throws operation_error
+    /// (invalid_specification) for a node or devices that never existed, or for another number of
+    /// devices than the request wants.
     void hold(const placement& p) {
         if (!names_devices(p))
             throw operation_error(errc::invalid_specification, {}, "hold devices that were never there");
         take(p);
     }
 
-    /// Gives back the capacity that `apply` took: the cluster then equals its earlier value.
-    /// Returns false, and nothing happens, if less is placed there, because the placement then
-    /// wasn't applied here. The cluster doesn't remember single placements, and so it notices a
-    /// second release only in that way.
+    /// Gives back the capacity that `apply` took: the cluster then equals its earlier value. If
+    /// less is placed there, the placement can't have been applied here; then returns false and
+    /// changes nothing. The cluster doesn't remember single placements, so it doesn't notice every
+    /// second release of a placement.
     [[nodiscard]] bool try_release(const placement& p) noexcept {
         if (!names_devices(p)) return false;
         state& n = nodes_[p.node.index];
@@ -346,7 +348,7 @@ public:
         placed_permille_ -= device_permille(p.request);
         return true;
     }
-    /// As try_release; throws operation_error (invalid_specification).
+    /// try_release(), but throws operation_error (invalid_specification).
     void release(const placement& p) {
         if (!try_release(p))
             throw operation_error(errc::invalid_specification, {}, "release of a placement that was not applied here");
@@ -359,14 +361,14 @@ private:
 
     enum class presence : std::uint8_t {
         open,     ///< takes requests that fit
-        drained,  ///< takes nothing for now
-        gone,     ///< doesn't exist any more
+        drained,  ///< takes no requests for now
+        gone,     ///< no longer exists
     };
 
     struct state {
         node_description whole{};
-        std::uint64_t cpu_milli = 0;  // free
-        bytes memory{};               // free
+        std::uint64_t cpu_milli = 0;  // free thousandths of a core
+        bytes memory{};               // free memory
         std::size_t first_device = 0;
         label_counts labels{};
         std::uint64_t used_cpu_milli = 0;
@@ -375,7 +377,7 @@ private:
 
         friend bool operator==(const state&, const state&) = default;
     };
-    // A device's capacity, and the part of it that is placed, which may be more.
+    // A device's capacity, and the amount placed on it, which may exceed the capacity.
     struct extent {
         bytes memory{};
         presence here = presence::open;
@@ -400,7 +402,7 @@ private:
         for (std::size_t d = n.first_device; d < n.first_device + n.whole.devices; ++d)
             devices_[d] = left_of(extents_[d], n);
     }
-    // After a change of the node's devices.
+    // Call this after a change of the node's devices.
     void find_largest(state& n) noexcept {
         n.whole.device_memory = {};
         for (std::size_t d = n.first_device; d < n.first_device + n.whole.devices; ++d)
@@ -465,7 +467,7 @@ private:
     void take(const placement& p) {
         state& n = nodes_[p.node.index];
         if (p.request.group || p.request.apart) {
-            n.labels.reserve();  // only these two can throw
+            n.labels.reserve();  // only these two calls can throw
             all_labels_.reserve();
             n.labels.add(p.request);
             all_labels_.add(p.request);
@@ -510,7 +512,7 @@ private:
     }
 
     struct shortfall {
-        double gap = 0;  // over all resources, each as the missing part of the request
+        double gap = 0;  // over all resources, the sum of the missing fractions of the request
         refusal missing{};
     };
 
@@ -527,20 +529,20 @@ private:
         const auto lack = [&](shortage what, std::uint64_t asked, std::uint64_t left) {
             if (left < asked) note(what, asked, left, static_cast<double>(asked - left) / static_cast<double>(asked));
         };
-        // A rule weighs more than any amount: another node may have room, but no node changes its
-        // model.
+        // A rule weighs more than any amount, because another node may have room, but no node
+        // changes its model.
         if (r.devices != 0 && !r.models.allows(n.whole.model)) note(shortage::model, 0, 0, 1000);
         if (!may_be_in(r, n.whole.zone)) note(shortage::zone, 0, 0, 1000);
         if (n.here == presence::drained) note(shortage::drained, 0, 0, 500);
         if (!accepts(r, n)) note(shortage::affinity, 0, 0, 100);
-        if (n.here != presence::open) return s;  // the figures would be of no use
+        if (n.here != presence::open) return s;  // the figures wouldn't help
         lack(shortage::cpu, r.cpu_milli, n.cpu_milli);
         lack(shortage::memory, r.memory.count(), n.memory.count());
         lack_devices(r, n, lack);
         return s;
     }
     // Each figure is the most of one resource that enough devices have, even if these devices lack
-    // other resources. So each figure is true by itself.
+    // other resources. So each figure by itself is true.
     template <class Lack>
     void lack_devices(const placement_request& r, const state& n, Lack lack) const noexcept {
         const std::span devices{devices_.data() + n.first_device, n.whole.devices};
@@ -550,7 +552,7 @@ private:
         };
         const auto enough_share = [&](const free_device& d) { return d.permille >= r.each.permille(); };
         const auto enough_memory = [&](const free_device& d) { return d.memory >= r.device_memory; };
-        // of what, of those with enough of the other
+        // the most of one resource, among the devices with enough of the other
         const auto most = [&](auto amount, auto beside) {
             std::uint64_t best = 0;
             for (const auto& d : devices)
@@ -569,7 +571,7 @@ private:
         const bool share_short = count(enough_share) < r.devices, memory_short = count(enough_memory) < r.devices;
         if (share_short) lack(shortage::device_share, r.each.permille(), most(of_share, any));
         if (memory_short) lack(shortage::device_memory, r.device_memory.count(), most(of_memory, any));
-        if (!share_short && !memory_short)  // each exists, but not on the same devices
+        if (!share_short && !memory_short)  // each amount exists, but not on the same devices
             lack(shortage::device_memory, r.device_memory.count(), most(of_memory, enough_share));
     }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Making room in a cluster: by moves of placements that exist (defragmentation), or by evictions of
-// lower levels, with notice (preemption). A plan is a value; nothing changes until it is applied.
+// Makes room in a cluster by moving existing placements (defragmentation), or by evicting tenants
+// of lower levels after a notice (preemption). A plan is a value, and nothing changes until it is
+// applied.
 //
 // Moves make room for one request, or let more requests fit in general.
 //
@@ -11,12 +12,11 @@
 //   for (const auto& m : plan.moves) ...                             // tell the tenants
 //   gpushare::apply(indexed, plan);       // whole or not at all; indexed: an indexed_cluster
 //
-// Placements with labels aren't moved, because whether they fit elsewhere depends on other
-// placements.
+// Placements with labels aren't moved, because their fit elsewhere depends on other placements.
 //
-// A preemption_plan says which tenants would have to go for a request. A preemption has two steps:
-// notice, and then eviction of the victims that are still there when the notice ends. Time is an
-// argument, and the caller evicts.
+// A preemption_plan says which tenants would have to go to make room for a request. A preemption
+// has two steps: notice, and then the eviction of the victims that are still there when the notice
+// ends. Time is an argument, and the caller evicts.
 //
 //   if (auto plan = gpushare::plan_preemption(policy, cluster, tenants, request, gpushare::priority{2})) {
 //       gpushare::preemption p(*plan, now, 30s);      // tell plan->victims
@@ -47,17 +47,18 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// A planned move of a placement. `which` is its index in the list from which the plan was made.
+/// A planned move of a placement. `which` is the placement's index in the list from which the plan
+/// was made.
 struct placement_move {
-    std::size_t which = 0;  ///< its index in the list
-    placement from{};       ///< its present place
-    placement to{};         ///< its new place
+    std::size_t which = 0;  ///< the placement's index in the list
+    placement from{};       ///< the current place
+    placement to{};         ///< the new place
 };
 
 /// Moves, each of a different placement, and the placement that fits afterwards. Each move has room
-/// when the moves before it are done, so moves can be carried out one at a time.
+/// once the moves before it are done, so moves can be carried out one at a time.
 struct rearrangement {
-    std::vector<placement_move> moves{};  ///< one at a time, in this order
+    std::vector<placement_move> moves{};  ///< carried out one at a time, in this order
     std::optional<placement> added{};     ///< the placement of the request for which room was made
 };
 
@@ -74,12 +75,12 @@ struct rearrangement {
     c = std::move(after);
     return {};
 }
-/// The same on an indexed cluster.
+/// try_apply() on an indexed cluster.
 template <class Policy>
 [[nodiscard]] refusal try_apply(indexed_cluster<Policy>& c, const rearrangement& plan) {
     cluster after = c.nodes();
     if (const auto why = try_apply(after, plan)) return why;
-    c.cluster_ = std::move(after);  // nothing throws from here on
+    c.cluster_ = std::move(after);  // no statement from here on throws
     for (const auto& m : plan.moves) {
         c.note_change(m.from.node);
         c.note_change(m.to.node);
@@ -87,7 +88,7 @@ template <class Policy>
     if (plan.added) c.note_change(plan.added->node);
     return {};
 }
-/// As try_apply; throws operation_error.
+/// try_apply(), but throws operation_error.
 template <class Cluster>
 requires requires(Cluster& c, const rearrangement& plan) { try_apply(c, plan); }
 void apply(Cluster& c, const rearrangement& plan) {
@@ -96,8 +97,8 @@ void apply(Cluster& c, const rearrangement& plan) {
 
 namespace detail {
 
-/// Looks for a node on which the request fits once one or two of the node's placements have gone
-/// elsewhere.
+/// Looks for a node on which the request fits after one or two of the node's placements have moved
+/// to other places.
 template <class Policy>
 class room_search {
 public:
@@ -128,7 +129,8 @@ private:
     };
     static constexpr std::size_t most_candidates = 64;  // a plan looks at every node
 
-    // Keeps the candidate if it is among the cheapest. Of equal ones, the first stays.
+    // Keeps the candidate if it is among the cheapest. Of candidates with equal cost, the first
+    // stays.
     void note(candidate c) {
         const auto after = std::ranges::upper_bound(best_, c.cost, {}, &candidate::cost);
         if (best_.size() == most_candidates && after == best_.end()) return;
@@ -136,7 +138,8 @@ private:
         if (best_.size() > most_candidates) best_.pop_back();
     }
 
-    // The cost of the best place for the request in the present cluster; infinite if there is none.
+    // The cost of the best place for the request in the current cluster; infinite if there is no
+    // place.
     double elsewhere(const placement_request& r) {
         const auto [at, unknown] = elsewhere_.try_emplace(r, std::numeric_limits<double>::infinity());
         if (unknown)
@@ -152,8 +155,8 @@ private:
             const double away = elsewhere(p.request);
             if (away == std::numeric_limits<double>::infinity() || !cluster_.try_release(p)) continue;
             moved_.push_back(here[i]);
-            // The node's loss with the request in place of this placement, plus another node's
-            // loss.
+            // The node's loss with the request in place of this placement, plus another node's loss
+            // from the placement.
             const double back = cluster_.fits(p.request, id) ? rated(policy_, cluster_[id], p.request).cost : 0;
             const double swap = cost + away - back;
             if (cluster_.fits(request_, id)) {
@@ -167,48 +170,50 @@ private:
         }
     }
 
-    // Only now is it known whether the moved placements find places beside each other, and in an
-    // order in which each has room.
+    // Only here does it turn out whether the moved placements find places beside each other, and
+    // whether there is an order in which each move has room.
     std::optional<rearrangement> plan(const candidate& c) const {
         cluster without = as_is_;
         for (const auto i : c.moved) without.release(placed_[i]);
         rearrangement result;
         result.added = {request_, c.node, rated(policy_, without[c.node], request_).devices};
-        // The request's place counts as taken while the moved placements look for theirs, which
-        // keeps the place free.
+        // The request's place counts as taken while the moved placements look for theirs, so they
+        // don't take it.
         cluster after = without;
         if (after.try_apply(*result.added)) return std::nullopt;
         for (const auto i : c.moved) {
             const auto to = choose(policy_, after, placed_[i].request);
             if (!to) return std::nullopt;
             after.apply(*to);
-            if (*to != placed_[i]) result.moves.push_back({i, placed_[i], *to});  // else no move
+            // otherwise the placement stays
+            if (*to != placed_[i]) result.moves.push_back({i, placed_[i], *to});
         }
         return in_order(std::move(result));
     }
-    // An order in which each move has room, if there is one: replayed on a copy.
+    // An order in which each move has room, if there is one. Found by replaying the plan on a copy.
     std::optional<rearrangement> in_order(rearrangement plan) const {
         const auto works = [&] {
             cluster copy = as_is_;
             return !try_apply(copy, plan);
         };
         if (works()) return plan;
-        std::ranges::reverse(plan.moves);  // at most two: the second makes room for the first
+        // there are at most two moves: the second makes room for the first
+        std::ranges::reverse(plan.moves);
         if (works()) return plan;
         return std::nullopt;
     }
 
     const Policy& policy_;
     const cluster& as_is_;
-    cluster cluster_;  // with the moves being tried
+    cluster cluster_;  // the cluster with the moves that are being tried
     std::span<const placement> placed_;
     placement_request request_;
     std::map<placement_request, double> elsewhere_;
     std::vector<std::size_t> moved_;
-    std::vector<candidate> best_;  // the cheapest, ascending
+    std::vector<candidate> best_;  // the cheapest candidates, ascending
 };
 
-/// Looks repeatedly for the move that gains most.
+/// Repeatedly looks for the move that gains most.
 template <class Policy>
 class gain_search {
 public:
@@ -219,8 +224,8 @@ public:
         for (std::uint32_t n = 0; n < on_.size(); ++n) rate_node({n});
     }
 
-    // Each move is made on the copy before the next is looked for, so each has room when its turn
-    // comes.
+    // Each move is made on the copy before the next move is sought, so each move has room when its
+    // turn comes.
     rearrangement plan(std::size_t most_moves, double least_gain) {
         rearrangement result;
         while (result.moves.size() < most_moves) {
@@ -240,7 +245,7 @@ private:
     void rate_node(node_id id) {
         for (const auto i : on_[id.index]) {
             cluster_.release(placed_[i]);
-            // A placement on a drained or shrunk device gains nothing there by a move.
+            // A placement on a drained or shrunk device frees nothing usable there by moving.
             gain_[i] = cluster_.nodes().fits(placed_[i].request, id)
                            ? rated(cluster_.policy(), cluster_.nodes()[id], placed_[i].request).cost
                            : std::numeric_limits<double>::lowest();
@@ -273,16 +278,17 @@ private:
     indexed_cluster<Policy> cluster_;
     std::span<const placement> placed_;
     std::vector<std::vector<std::size_t>> on_;  // for each node: placements that may be moved
-    std::vector<double> gain_;                  // for each placement: its node's gain if it goes
+    // for each placement: the gain of its node if the placement leaves
+    std::vector<double> gain_;
 };
 
 }  // namespace detail
 
 /// Makes a plan of at most `most_moves` moves, each of a different placement. Each move is the one
-/// that lowers the policy's cost most at that step, by more than `least_gain`. Empty if there is
-/// none. For policies whose cost is a node's loss (`value_descent`, in permille of device time).
-/// `placed` are the placements on the cluster, or only the movable ones. Throws operation_error
-/// (invalid_specification) for a gain that isn't a finite number.
+/// that lowers the policy's cost most at that step, by more than `least_gain`. The plan is empty if
+/// there is no such move. For policies whose cost is a node's loss (`value_descent`, in permille of
+/// device time). `placed` has the placements on the cluster, or only the movable ones. Throws
+/// operation_error (invalid_specification) for a gain that isn't a finite number.
 template <class Policy>
 requires stable_placement_policy<Policy>
 [[nodiscard]] rearrangement consolidate(const indexed_cluster<Policy>& c, std::span<const placement> placed,
@@ -292,12 +298,12 @@ requires stable_placement_policy<Policy>
     return detail::gain_search<Policy>(c, placed).plan(most_moves, least_gain);
 }
 
-/// Makes a plan of at most `most_moves` moves (1 or 2) after which the request fits. None if no
-/// plan was found, or if the request fits without moves. `placed` are the placements on the
+/// Makes a plan of at most `most_moves` moves (1 or 2) after which the request fits. There is no
+/// plan if none was found, or if the request fits without moves. `placed` has the placements on the
 /// cluster, or only the movable ones. Prefers the fewest moves, then the lowest cost by the policy.
-/// The plan was replayed on a copy, so each move has room when its turn comes. Looks at every
-/// placement, and for two moves at pairs of placements on a node: milliseconds for thousands of
-/// placements.
+/// The plan is replayed on a copy, so each move has room when its turn comes. The search looks at
+/// every placement, and for two moves at pairs of placements on a node, which takes milliseconds
+/// for thousands of placements.
 template <class Policy>
 requires stable_placement_policy<Policy>
 [[nodiscard]] std::optional<rearrangement> make_room(const Policy& policy, const cluster& c,
@@ -312,23 +318,23 @@ requires stable_placement_policy<Policy>
 
 /// A placement on the cluster, and its level.
 struct placed_tenant {
-    placement where{};  ///< its place
+    placement where{};  ///< the tenant's place
     priority level{};   ///< only tenants of lower levels have to go
 };
 
-/// Tenants that would have to go, by their indices in the list from which the plan was made, and
-/// the placement that fits then.
+/// The tenants that would have to go, by their indices in the list from which the plan was made,
+/// and the placement that then fits.
 struct preemption_plan {
-    std::vector<std::size_t> victims{};  ///< their indices in the list
-    placement added{};                   ///< the placement that fits then
-    /// of a gang: the places of its other members, in their order
+    std::vector<std::size_t> victims{};  ///< the tenants' indices in the list
+    placement added{};                   ///< the placement that then fits
+    /// for a gang: the places of its other members, in their order
     std::vector<placement> beside{};
 };
 
 namespace detail {
 
-/// The least costly victims on one node: first with the lowest maximum level, then the fewest, then
-/// the least device time.
+/// The least costly victims on one node: first those with the lowest maximum level, then the
+/// fewest, then those with the least device time.
 class victim_search {
 public:
     victim_search(const cluster& c, std::span<const placed_tenant> placed, const placement_request& r, priority level)
@@ -346,8 +352,8 @@ public:
     };
 
     // Goes level by level from the lowest. All victims go, and then come back, the largest first,
-    // as far as the request lets them. Exact in the level; of the final victims, none could stay by
-    // itself.
+    // as far as the request leaves room. The level is exact; of the final victims, no single one
+    // could stay.
     std::optional<victims> on(node_id id) {
         std::vector<std::size_t> here;
         for (std::size_t i = 0; i < placed_.size(); ++i)
@@ -374,7 +380,7 @@ public:
     }
 
 private:
-    // Doesn't release the last tenant that the request wants to be near.
+    // Doesn't release the last tenant near which the request wants to be.
     bool release(std::size_t i, node_id id) {
         const placement_request near{.group = request_.group, .near = request_.near};
         const bool was_near = cluster_.fits(near, id);
@@ -410,9 +416,9 @@ private:
 }  // namespace detail
 
 /// Chooses the victims whose removal lets a request of that level fit: tenants of one node, all of
-/// lower levels. Takes the node where the victims' highest level is lowest, then where the victims
-/// are fewest, then where the least device time is lost. None if the request fits without victims,
-/// or if no victims suffice. Looks at every node with tenants on it.
+/// lower levels. Takes the node where the victims' highest level is lowest, then the node with the
+/// fewest victims, then the node where the least device time is lost. There is no plan if the
+/// request fits without victims, or if no victims suffice. Looks at every node with tenants on it.
 template <class P>
 requires placement_policy<P>
 [[nodiscard]] std::optional<preemption_plan> plan_preemption(P&& policy, const cluster& c,
@@ -438,11 +444,12 @@ requires placement_policy<P>
     return preemption_plan{std::move(best->who), {r, where, detail::rated(policy, after[where], r).devices}};
 }
 
-/// The same for a gang, whose members are placed together. The victims may be on any nodes; all are
-/// of lower levels. Finds the lowest level such that the gang fits without all victims up to that
-/// level. Of these, keeps the victims for which the gang leaves room: higher levels first, then
-/// those with the most device time. So no single victim could stay, but another set might have been
-/// smaller. None if the gang fits without victims, or if no plan was found (plan_gang).
+/// plan_preemption() for a gang, whose members are placed together. The victims may be on any
+/// nodes, and all are of lower levels. Finds the lowest level such that the gang fits if all
+/// tenants up to that level go. Of these, those for which the gang leaves room stay: higher levels
+/// first, then those with the most device time. So no single victim could stay, although another
+/// set of victims might be smaller. There is no plan if the gang fits without victims, or if
+/// plan_gang found no plan.
 template <class P>
 requires placement_policy<P>
 [[nodiscard]] std::optional<preemption_plan> plan_preemption(P&& policy, const cluster& c,
@@ -480,25 +487,25 @@ requires placement_policy<P>
     return result;
 }
 
-/// One preemption under way. It ends by finish() once it is ready. If it is destroyed before, no
-/// tenant has to go.
+/// One preemption under way. Once it is ready, finish() ends it. If the object is destroyed before,
+/// no tenant has to go.
 class preemption {
 public:
     /// Notice is given at `now`, and lasts for `notice`.
     preemption(preemption_plan plan, instant now, ns notice)
         : plan_(std::move(plan)), remaining_(plan_.victims), until_(saturating_add(now, notice)) {}
 
-    /// The plan that it was made with.
+    /// The plan from which the preemption was made.
     [[nodiscard]] const preemption_plan& plan() const noexcept { return plan_; }
     /// When the notice ends.
     [[nodiscard]] instant until() const noexcept { return until_; }
-    /// Victims that are still there. They may be evicted only once ready() is true.
+    /// The victims that are still there. Evict them only once ready() is true.
     [[nodiscard]] std::span<const std::size_t> remaining() const noexcept { return remaining_; }
     /// Whether all victims have gone, or the notice has ended.
     [[nodiscard]] bool ready(instant now) const noexcept { return remaining_.empty() || now >= until_; }
 
-    /// Notes that a victim has gone, by itself or by eviction. Returns false if it was no victim or
-    /// had already gone.
+    /// Notes that a victim has gone, by itself or by eviction. Returns false if the tenant isn't a
+    /// victim or had already gone.
     bool left(std::size_t victim) noexcept { return std::erase(remaining_, victim) != 0; }
 
     /// Applies the placement of the plan, once all victims have gone. Before that, changes nothing

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The concept of a placement policy: a policy rates one node for one request. `choose` asks it
-// about every node on which the request fits, and takes the node with the lowest cost.
+// The concept of a placement policy: a policy rates one node for one request. `choose` asks the
+// policy about every node on which the request fits, and takes the node with the lowest cost.
 //
 //   struct emptiest {
 //       gpushare::rating rate(const gpushare::node_view& n, const gpushare::placement_request& r) const {
@@ -10,20 +10,20 @@
 //   };
 //   auto p = gpushare::choose(emptiest{}, cluster, request);
 //
-// The classic policies are here, for comparison with value_descent. None of them needs to know
-// future requests:
+// This header also has the classic policies, for comparison with value_descent. None of them needs
+// to know future requests:
 //
 //   auto q = gpushare::choose(gpushare::best_fit{}, cluster, request);
 //
-// A gang is several requests that are placed together or not at all. Its plan is a value, to be
-// inspected before it is applied:
+// A gang is a set of requests that are placed together or not at all. Its plan is a value, which
+// can be inspected before it is applied:
 //
 //   auto plan = gpushare::plan_gang(emptiest{}, cluster, workers);
 //   if (plan) gpushare::apply_gang(cluster, *plan.placements);
 //   // the member that lacks something, and why
 //   else log(plan.member, gpushare::describe(plan.why));
 //
-// An indexed_cluster is a cluster with a policy whose ratings it keeps, so that a decision doesn't
+// An indexed_cluster is a cluster with a policy whose ratings it keeps, so that a decision needn't
 // rate every node. It gives the same answers as `choose`, in a time that hardly grows with the
 // cluster.
 //
@@ -62,31 +62,32 @@ inline namespace GPUSHARE_ABI {
 
 /// A policy's rating of a node: its cost, and the devices that the policy would take.
 struct rating {
-    /// lower is better. Not a number counts as the highest of all numbers, and an infinite cost as
-    /// the nearest number
+    /// The node with the lowest cost wins. A NaN counts as the largest finite number, and an
+    /// infinite cost as the nearest finite number.
     double cost = std::numeric_limits<double>::infinity();
     device_set devices{};  ///< as many as the request wants
 };
 
-/// Rates a node on which the request fits, with a finite cost and as many fitting devices as the
-/// request wants. A policy can't refuse and doesn't see other nodes, so every request that fits
-/// somewhere is placed.
+/// A policy rates a node on which the request fits, with a finite cost and as many fitting devices
+/// as the request wants. A policy can't refuse and doesn't see other nodes, so every request that
+/// fits somewhere is placed.
 template <class P>
 concept placement_policy = requires(P& policy, const node_view& n, const placement_request& r) {
     { policy.rate(n, r) } -> std::same_as<rating>;
 };
 
-/// The rating depends only on the node and the request: the same question gets the same answer.
+/// A policy whose rating depends only on the node and the request: the same question gets the same
+/// answer.
 template <class P>
 concept stable_placement_policy = placement_policy<const P>;
 
-/// The rating depends on the node's state only. A policy with `static constexpr bool by_state =
-/// true` rates two nodes alike if they have the same description and the same free capacity. So
-/// only one of such nodes has to be rated.
+/// A policy whose rating depends only on the node's state. A policy with `static constexpr bool
+/// by_state = true` gives the same rating to nodes with the same description and the same free
+/// capacity. So only one of such nodes has to be rated.
 template <class P>
 concept rates_by_state = stable_placement_policy<P> && P::by_state;
 
-/// The fitting devices with the least free share; ties go to the least free memory, then to the
+/// The fitting devices with the least free share. Ties go to the least free memory, then to the
 /// lowest id.
 [[nodiscard]] inline device_set tightest_devices(const node_view& n, const placement_request& r) noexcept {
     device_set taken;
@@ -104,8 +105,8 @@ concept rates_by_state = stable_placement_policy<P> && P::by_state;
 
 namespace detail {
 
-/// Throws operation_error (invalid_specification) for a value outside `least` to `most`, or a value
-/// that is not a number.
+/// Throws operation_error (invalid_specification) for a value that is outside `least` to `most` or
+/// isn't a number.
 inline void check_number(double value, double least, double most, std::string_view what) {
     if (value >= least && value <= most) return;
     message m;
@@ -115,13 +116,13 @@ inline void check_number(double value, double least, double most, std::string_vi
     throw operation_error(failure{errc::invalid_specification}, {}, m);
 }
 
-/// The policy's rating, made safe: its cost is a number, and the request fits on its devices. Any
-/// request that fits is placed, whatever a policy says.
+/// The policy's rating, made safe: its cost is a number, and the request fits on its devices. So
+/// any request that fits is placed, whatever a policy says.
 template <class P>
 [[nodiscard]] rating rated(P& policy, const node_view& n, const placement_request& r) {
     constexpr double most = std::numeric_limits<double>::max();
     rating here = policy.rate(n, r);
-    if (!(here.cost < most)) here.cost = most;  // also if the cost isn't a number
+    if (!(here.cost < most)) here.cost = most;  // also true if the cost isn't a number
     if (here.cost < -most) here.cost = -most;
     std::uint32_t fitting = 0;
     for (const auto d : here.devices) fitting += d.index < n.devices.size() && fits(r, n.devices[d.index]) ? 1U : 0U;
@@ -131,8 +132,8 @@ template <class P>
 
 }  // namespace detail
 
-/// The placement with the lowest cost (ties: the lowest node id); none if the request fits nowhere.
-/// Looks at every node.
+/// The placement with the lowest cost; ties go to the lowest node id. No placement if the request
+/// doesn't fit anywhere. Looks at every node.
 template <class P>
 requires placement_policy<P>
 [[nodiscard]] std::optional<placement> choose(P&& policy, const cluster& c, const placement_request& r) {
@@ -151,24 +152,24 @@ requires placement_policy<P>
 
 /// The first node that has room.
 struct first_fit {
-    /// See the top of the class.
+    /// See placement_policy.
     [[nodiscard]] rating rate(const node_view& n, const placement_request& r) const {
         return {static_cast<double>(n.id.index), tightest_devices(n, r)};
     }
 };
 
 namespace detail {
-/// `of` as a part of `whole`; 0 if `whole` is 0.
+/// `of` as a fraction of `whole`; 0 if `whole` is 0.
 [[nodiscard]] constexpr double part(double of, double whole) noexcept { return whole > 0 ? of / whole : 0; }
 }  // namespace detail
 
-/// The node with the least capacity left afterwards: cores and device time, each relative to the
-/// largest node, in a hundred steps.
+/// Prefers the node with the least capacity left afterwards. Cores and device time count relative
+/// to the largest node, in a hundred steps.
 struct best_fit {
-    double most_cpu_milli = 128'000;  ///< of a node
-    double most_permille = 8'000;     ///< of a node
+    double most_cpu_milli = 128'000;  ///< the largest node's cores
+    double most_permille = 8'000;     ///< the largest node's device time
 
-    /// See the top of the class.
+    /// See placement_policy.
     [[nodiscard]] rating rate(const node_view& n, const placement_request& r) const {
         const double cpu = static_cast<double>(n.cpu_milli - r.cpu_milli) / most_cpu_milli;
         const double devices = static_cast<double>(n.permille() - device_permille(r)) / most_permille;
@@ -176,10 +177,10 @@ struct best_fit {
     }
 };
 
-/// Used devices first, fullest first; then free devices of used nodes; unused nodes last, smallest
-/// first.
+/// Prefers used devices, the fullest first; then free devices of used nodes; unused nodes come
+/// last, the smallest first.
 struct bin_packing {
-    /// See the top of the class.
+    /// See placement_policy.
     [[nodiscard]] rating rate(const node_view& n, const placement_request& r) const {
         const auto at = tightest_devices(n, r);
         std::uint32_t opened = 0, left = 0;
@@ -197,10 +198,10 @@ struct bin_packing {
     }
 };
 
-/// The node with the most capacity left, on its emptiest devices: least interference, most
-/// fragments.
+/// Prefers the node with the most capacity left, and its emptiest devices: least interference, most
+/// fragmentation.
 struct spreading {
-    /// See the top of the class.
+    /// See placement_policy.
     [[nodiscard]] rating rate(const node_view& n, const placement_request& r) const {
         device_set at;
         while (at.size() < r.devices) {
@@ -219,15 +220,15 @@ struct spreading {
     }
 };
 
-/// The node whose free resources point least in the direction of the request: the smallest product
-/// of free and requested amounts, so that large leftovers stay. After Grandl et al.,
+/// Prefers the node whose free resources point least in the direction of the request: the smallest
+/// product of free and requested amounts, so that large leftovers remain. After Grandl et al.,
 /// "Multi-resource packing for cluster schedulers" (Tetris), SIGCOMM 2014, in the form that the
 /// comparison of USENIX ATC 2023 uses.
 struct dot_product {
-    double most_cpu_milli = 128'000;  ///< of a node
-    double most_permille = 8'000;     ///< of a node
+    double most_cpu_milli = 128'000;  ///< the largest node's cores
+    double most_permille = 8'000;     ///< the largest node's device time
 
-    /// See the top of the class.
+    /// See placement_policy.
     [[nodiscard]] rating rate(const node_view& n, const placement_request& r) const {
         const double cpu =
             static_cast<double>(n.cpu_milli) / most_cpu_milli * (static_cast<double>(r.cpu_milli) / most_cpu_milli);
@@ -237,13 +238,14 @@ struct dot_product {
     }
 };
 
-/// Any node that has room, each with the same chance. Not stable: each question draws a new number.
+/// Takes any node that has room, each with the same probability. Not stable: each question draws a
+/// new number.
 class random_fit {
 public:
     /// The same seed gives the same choices.
     explicit random_fit(std::uint64_t seed) noexcept : state_(seed) {}
 
-    /// See the top of the class.
+    /// See placement_policy.
     [[nodiscard]] rating rate(const node_view& n, const placement_request& r) {
         // splitmix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014
         auto z = state_ += 0x9E3779B97F4A7C15U;
@@ -263,14 +265,15 @@ static_assert(stable_placement_policy<spreading>);
 static_assert(stable_placement_policy<dot_product>);
 static_assert(placement_policy<random_fit> && !placement_policy<const random_fit>);
 
-/// A placement for each member, in the order of the requests. Otherwise the first member, in the
-/// order of the tries, that found no place beside those before it.
+/// A placement for each member, in the order of the requests. Without placements, the plan names
+/// the first member, in the order of the tries, that found no place beside the members before it.
 struct gang_plan {
-    /// one for each member; none if one has no place
+    /// One placement for each member; none if a member has no place.
     std::optional<std::vector<placement>> placements{};
     std::size_t member = 0;  ///< the member that has no place
-    refusal why{};           ///< the resource that it lacks
-    bool proven = false;     ///< if none: no plan is possible; else none was found in `most_steps`
+    refusal why{};           ///< the resource that this member lacks
+    /// Without placements: whether no plan exists, or only none was found in `most_steps`.
+    bool proven = false;
 
     /// Whether all members have a place.
     [[nodiscard]] explicit operator bool() const noexcept { return placements.has_value(); }
@@ -283,8 +286,9 @@ struct gang_plan {
 
 namespace detail {
 
-/// The largest first: most devices, then most device time, then most host resources; equal members
-/// in the given order. Members that want to be near another member come last.
+/// The order of placing: the largest members first, by devices, then device time, then host
+/// resources. Equal members keep the given order. Members that want to be near another member come
+/// last.
 [[nodiscard]] inline std::vector<std::size_t> order_of_placing(std::span<const placement_request> members) {
     std::vector<std::size_t> order(members.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
@@ -299,7 +303,8 @@ namespace detail {
     return order;
 }
 
-/// A member that has no place even alone, apart from labels. Then there is no plan for all of them.
+/// A member that has no place even alone, ignoring labels. In that case there is no plan for all
+/// members.
 [[nodiscard]] inline std::optional<gang_plan> lonely_member(const cluster& c,
                                                             std::span<const placement_request> members) {
     for (std::size_t i = 0; i < members.size(); ++i) {
@@ -312,13 +317,14 @@ namespace detail {
 
 }  // namespace detail
 
-/// The most steps that plan_gang() takes after the greedy plan: some hundred microseconds.
+/// The most steps that plan_gang() takes after the greedy plan. They take some hundred
+/// microseconds.
 inline constexpr std::size_t gang_steps = 2'000;
 
-/// Plans the largest members first, and then members that want to be near another one: the policy
-/// places each member beside those before it. If a member then has no place, all ways to place the
-/// members are tried, within `most_steps` nodes or choices of devices. So a gang of a few members
-/// on some tens of nodes is placed if it fits.
+/// Plans the largest members first, and last the members that want to be near another member: the
+/// policy places each member beside the members before it. If a member then has no place, the
+/// function tries all ways to place the members, within `most_steps` nodes or choices of devices.
+/// So a gang of a few members on some tens of nodes is placed if it fits.
 template <class P>
 requires placement_policy<P>
 [[nodiscard]] gang_plan plan_gang(P&& policy, const cluster& c, std::span<const placement_request> members,
@@ -348,8 +354,8 @@ requires placement_policy<P>
 /// Applies all placements or none. Returns the shortage if the cluster has changed since the plan
 /// was made.
 [[nodiscard]] inline refusal try_apply_gang(cluster& c, std::span<const placement> gang) {
-    // In the order of planning: a member that wants to be near another one comes after it. Labels
-    // can throw, so applied members are undone in the reverse order.
+    // In the order of planning, because a member that wants to be near another member comes after
+    // it. Adding labels can throw, so applied members are undone in the reverse order.
     std::vector<placement_request> members;
     for (const auto& p : gang) members.push_back(p.request);
     const auto order = detail::order_of_placing(members);
@@ -370,7 +376,7 @@ requires placement_policy<P>
     }
     return {};
 }
-/// As try_apply_gang; throws operation_error.
+/// try_apply_gang(), but throws operation_error.
 inline void apply_gang(cluster& c, std::span<const placement> gang) {
     if (const auto why = try_apply_gang(c, gang))
         throw operation_error(to_errc(why.missing), {}, describe(why).c_str());
@@ -378,8 +384,8 @@ inline void apply_gang(cluster& c, std::span<const placement> gang) {
 
 namespace detail {
 
-/// Costs by node, and the lowest of them: minima of blocks, so that one change costs at most one
-/// block.
+/// The costs of nodes, and the lowest of them. The table keeps minima of blocks, so one change
+/// costs at most one block.
 class cost_table {
 public:
     explicit cost_table(std::size_t nodes) : cost_(nodes, none), lowest_((nodes + block - 1) / block, none) {}
@@ -416,16 +422,17 @@ private:
 
 struct rearrangement;
 
-/// Keeps the cost of every node for each distinct request that it was asked about, and a list of
+/// Keeps the cost of every node for each distinct request that was asked about, and a list of
 /// changed nodes. A decision rates only the nodes that have changed since the last decision about
-/// the same request. On average these are at most as many as there are distinct requests, however
-/// large the cluster. Memory: 8 bytes per node and distinct request, for at most `most_requests` of
-/// them (the least recently used are dropped). Not thread-safe.
+/// the same request. On average these are at most as many nodes as there are distinct requests,
+/// however large the cluster is. Takes 8 bytes of memory for each node and distinct request, for at
+/// most `most_requests` distinct requests; the least recently used ones are dropped. Not
+/// thread-safe.
 template <class Policy>
 requires stable_placement_policy<Policy>
 class indexed_cluster {
 public:
-    /// Remembers the costs of the latest `most_requests` distinct requests.
+    /// Remembers the costs of the last `most_requests` distinct requests.
     indexed_cluster(cluster nodes, Policy policy, std::size_t most_requests = 1024)
         : cluster_(std::move(nodes)),
           policy_(std::move(policy)),
@@ -439,8 +446,8 @@ public:
     [[nodiscard]] const Policy& policy() const noexcept { return policy_; }
 
     /// Adds, resizes, drains, resumes and removes nodes and devices, or places on them:
-    /// `change(nodes)` does so on the cluster. Known ratings are forgotten. If `change` throws,
-    /// nothing happens.
+    /// `change(nodes)` makes the change on the cluster. Known ratings are forgotten. If `change`
+    /// throws, nothing is changed.
     template <std::invocable<cluster&> Change>
     void change_nodes(Change change) {
         cluster changed = cluster_;
@@ -454,8 +461,8 @@ public:
         changes_ = 0;
     }
 
-    /// As `gpushare::choose`. For requests with labels it rates every node, because whether they
-    /// fit doesn't depend on the node alone.
+    /// As `gpushare::choose`. For requests with labels, every node is rated, because their fit
+    /// doesn't depend on the node alone.
     [[nodiscard]] std::optional<placement> choose(const placement_request& r) {
         if (has_labels(r)) return gpushare::choose(policy_, cluster_, r);
         known& k = look_up(r);
@@ -466,29 +473,29 @@ public:
         return placement{r, id, detail::rated(policy_, cluster_[id], r).devices};
     }
 
-    /// As the cluster's own.
+    /// See cluster::try_apply.
     [[nodiscard]] refusal try_apply(const placement& p) {
         const auto why = cluster_.try_apply(p);
         if (!why) note_change(p.node);
         return why;
     }
-    /// As the cluster's own.
+    /// See cluster::apply.
     void apply(const placement& p) {
         cluster_.apply(p);
         note_change(p.node);
     }
-    /// As the cluster's own.
+    /// See cluster::hold.
     void hold(const placement& p) {
         cluster_.hold(p);
         note_change(p.node);
     }
-    /// As the cluster's own.
+    /// See cluster::try_release.
     [[nodiscard]] bool try_release(const placement& p) noexcept {
         const bool done = cluster_.try_release(p);
         if (done) note_change(p.node);
         return done;
     }
-    /// As the cluster's own.
+    /// See cluster::release.
     void release(const placement& p) {
         cluster_.release(p);
         note_change(p.node);
@@ -500,8 +507,8 @@ private:
 
     struct known {
         detail::cost_table costs;
-        std::uint64_t seen = 0;  // changes taken into account
-        std::uint64_t used = 0;  // the last decision about it, by number
+        std::uint64_t seen = 0;  // the number of changes taken into account
+        std::uint64_t used = 0;  // the number of the last decision about this request
         bool fresh = true;
     };
 
@@ -523,13 +530,14 @@ private:
 
     void refresh(known& k, const placement_request& r) {
         if (k.fresh || changes_ - k.seen > changed_.size()) {
-            k.fresh = true;  // until all are rated, also if the policy throws
+            k.fresh = true;  // until all nodes are rated; stays true if the policy throws
             rate_all(k, r);
             k.fresh = false;
         } else {
             for (auto c = k.seen; c < changes_; ++c) {
                 const node_id id{changed_[c % changed_.size()]};
-                if (last_change_[id.index] == c + 1) rate(k, r, id);  // else it comes again later
+                // otherwise the node comes again later
+                if (last_change_[id.index] == c + 1) rate(k, r, id);
             }
         }
         k.seen = changes_;
@@ -541,7 +549,7 @@ private:
     }
 
     void rate_all(known& k, const placement_request& r) {
-        // A drained node looks like a full node, which still takes a request for nothing.
+        // A drained node looks like a full node, but a full node still takes an empty request.
         const bool by_state = rates_by_state<Policy> && (r.devices != 0 || r.cpu_milli != 0 || r.memory != bytes{});
         if (by_state) alike_.clear(cluster_.size());
         for (std::uint32_t i = 0; i < cluster_.size(); ++i) {
@@ -557,8 +565,8 @@ private:
     Policy policy_;
     std::size_t most_requests_;
     std::map<placement_request, known> known_;
-    std::vector<std::uint32_t> changed_;      // the latest changes, a ring
-    std::vector<std::uint64_t> last_change_;  // of each node, from 1
+    std::vector<std::uint32_t> changed_;      // the latest changes, in a ring
+    std::vector<std::uint64_t> last_change_;  // the number of each node's last change, from 1
     std::uint64_t changes_ = 0, decisions_ = 0;
     detail::alike_nodes alike_;
 };

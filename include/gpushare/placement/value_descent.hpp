@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The library's own placement policy. Each node has a value: what the node can still earn from
-// expected requests. The policy places a request where that value falls least.
+// expected requests. The policy places a request on the node whose value falls least.
 //
 //   gpushare::value_descent policy(cluster, gpushare::workload(history));
 //   if (auto p = gpushare::choose(policy, cluster, request)) cluster.apply(*p);
 //
 // Fragmentation is the part of a node's free device time that an average next request could not
-// use. The value includes fragmentation, and a policy of its own keeps it low, after Weng et al.,
-// "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient Descent",
-// USENIX ATC 2023.
+// use. The value includes fragmentation. A separate policy only keeps fragmentation low, after Weng
+// et al., "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient
+// Descent", USENIX ATC 2023.
 //
 //   gpushare::fragmentation_descent fragments{gpushare::workload(history)};
 //   auto q = gpushare::choose(fragments, cluster, request);
@@ -36,10 +36,10 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
 /// A node's fragmentation: the sum over the kinds of `weight` times the free permille that a
-/// request of the kind can't use. These are all free permille if cores, model or number of devices
-/// don't suffice, and otherwise the permille on devices with too little left. Kinds that need one
-/// device are summed beforehand, so that a node costs a few additions per device instead of one per
-/// kind.
+/// request of the kind can't use. If cores, model or number of devices don't suffice, all free
+/// permille count; otherwise the permille on devices with too little left count. Kinds that need
+/// one device are summed in advance, so that a node costs a few additions per device instead of one
+/// per kind.
 class fragmentation {
 public:
     /// For the kinds of a workload. Throws operation_error (invalid_specification) for a weight
@@ -101,7 +101,8 @@ private:
         v.erase(std::unique(v.begin(), v.end()), v.end());
     }
 
-    // [cpu rank][share rank]: weight of the kinds for one device that find enough of both.
+    // weights_[cpu rank][share rank] is the weight of the kinds for one device that find enough of
+    // both.
     void fill(std::span<const request_kind> kinds, std::uint8_t model) {
         const auto columns = shares_.size() + 1;
         std::vector<double> table((cpus_.size() + 1) * columns);
@@ -122,22 +123,22 @@ private:
 
     double total_weight_ = 0;
     std::vector<request_kind> many_;  // kinds for several devices
-    // of kinds for one device: distinct, ascending
+    // of the kinds for one device: distinct numbers of cores, ascending
     std::vector<std::uint64_t> cpus_;
-    std::vector<std::uint32_t> shares_;               // likewise
+    std::vector<std::uint32_t> shares_;               // likewise, distinct shares
     std::array<std::uint16_t, whole + 1> rank_of_{};  // how many of shares_ fit into each amount
     std::vector<std::vector<double>> tables_;
     std::array<std::uint8_t, device_model::count> table_of_{};
 };
 
-/// The published policy: takes places where fragmentation, weighted by frequency, grows least, in
-/// the published score's hundred steps. As published, it ignores memory.
+/// The published policy: takes the place where fragmentation, weighted by frequency, grows least,
+/// in the published score's hundred steps. Like the published policy, it ignores memory.
 class fragmentation_descent {
 public:
     /// See rates_by_state.
     static constexpr bool by_state = true;
 
-    /// `expected`: the expected requests.
+    /// `expected` has the expected requests.
     explicit fragmentation_descent(const workload& expected) : measure_(expected.kinds()) {}
 
     /// Rates by the growth of fragmentation.
@@ -170,8 +171,8 @@ static_assert(rates_by_state<fragmentation_descent>);
 namespace detail {
 
 /// The scarcity of places for each kind of request: the number of requests of the kind that a full
-/// cluster is expected to see, over the number that it could hold of that kind alone. At most 1; 0
-/// for kinds that fit nowhere.
+/// cluster is expected to see, divided by the number that it could hold of that kind alone. At most
+/// 1; 0 for kinds that don't fit anywhere.
 [[nodiscard]] inline std::vector<request_kind> scarcity(const cluster& c, const workload& expected) {
     const double requests =
         expected.mean_permille() > 0 ? static_cast<double>(c.capacity_permille()) / expected.mean_permille() : 0;
@@ -195,11 +196,12 @@ namespace detail {
 
 }  // namespace detail
 
-/// The tuned parameters of `value_descent`. Half or twice of each changes little on lists that it
-/// wasn't tuned on (docs/placement.md), so there is seldom a reason to set one.
+/// The tuned parameters of `value_descent`. Halving or doubling a parameter changes little on
+/// request lists that it wasn't tuned on (docs/placement.md), so there is seldom a reason to set
+/// one.
 struct value_descent_options {
-    /// How much a permille of expected fragmentation counts against one of value. With 0, ties
-    /// between equally valued nodes may break up the nodes that large requests need. From 0 to
+    /// How much a permille of expected fragmentation counts against a permille of value. With 0,
+    /// ties between equally valued nodes may break up the nodes that large requests need. From 0 to
     /// 1'000.
     double fragmentation_weight = 1.0 / 16;
     /// Rounds of the search for prices: more rounds take longer and give more exact prices.
@@ -209,20 +211,20 @@ struct value_descent_options {
     double first_step = 0.5;
 };
 
-/// The cost of a placement has two terms. The first is the node's loss of value: how much less it
-/// can still earn at bid prices (detail/node_value.hpp). This term is exact if the requests that
-/// fill the node do come. They may not come, so the second term is fragmentation, with each kind
-/// weighted by the scarcity of its places. This term keeps the few nodes that can hold the largest
-/// requests whole while other nodes suffice. Device memory limits where a request fits, and has no
-/// price.
+/// The cost of a placement has two terms. The first is the node's loss of value: how much less the
+/// node can still earn at bid prices (detail/node_value.hpp). This term is exact if the requests
+/// that fill the node do come. They may not come, so the second term is fragmentation, with each
+/// kind weighted by the scarcity of its places. This term keeps the few nodes that can hold the
+/// largest requests whole while other nodes suffice. Device memory limits where a request fits, but
+/// has no price.
 class value_descent {
 public:
     /// See rates_by_state.
     static constexpr bool by_state = true;
 
-    /// Learns prices from the requests expected on those nodes, as if the nodes were empty: some
-    /// tenths of a second. Throws operation_error (invalid_specification) for an option that is out
-    /// of its range or isn't a number.
+    /// Learns prices from the requests that are expected on those nodes, as if the nodes were
+    /// empty. This takes some tenths of a second. Throws operation_error (invalid_specification)
+    /// for an option that is out of its range or isn't a number.
     value_descent(const cluster& c, const workload& expected, const value_descent_options& o = {})
         : value_(expected, detail::bid_prices(c, expected, checked(o).rounds, o.first_step)),
           fragmentation_(detail::scarcity(c, expected)),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A ring of the latest records of a trace, written by any thread, in memory that is allocated once.
-// Writing a record takes no lock, allocates nothing and never waits. A part of timeline_trace.hpp.
+// A ring of the latest records of a trace, which any thread may write, in memory that is allocated
+// once. Writing a record takes no lock, doesn't allocate and never waits. A part of
+// timeline_trace.hpp.
 //
 //   detail::trace_ring ring;    ring.reserve(65536);    ring.push({...});
 //   ring.for_each([](const detail::trace_record& r) { ... });                  // oldest first
@@ -25,7 +26,8 @@ enum class trace_kind : std::uint8_t { wait, permit, kernel, bound, violation };
 struct trace_record {
     trace_kind kind{};
     std::uint32_t device = 0, tenant = 0;
-    // Ns on the trace's clock; for a bound and a violation: the time and the length.
+    // Ns on the trace's clock. A bound and a violation have their time in `begin` and their length
+    // in `end`.
     std::int64_t begin = 0, end = 0;
 };
 
@@ -39,11 +41,11 @@ public:
         dropped_.store(0, std::memory_order_relaxed);
     }
 
-    /// Writes a record. Drops and counts it if its slot is being read, or written by a thread that
-    /// is a whole ring behind.
+    /// Writes a record. The record is dropped, and counted as lost, if its slot is being read, or
+    /// is being written by a thread that is a whole ring behind.
     void push(const trace_record& r) noexcept {
         if (size_ == 0) return;
-        // Relaxed: only a number; the slot itself publishes the record.
+        // Relaxed: the number orders nothing; the slot itself publishes the record.
         const auto number = next_.fetch_add(1, std::memory_order_relaxed);
         slot& s = slots_[number % size_];
         if (!s.take()) {
@@ -55,7 +57,8 @@ public:
         s.give();
     }
 
-    /// Visits the present records, oldest first; records made meanwhile may be missed.
+    /// Visits the existing records, the oldest first. Records that are made in the meantime may be
+    /// missed.
     template <std::invocable<const trace_record&> F>
     void for_each(F f) {
         const auto end = next_.load(std::memory_order_relaxed);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finds nodes that are alike: the same description and the same free resources. Of a thousand
-// nodes, usually only some tens differ while many are empty.
+// Finds nodes that are alike: nodes with the same description and the same free resources. While
+// many of a thousand nodes are empty, usually only some tens of them differ.
 //
 //   alike_nodes seen;
 //   seen.clear(nodes.size());
@@ -26,8 +26,8 @@ public:
     /// Forgets all nodes, and makes room for `nodes`.
     void clear(std::size_t nodes) { first_.assign(std::bit_ceil(2 * nodes + 1), none); }
 
-    /// The first node that was asked about and is like this one, or the node itself if there is
-    /// none. The nodes mustn't change between the calls.
+    /// The first node that was asked about and is like this node, or this node if there is none.
+    /// The nodes must not change between the calls.
     [[nodiscard]] node_id first_like(const cluster& nodes, node_id id) noexcept {
         const node_view n = nodes[id];
         for (std::size_t at = hash(n);; ++at) {

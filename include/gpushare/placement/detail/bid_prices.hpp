@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Bid prices: what each kind of request costs a cluster, in permille of device time, with all its
-// scarce resources counted. A request for half a device and half the node's cores costs more than
-// one for half a device.
+// scarce resources counted. For example, a request for half a device and half the node's cores
+// costs more than a request for half a device.
 //
 //   // one per kind
 //   const auto price = gpushare::detail::bid_prices(cluster, gpushare::workload(history));
@@ -39,11 +39,12 @@ struct host_prices {
            (r.devices == 0 || (r.models.allows(n.model) && r.device_memory <= n.device_memory));
 }
 
-/// Finds the prices at which the stream of requests, spread over the cluster's nodes by profit, is
-/// served evenly. This is the dual of a linear program that serves as many average streams as the
-/// empty cluster holds. (Talluri and van Ryzin, "An analysis of bid-price controls for network
-/// revenue management", 1998.) The updates are multiplicative: in each round every kind of node
-/// takes the most profitable requests, and kinds that are taken more often than others get cheaper.
+/// Finds the prices at which the stream of requests is served evenly when it is spread over the
+/// cluster's nodes by profit. This is the dual of a linear program that serves as many average
+/// streams as the empty cluster holds. (Talluri and van Ryzin, "An analysis of bid-price controls
+/// for network revenue management", 1998.) The updates are multiplicative: in each round every kind
+/// of node takes the most profitable requests, and kinds that are taken more often than others get
+/// cheaper.
 class price_search {
 public:
     price_search(const cluster& c, const workload& expected)
@@ -60,7 +61,8 @@ public:
             else
                 nodes_.push_back({n, 1, {}, {}});
         }
-        // To begin with, the cores beside a device cost a tenth of it, and memory next to nothing.
+        // Initially, the cores beside a device cost a tenth of the device, and memory costs next to
+        // nothing.
         const auto capacity = static_cast<double>(c.capacity_permille());
         idle_cpu_ = cpu > 0 ? 0.1 * capacity / cpu : 0;
         for (auto& n : nodes_) {
@@ -103,7 +105,7 @@ private:
         node_description node{};
         double count = 0;
         host_prices host{};
-        std::vector<std::size_t> kinds{};  // kinds that fit
+        std::vector<std::size_t> kinds{};  // the kinds that fit
     };
     struct usage {
         double cpu = 0, memory = 0;
@@ -112,7 +114,7 @@ private:
     static bool takes_devices(const placement_request& r) noexcept { return device_permille(r) != 0; }
     static double mib(bytes b) noexcept { return static_cast<double>(b.count()) / host_prices::mib; }
 
-    // An average request costs the device time that it takes.
+    // Scales the prices so that an average request costs the device time that it takes.
     double normalise() {
         double is = 0;
         for (std::size_t i = 0; i < price_.size(); ++i)
@@ -128,7 +130,8 @@ private:
         return (price_[i] - n.host.of(r)) / r.devices;
     }
 
-    /// The requests that the node takes at its host prices. Adds `part` of them to `taken_`.
+    /// The requests that the node takes at its host prices. Adds the fraction `part` of them to
+    /// `taken_`.
     usage fill(const node_kind& n, double part) {
         device_.clear();
         for (const auto i : n.kinds) device_.offer(i, net(n, i));
@@ -148,7 +151,7 @@ private:
     }
 
     /// The cheapest cpu price at which the node's cores suffice. Between two fillings at that
-    /// price, a mixture of both.
+    /// price, takes a mixture of both.
     void balance(node_kind& n, double rate) {
         const auto there = static_cast<double>(n.node.cpu_milli);
         double previous = n.host.cpu, memory = 0;
@@ -193,7 +196,7 @@ private:
         }
         if (served <= 0 || asked <= 0) return;
         const double streams = served / asked;
-        // Moves a price towards even service, by at most `limit` a round.
+        // Moves a price towards even service, by at most `limit` in a round.
         const auto adjusted = [&](double price, double taken, double weight, double limit) {
             return price * std::exp(-rate * limit * std::clamp(taken / (streams * weight) - 1, -1.0, 1.0));
         };
@@ -208,17 +211,18 @@ private:
     double mean_permille_ = 0;
     device_filling device_;
     std::vector<node_kind> nodes_;
-    std::vector<double> price_;  // of kinds with devices; others pay idle_cpu_ for each milli
+    std::vector<double> price_;  // of kinds with devices; other kinds pay idle_cpu_ for each milli
     double idle_cpu_ = 0;
-    double cpu_without_device_ = 0;  // milli of an average request
+    double cpu_without_device_ = 0;  // the cpu, in milli, of an average request
     std::vector<double> taken_, parts_;
     double idle_taken_ = 0;
 };
 
 /// The price of each of `expected.kinds()`, in permille of device time, scaled so that an average
-/// request costs what it takes. Kinds that fit on no node cost nothing. Looks at the nodes as if
-/// they were empty. Takes a tenth of a second for 150 kinds of requests with shares in steps of 1
-/// %, on 15 kinds of nodes; seconds for thousands of kinds, or for steps of 0.1 %.
+/// request costs the device time that it takes. Kinds that don't fit on any node cost nothing.
+/// Looks at the nodes as if they were empty. Takes a tenth of a second for 150 kinds of requests,
+/// with shares in steps of 1 %, on 15 kinds of nodes. Takes seconds for thousands of kinds, or for
+/// steps of 0.1 %.
 [[nodiscard]] inline std::vector<double> bid_prices(const cluster& c, const workload& expected,
                                                     std::size_t rounds = 150, double first_step = 0.5) {
     return price_search(c, expected).after(rounds, first_step);

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// The capacity that a waiting request could use on each node, and whether a placement takes some of
-// it away.
+// Computes the capacity that a waiting request could use on each node, and whether a placement
+// takes some of that capacity away.
 //
 //   const detail::competition waits(cluster, request.members, request.on);
 //   if (waits.harmed_by(p)) ...                  // p delays it: on a node where it could go, p takes what it then lacks
 //   cluster left = cluster;   waits.keep(left);  // what others may have without delaying it
 //
 // A placement harms a waiting request only if it takes a resource that is short for that request.
-// It harms no request if enough of each resource, and enough free devices, are left beside it. Of a
-// gang, only those members count that could be on the placement's node at once if the node were
-// empty. A set of members that shares no node with the other members waits for nothing if all of
-// the set fit now, beside the placement: it leaves that capacity to others.
+// If enough of each resource, and enough free devices, are left beside the placement, it doesn't
+// harm the request. Of a gang, only those members count that could be on the placement's node at
+// once if the node were empty. Consider members that share no node with the gang's other members:
+// if they all fit now beside the placement, they wait for nothing there, and leave that capacity to
+// other requests.
 #pragma once
 
 #include <algorithm>
@@ -30,13 +31,13 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// For one waiting request. Refers to all of its arguments.
+/// The competition for one waiting request. Refers to all of its arguments.
 class competition {
 public:
     competition(const cluster& c, std::span<const placement_request> members, device_set on) noexcept
         : cluster_(c), members_(members), on_(on) {}
 
-    /// Whether the request could wait longer because of that placement, which fits.
+    /// Whether the request could wait longer because of that placement, which must fit.
     [[nodiscard]] bool harmed_by(const placement& p) const {
         const wants w = on_node(p.node);
         if (!w.any) return false;
@@ -45,8 +46,8 @@ public:
     }
 
     /// Takes the capacity that is kept for this request out of `left`, a copy of the cluster, so
-    /// that no placement there harms the request. `by`: the requests to be placed there. `shares`:
-    /// whether these requests want the same device time as this one.
+    /// that no placement there harms the request. `by` has the requests to be placed there.
+    /// `shares` says whether these requests want the same device time as this request.
     void keep(cluster& left, std::span<const placement_request> by, bool shares = true) const {
         const bool apart = std::ranges::any_of(by, [&](const placement_request& r) { return in_the_way(r); });
         for (std::uint32_t i = 0; i < cluster_.size(); ++i) {
@@ -71,7 +72,7 @@ private:
         std::uint64_t cpu_milli = 0;
         bytes memory{};
         std::uint32_t devices = 0;  // of all members that could be there at once
-        // On a device: the most that one member wants, and the sum of all members.
+        // On one device: the most that a member wants, and the sum over all members.
         std::uint32_t permille = 0, all_permille = 0;
         bytes device_memory{}, all_memory{};  // likewise
         device_set usable{};
@@ -89,7 +90,8 @@ private:
             time.push_back(device_permille(m));
             all_memory.push_back(m.devices * m.device_memory.count());
         }
-        // How many members fit into the whole at most: the smallest ones, for each resource.
+        // How many members fit into the whole at most. For each resource, this counts the smallest
+        // members.
         [[nodiscard]] static std::size_t most_in(std::vector<std::uint64_t>& each, std::uint64_t whole) {
             std::ranges::sort(each);
             std::size_t n = 0;
@@ -121,7 +123,7 @@ private:
         });
     }
 
-    // Whether the free capacity, less `n`, is below the wanted amount.
+    // Whether taking `n` leaves less free capacity than the wanted amount.
     [[nodiscard]] static bool takes(std::uint64_t n, std::uint64_t free, std::uint64_t wanted) noexcept {
         return n != 0 && wanted != 0 && free - std::min(n, free) < wanted;
     }
@@ -194,8 +196,8 @@ private:
         }
         return false;
     }
-    // The members that could be on that node, the members that could be where those could, and so
-    // on.
+    // The members that could be on that node, the members that could be on nodes where those could
+    // be, and so on.
     [[nodiscard]] std::vector<std::size_t> together_with(node_id id) const {
         std::vector<std::size_t> all;
         std::vector<bool> is_in(members_.size());
@@ -232,7 +234,8 @@ private:
     static void keep_devices(cluster& left, node_id id, const wants& w) {
         const auto as_is = [&](std::uint32_t d) { return left[id].devices[d]; };
         device_set kept = w.usable;
-        if (served(w, left[id], as_is) >= w.devices) {  // some suffice; others may have the rest
+        // some devices suffice; other requests may have the rest
+        if (served(w, left[id], as_is) >= w.devices) {
             kept = {};
             while (kept.size() < w.devices) {
                 std::uint32_t best = device_set::capacity;

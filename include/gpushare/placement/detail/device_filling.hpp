@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The best filling of one device with requests, and its value at given prices: a knapsack problem
-// inside bid prices and node values.
+// The best filling of one device with requests, and its value at given prices. This is the knapsack
+// problem inside bid prices and node values.
 //
 //   gpushare::detail::device_filling device(kinds);
 //   device.clear();
@@ -23,16 +23,16 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// A knapsack over the sizes of the parts (a request for several devices has several), solved for
-/// every free share at once. Which kind takes a part of a given size depends on chance and profit,
-/// by a logit choice: kinds come in proportion to their frequency, and a kind that brings
+/// A knapsack over the sizes of the parts, solved for every free share at once; a request for
+/// several devices has several parts. Which kind takes a part of a given size depends on chance and
+/// profit, by a logit choice: kinds come in proportion to their frequency, and a kind that brings
 /// `temperature` more is taken e times as often. For that reason alone, a size with few requests is
 /// worth less than its share. (McFadden, "Conditional logit analysis of qualitative choice
 /// behavior", 1974.)
 class device_filling {
 public:
     static constexpr std::uint32_t whole = 1000;
-    /// In permille of device time. Results are much the same from 15 to 25.
+    /// The temperature in permille of device time. Results are much the same from 15 to 25.
     static constexpr double temperature = 20;
 
     explicit device_filling(std::span<const request_kind> kinds) : size_of_(kinds.size()), odds_(kinds.size()) {
@@ -61,10 +61,10 @@ public:
     [[nodiscard]] std::uint32_t unit() const noexcept { return unit_; }
 
     void clear() noexcept { std::ranges::fill(sum_, 0.0); }
-    /// A part of kind `i` brings `net`. The kind has devices, and a share of each.
+    /// Offers a part of kind `i`, which brings `net`. The kind has devices, and a share of each.
     void offer(std::size_t i, double net) noexcept { sum_[size_of_[i]] += odds(i, net); }
 
-    /// Value of a device with 0, 1, ... units free.
+    /// The value of a device with 0, 1, ... units free.
     std::span<const double> solve() noexcept {
         for (std::size_t s = 0; s < sizes_.size(); ++s) net_[s] = sizes_[s] + temperature * std::log(sum_[s]);
         for (std::size_t x = 1; x < value_.size(); ++x) {
@@ -80,8 +80,8 @@ public:
         return value_;
     }
 
-    /// How many parts of each size fill a whole device best. Call it after `solve`. Writes one
-    /// number for each size to `count`.
+    /// The number of parts of each size that fill a whole device best. Call best() after solve().
+    /// Writes one number for each size to `count`.
     void best(std::vector<double>& count) const {
         count.assign(sizes_.size(), 0.0);
         for (auto x = value_.size() - 1; x > 0;) {
@@ -101,9 +101,9 @@ public:
     [[nodiscard]] std::size_t size_of(std::size_t i) const noexcept { return size_of_[i]; }
 
 private:
-    // Relative to a net that equals the share, so that the exponentials stay in range.
+    // Computed relative to a net that equals the share, so that the exponentials stay in range.
     [[nodiscard]] double odds(std::size_t i, double net) const noexcept {
-        constexpr double limit = 600;  // exp is finite
+        constexpr double limit = 600;  // exp(limit) is finite
         return odds_[i] * std::exp(std::clamp((net - sizes_[size_of_[i]]) / temperature, -limit, limit));
     }
 
@@ -112,8 +112,8 @@ private:
     std::vector<std::size_t> size_of_;  // of each kind
     std::vector<double> odds_;          // of each kind: its fraction of all requested parts
     std::vector<double> sum_, net_;     // of each size
-    std::vector<double> value_;         // by free units
-    std::vector<std::size_t> last_;     // by free units: the size that was put last
+    std::vector<double> value_;         // indexed by free units
+    std::vector<std::size_t> last_;     // indexed by free units: the size that was put last
 };
 
 }  // namespace detail

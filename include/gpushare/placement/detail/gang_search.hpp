@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Looks for places for all members of a gang by backtracking, for gangs that a greedy plan doesn't
-// place, and to tell whether a gang can be placed at all.
+// Looks for places for all members of a gang by backtracking. Used for gangs that a greedy plan
+// doesn't place, and to find out whether a gang can be placed at all.
 //
 //   detail::gang_search search(cluster, members, order, 2'000);
 //   if (search.run([](const cluster&, const placement&) { return true; })) use(search.placements());
@@ -24,11 +24,11 @@ inline namespace GPUSHARE_ABI {
 namespace detail {
 
 /// One search. Nodes that are alike, devices with the same free capacity, and equal members are
-/// tried in one order only. A step looks at one node, or at one choice of devices.
+/// tried in one order only. One step looks at one node, or at one choice of devices.
 class gang_search {
 public:
-    /// `order`: the members' numbers in the order in which they are tried. `members` must outlive
-    /// it.
+    /// `order` has the members' numbers in the order in which they are tried. `members` must
+    /// outlive the object.
     gang_search(const cluster& c, std::span<const placement_request> members, std::vector<std::size_t> order,
                 std::size_t most_steps)
         : cluster_(c), members_(members), order_(std::move(order)), steps_(most_steps), placed_(members.size()) {
@@ -37,16 +37,16 @@ public:
     }
 
     /// Whether there is a plan in which `allowed(cluster, placement)` admits each placement; the
-    /// cluster has the placements before it. With `any_device`, `allowed` may distinguish devices
-    /// with the same free capacity.
+    /// cluster already has the earlier placements. With `any_device`, `allowed` may distinguish
+    /// devices with the same free capacity.
     template <class Allowed>
     [[nodiscard]] bool run(Allowed allowed, bool any_device = false) {
         distinct_ = any_device;
         return place(0, allowed);
     }
-    /// After run() returned false: whether there is no plan. Otherwise the steps didn't suffice.
+    /// After run() has returned false: whether no plan exists. Otherwise the steps didn't suffice.
     [[nodiscard]] bool proven() const noexcept { return steps_ != 0; }
-    /// After run() returned true: one placement for each member.
+    /// After run() has returned true: one placement for each member.
     [[nodiscard]] std::vector<placement> placements() && { return std::move(placed_); }
 
 private:
@@ -106,7 +106,7 @@ private:
     std::vector<std::size_t> order_;
     std::size_t steps_;
     std::vector<placement> placed_;
-    std::vector<alike_nodes> alike_;  // one for each depth: the nodes change between them
+    std::vector<alike_nodes> alike_;  // one for each depth, because the nodes change between depths
     bool labels_ = false, distinct_ = false;
 };
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The value of a node: the most that filling its free devices can earn at given bid prices, with
-// the remaining cores and memory. A device with 190 permille free is worth nothing if no request
-// asks for so little. Eight free devices beside two free cores are worth little more than one.
+// the remaining cores and memory. For example, a device with 190 permille free is worth nothing if
+// no request asks for so little, and eight free devices beside two free cores are worth little more
+// than one.
 //
 //   gpushare::detail::node_value value(workload, gpushare::detail::bid_prices(cluster, workload));
 //   const gpushare::detail::reduced_node before(n), after(n, request, devices);
@@ -28,14 +29,14 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// An upper bound on the best filling, by Lagrangian relaxation. Cores and memory get a price of
-/// the node's own, the cheapest that explains their scarcity there. The bound is the minimum over
-/// host prices q of q * (the free cores and memory) + the sum over devices of the best filling of
-/// each, at bid prices less q * (the cores and memory that it takes). For a grid of host prices,
-/// the second part is a table.
+/// An upper bound on the best filling, by Lagrangian relaxation. Cores and memory have a price of
+/// the node's own: the cheapest price that explains their scarcity there. The bound is the minimum,
+/// over host prices q, of q * (the free cores and memory) plus the sum over devices of the best
+/// filling of each device, at bid prices less q * (the cores and memory that the filling takes).
+/// For a grid of host prices, the second term is a table.
 class node_value {
 public:
-    /// For these prices, one for each kind, in permille.
+    /// For these prices in permille, one for each kind.
     node_value(const workload& expected, std::span<const double> price) {
         const auto kinds = expected.kinds();
         device_filling device(kinds);
@@ -57,7 +58,7 @@ public:
         }
     }
 
-    /// In permille of device time.
+    /// The value in permille of device time.
     [[nodiscard]] double operator()(const reduced_node& n) const noexcept {
         const auto& whole_node = n.node.whole;
         const auto& rows = tables_[table_of_[whole_node.model.index]];
@@ -75,7 +76,8 @@ public:
         }
         float best = least(sum);
         if (whole_devices < 2) return best;
-        // One request for several devices, in place of the requests that they would hold otherwise.
+        // One request for several devices, in place of the requests that these devices would
+        // otherwise hold.
         const row& device = rows[whole / unit_];
         for (const auto& [r, price, host] : many_) {
             if (r.devices > whole_devices || r.cpu_milli > n.cpu_milli || r.memory > n.memory) continue;
@@ -92,7 +94,7 @@ private:
     static constexpr std::uint32_t whole = device_filling::whole;
     static constexpr std::size_t cpu_points = 24, memory_points = 4, points = cpu_points * memory_points;
 
-    // Four floats that are added at once, whatever the compiler's flags.
+    // Four floats that are added at once, whatever the compiler's flags are.
     using lanes [[gnu::vector_size(16)]] = float;
     static constexpr std::size_t width = sizeof(lanes) / sizeof(float), groups = points / width;
     using row = std::array<lanes, groups>;  // one value for each point of the grid
@@ -111,11 +113,11 @@ private:
     struct many {
         placement_request request{};
         double price = 0;
-        row host{};  // the cost of its cpu and memory
+        row host{};  // the cost of its cpu and memory, for each point of the grid
     };
 
-    // Host prices from "free" to "so high that no kind pays them", closer together where they are
-    // low. Cores never cost less than requests without a device pay for them.
+    // The grid of host prices goes from "free" to "so high that no kind pays", with smaller steps
+    // between low prices. Cores never cost less than requests without a device pay for them.
     void lay_grid(std::span<const request_kind> kinds, std::span<const double> price) {
         double most_cpu = 0, most_memory = 0;
         for (std::size_t i = 0; i < kinds.size(); ++i) {
@@ -165,7 +167,7 @@ private:
     std::uint32_t unit_ = whole;
     row cpu_price_{}, memory_price_{};
     std::vector<many> many_;
-    // [free units of a device], for each set of models that differ
+    // [free units of a device], for each set of models that differs
     std::vector<std::vector<row>> tables_;
     std::vector<std::vector<char>> allowed_;
     std::array<std::uint8_t, device_model::count> table_of_{};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A node as it would be with one more request on it, for policies that compare before and after.
-// Nothing is copied.
+// A node as it would be with one more request, for policies that compare a node before and after a
+// placement. The class copies nothing.
 //
 //   for_each_choice(n, request, [&](device_set at) { cost(reduced_node(n, request, at)) - cost(reduced_node(n)); });
 #pragma once
@@ -28,7 +28,7 @@ struct reduced_node {
 
     /// The node itself, not reduced.
     explicit reduced_node(const node_view& n) noexcept : node(n), cpu_milli(n.cpu_milli), memory(n.memory) {}
-    /// With the request on those devices. The request must fit there.
+    /// The node with the request on those devices. The request must fit there.
     reduced_node(const node_view& n, const placement_request& r, device_set devices) noexcept
         : node(n),
           cpu_milli(n.cpu_milli - r.cpu_milli),
@@ -41,8 +41,9 @@ struct reduced_node {
     }
 };
 
-/// Calls `use` with devices that the request could take. For a request of one device, these are the
-/// devices that differ in free capacity, one by one; for several devices, the tightest ones.
+/// Calls `use` with sets of devices that the request could take. For a request for one device,
+/// these are the devices that differ in free capacity, one by one. For several devices, there is
+/// one set, the tightest devices.
 template <class Use>
 void for_each_choice(const node_view& n, const placement_request& r, Use use) {
     if (r.devices != 1) return use(tightest_devices(n, r));
