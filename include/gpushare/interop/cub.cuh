@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients on devices by CUB's kernels. cub_packing packs gradients by a batched copy in place of
-// device_buckets' own kernel, for buckets with very many gradients, or with gradients at odd
-// addresses. Elements travel as they are.
+// Packs gradients on devices, and selects their largest elements, by CUB's kernels. cub_packing
+// packs gradients by a batched copy in place of device_buckets' own kernel. It suits buckets with
+// very many gradients, or with gradients at odd addresses. Elements aren't converted.
 //
 //   gpushare::stream_resource ordered{tenant.memory(), stream};
 //   // always(stream): the memory for CUB's scratch there
 //   gpushare::cub_packing packing{always{&ordered}};
 //   gpushare::device_buckets<float, float, decltype(packing)> mine(1, gpushare::bytes{1 << 20}, packing);
 //
-// select_top_k chooses the largest elements of a gradient on its device by CUB's stable radix sort:
-// the same elements as top_k_feedback::select (gradient/wire.hpp) chooses on the host. The choice
-// is small: the host gets a copy, which goes over a transport as with all_reduce_top_k.
+// select_top_k chooses the largest elements of a gradient on its device by CUB's stable radix sort.
+// They are the same elements that top_k_feedback::select (gradient/wire.hpp) chooses on the host.
+// The choice is small: the host gets a copy, which goes over a transport as with all_reduce_top_k.
 //
 //   const cudaError_t code = gpushare::select_top_k(ordered, stream, gradient, owed, n, k, indices, values);
 //
-// For buckets on devices the choices go over streams:
+// For buckets on devices, the choices go over streams:
 //
 //   gpushare::device_top_k top(ranks, elements, 0.01, gpushare::cub_choice{always{&ordered}});
 #pragma once
@@ -77,7 +77,7 @@ struct copied_bytes {
     }
 };
 
-/// Adds a gradient to what is owed, and makes keys in order of magnitude. NaN counts as infinity.
+/// Adds a gradient to the residuals, and makes keys in order of magnitude. NaN counts as infinity.
 struct weigh_owed {
     const float* gradient;
     float* owed;
@@ -89,7 +89,7 @@ struct weigh_owed {
         places[i] = i;
     }
 };
-/// Takes the chosen elements out of what is owed.
+/// Takes the chosen elements out of the residuals.
 struct take_owed {
     float* owed;
     const std::uint32_t* chosen;
@@ -105,10 +105,10 @@ struct take_owed {
 
 }  // namespace detail
 
-/// Packs for device_buckets by cub::DeviceMemcpy::Batched, 32 arrays a call. `MemoryOf` returns for
-/// a stream the memory for CUB's temporary storage, which frees in the order of that stream: a
-/// stream_resource. Throws that memory's errors, and operation_error (errc::submission_failed) if
-/// CUB fails.
+/// Packs for device_buckets by cub::DeviceMemcpy::Batched, 32 arrays in a call. For a stream,
+/// `MemoryOf` returns the memory for CUB's temporary storage, which frees in the order of that
+/// stream: a stream_resource. Throws that memory's errors, and operation_error
+/// (errc::submission_failed) if CUB fails.
 template <class MemoryOf>
 struct cub_packing {
     MemoryOf memory_of;  ///< the memory of a stream
@@ -160,8 +160,9 @@ cub_packing(MemoryOf) -> cub_packing<MemoryOf>;
 
 /// Enqueues on `on`: adds `gradient` to `owed`, both of `n` floats, and moves the `k` sums of the
 /// largest magnitude to `values`, and their places to `indices`, the largest first. Among equal
-/// magnitudes the first places are chosen. k is at most n. `from` frees in the order of that
-/// stream, and provides 16 bytes an element and CUB's own scratch. Throws the errors of `from`.
+/// magnitudes, the first places are chosen. k is at most n. `from` must free in the order of that
+/// stream. It provides 16 bytes for each element, and CUB's own scratch. Throws the errors of
+/// `from`.
 template <memory_resource Resource, timeline Stream>
 [[nodiscard]] cudaError_t select_top_k(Resource& from, Stream& on, const float* gradient, float* owed, std::uint32_t n,
                                        std::uint32_t k, std::uint32_t* indices, float* values) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A cuBLAS handle's workspace from a tenant's memory, charged to the tenant's quota. No tenant
-// would be charged for cuBLAS's own workspace.
+// Takes the workspace of a cuBLAS handle from a tenant's memory, and so charges it to the tenant's
+// quota. cuBLAS's own workspace wouldn't be charged to any tenant.
 //
 //   gpushare::stream_resource ordered{tenant.memory(), stream};
 //   const auto size = gpushare::cublas_workspace_size(9);  // for devices of compute capability 9
@@ -33,25 +33,25 @@ inline namespace GPUSHARE_ABI {
     return major >= 9 ? 32_MiB : 4_MiB;
 }
 
-/// Refers to the handle and the resource, which must outlive the object. Not thread-safe, like the
-/// handle. While the object exists, the handle works on one stream, and the resource must free in
-/// that stream's order (stream_resource). Two streams at once need two handles: on one handle, both
-/// streams would use one workspace.
+/// Refers to the handle and the resource, which must outlive the object. Like the handle, the
+/// object isn't thread-safe. While it exists, the handle works on one stream, and the resource must
+/// free in that stream's order (stream_resource). Two streams at once need two handles: on one
+/// handle, both streams would use one workspace.
 template <memory_resource Resource>
 class cublas_workspace {
 public:
-    /// Throws what the resource throws, a std::bad_alloc; operation_error (backend_failed) with the
-    /// status.
+    /// Throws what the resource throws, a std::bad_alloc, and operation_error (backend_failed) with
+    /// cuBLAS's status.
     cublas_workspace(cublasHandle_t handle, cudaStream_t stream, Resource& from, bytes size)
         : handle_(handle), stream_(stream), block_(from, static_cast<std::size_t>(size.count())) {
         restore();
     }
     cublas_workspace(const cublas_workspace&) = delete;
     cublas_workspace& operator=(const cublas_workspace&) = delete;
-    /// The handle stays on its stream, with cuBLAS's own workspace.
+    /// Leaves the handle on its stream, with cuBLAS's own workspace.
     ~cublas_workspace() { (void)cublasSetStream(handle_, stream_); }
 
-    /// Sets stream and workspace again. Throws operation_error (backend_failed).
+    /// Sets the stream and the workspace again. Throws operation_error (backend_failed).
     void restore() {
         check(cublasSetStream(handle_, stream_), "cublasSetStream");  // first: drops the workspace
         check(cublasSetWorkspace(handle_, block_.data(), block_.size()), "cublasSetWorkspace");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Horovod's names over any transport of gradient/. Each rank hands over named arrays in any order.
-// A thread combines an array as soon as all ranks have handed it over, and small arrays together.
+// A thread combines an array as soon as all ranks have handed it over, and combines small arrays
+// together.
 //
 //   using namespace gpushare::horovod;
 //   init(net);  // a rank's end, for the whole process
@@ -10,13 +11,13 @@
 //   const std::uint32_t last = join();                         // this rank has no more batches
 //   shutdown();
 //
-// Pass your own process_set as the last argument if only some of the ranks take part, or if ranks
-// are threads of one process. A process_set uses a transport between its ranks.
+// If only some of the ranks take part, or if ranks are threads of one process, pass your own
+// process_set as the last argument. A process_set uses a transport between its ranks.
 //
-// An array is combined no sooner than the lowest rank that hasn't joined hands it over. Elements
-// are floats of 16 to 64 bits, or integers of 64 bits, which have no average. The transport decides
-// the bits of a sum or a product. Arrays on devices have headers of their own:
-// interop/horovod_devices.hpp (one process) and interop/horovod_processes.hpp (several).
+// An array is not combined before the lowest rank that hasn't joined hands it over. Elements are
+// floats of 16 to 64 bits, or integers of 64 bits, which have no average. The transport decides the
+// bits of a sum or a product. Arrays on devices have headers of their own:
+// interop/horovod_devices.hpp for one process, and interop/horovod_processes.hpp for several.
 // interop/torch_gradients.hpp takes tensors of libtorch, on the host and on CUDA.
 #pragma once
 
@@ -55,34 +56,34 @@ namespace horovod {
 
 /// How the elements of the ranks that haven't joined are combined.
 enum class reduce_op : std::uint8_t {
-    average,  ///< their mean; not for integers
-    sum,      ///< their sum
-    minimum,  ///< the smallest; NaN if a rank has NaN
-    maximum,  ///< the largest; NaN if a rank has NaN
-    product,  ///< their product
+    average,  ///< the mean of the elements; not for integers
+    sum,      ///< the sum of the elements
+    minimum,  ///< the smallest element; NaN if a rank has NaN
+    maximum,  ///< the largest element; NaN if a rank has NaN
+    product,  ///< the product of the elements
 };
-inline constexpr reduce_op Average = reduce_op::average;  ///< by Horovod's name
-inline constexpr reduce_op Sum = reduce_op::sum;          ///< by Horovod's name
-inline constexpr reduce_op Min = reduce_op::minimum;      ///< by Horovod's name
-inline constexpr reduce_op Max = reduce_op::maximum;      ///< by Horovod's name
-inline constexpr reduce_op Product = reduce_op::product;  ///< by Horovod's name
+inline constexpr reduce_op Average = reduce_op::average;  ///< Horovod's name
+inline constexpr reduce_op Sum = reduce_op::sum;          ///< Horovod's name
+inline constexpr reduce_op Min = reduce_op::minimum;      ///< Horovod's name
+inline constexpr reduce_op Max = reduce_op::maximum;      ///< Horovod's name
+inline constexpr reduce_op Product = reduce_op::product;  ///< Horovod's name
 
 /// The elements that can be combined.
 template <class T>
 concept number = std::same_as<T, float> || std::same_as<T, double> || std::same_as<T, float16> ||
     std::same_as<T, bfloat16> || std::same_as<T, std::int64_t>;
 
-/// How a process_set works.
+/// The options of a process_set.
 struct process_set_options {
-    ns cycle = std::chrono::microseconds(200);  ///< between two polls for open requests
+    ns cycle = std::chrono::microseconds(200);  ///< time between two polls for open requests
     bytes fusion{64 << 20};                     ///< arrays are combined together up to this size
-    /// How long a rank waits for the others in a collective on which all ranks have agreed.
+    /// How long a rank waits for the other ranks in a collective on which all ranks have agreed.
     ns patience = std::chrono::seconds(60);
 };
 
 namespace detail {
 
-/// A carrier's, or devices' ranks', record of an array on a device.
+/// The record that a carrier, or a set of ranks on devices, keeps of an array on a device.
 struct device_request {
     virtual ~device_request() = default;
 };
@@ -90,27 +91,28 @@ struct device_request {
 struct request {
     std::string name;
     std::byte* data = nullptr;
-    std::uint64_t count = 0;  // elements; bytes of a broadcast; 0 if ranks bring different lengths
-    std::uint64_t what = 0;   // kind, type, operator, root: equal on all ranks
-    std::uint64_t shape = 0;  // a hash of all else that is equal on all ranks
+    // the number of elements; bytes for a broadcast; 0 if ranks bring different lengths
+    std::uint64_t count = 0;
+    std::uint64_t what = 0;   // kind, type, operator and root: the same on all ranks
+    std::uint64_t shape = 0;  // a hash of all further facts that are the same on all ranks
     std::shared_ptr<device_request> on_device{};
     collective_fault fault{};
-    std::exception_ptr thrown{};  // of this rank, where that was the fault
+    std::exception_ptr thrown{};  // this rank's exception, if it was the fault
     bool done = false;
 };
-/// Ends the collectives of all ranks by a fault of this one, unless there was one before. Returns
-/// the fault that stands.
+/// Ends the collectives of all ranks by a fault of this rank, unless there was an earlier fault.
+/// Returns the fault that counts.
 template <class Net>
 [[nodiscard]] collective_fault tell_all(Net& net, errc why) {
     if (!gpushare::detail::fault_so_far(net)) net.abort(net.rank(), why);
-    // A transport without a thread tells the others with its next call. This one doesn't wait.
+    // A transport without a thread tells the other ranks in its next call. This call doesn't wait.
     collective_fault f{why, collective_kind::all_reduce, net.rank(), 0, true};
     try {
         if (const auto stands = net.barrier(std::chrono::steady_clock::now()))
             f = stands;
         else
             f.buffers_in_use = false;
-    } catch (...) {  // the memory of work under way is unsafe
+    } catch (...) {  // the memory of work under way may still be in use
     }
     return f;
 }
@@ -122,10 +124,11 @@ template <class Net>
     return h;
 }
 
-// A request's word: the type, a bit for a broadcast, the operator, the kind if by rows, the root.
+// A request's word consists of the type, a bit for a broadcast, the operator, the kind of a call by
+// rows, and the root.
 inline constexpr std::uint64_t is_broadcast = 1U << 16;
 inline constexpr int operator_at = 17, rows_at = 20, root_at = 32;
-/// The kind of a request whose result is cut by rows; `none` for all others.
+/// The kind of a request whose result is cut by rows; `none` for all other requests.
 enum class by_rows : std::uint8_t { none, all_gather, all_to_all, reduce_scatter };
 [[nodiscard]] constexpr by_rows rows_of(std::uint64_t what) noexcept {
     return static_cast<by_rows>(what >> rows_at & 3U);
@@ -150,7 +153,7 @@ enum class by_rows : std::uint8_t { none, all_gather, all_to_all, reduce_scatter
     return static_cast<std::uint32_t>(what >> root_at);
 }
 
-/// Calls f(T{}) for the type in a request's word.
+/// Calls f(T{}) for the type that a request's word names.
 template <class F>
 decltype(auto) with_type(std::uint64_t what, const F& f) {
     switch (static_cast<std::uint32_t>(what & 0xffffU)) {
@@ -161,7 +164,7 @@ decltype(auto) with_type(std::uint64_t what, const F& f) {
         default: return f(float{});
     }
 }
-/// Calls f with the transport's operator. start_allreduce refuses to average integers.
+/// Calls f with the transport's operator. start_allreduce already refuses to average integers.
 template <class T, class F>
 collective_fault with_operator(reduce_op op, const F& f) {
     switch (op) {
@@ -175,7 +178,7 @@ collective_fault with_operator(reduce_op op, const F& f) {
     }
     return f(sum{});
 }
-/// The neutral element of `op`, which a rank that has joined contributes.
+/// The neutral element of `op`, which stands for a rank that has joined.
 template <class T>
 [[nodiscard]] constexpr T neutral_of(reduce_op op) noexcept {
     using limits = std::numeric_limits<std::conditional_t<std::integral<T>, T, float>>;
@@ -195,37 +198,40 @@ template <class T>
 
 /// A rank's call for an array on its device.
 struct device_call {
-    /// Returns memory for a result of unknown size. `rows` are the rows of each rank, or in a
-    /// reduce-scatter the rows that this rank gets.
+    /// Returns memory for a result of unknown size. `rows` has the rows of each rank, or in a
+    /// reduce-scatter the number of rows that this rank gets.
     using placing = std::function<void*(std::span<const std::uint64_t> rows)>;
 
     std::string name;
     collective_kind kind = collective_kind::all_reduce;
-    std::uint32_t type = 0;     // of the elements; equal on all ranks
-    std::uint32_t element = 1;  // in bytes
+    std::uint32_t type = 0;     // the type of the elements; the same on all ranks
+    std::uint32_t element = 1;  // the size of an element in bytes
     reduce_op op = Sum;
     std::uint32_t root = 0;
-    void* data = nullptr;                 // the input, and the output of all-reduces and broadcasts
-    std::size_t count = 0;                // of elements
-    std::size_t row = 1;                  // elements of a row
-    std::uint64_t shape = 0;              // a hash of all else that is equal on all ranks
-    std::vector<std::uint64_t> splits{};  // all_to_all: rows for each rank
+    void* data = nullptr;   // the input, and the output of all-reduces and broadcasts
+    std::size_t count = 0;  // the number of elements
+    std::size_t row = 1;    // elements of a row
+    // a hash of all further facts that are the same on all ranks
+    std::uint64_t shape = 0;
+    std::vector<std::uint64_t> splits{};  // for all_to_all: the rows for each rank
     placing place{};
-    std::shared_ptr<const void> keeps{};  // kept until the call is over
-    void* stream = nullptr;               // the caller's, native
-    std::function<void*()> current{};     // the stream that waits in synchronize; empty: `stream`
+    std::shared_ptr<const void> keeps{};  // an object that lives until the call is over
+    void* stream = nullptr;               // the native handle of the caller's stream
+    // the stream that waits in synchronize; empty for `stream`
+    std::function<void*()> current{};
 };
 /// Requests of one kind that are combined or sent together.
 struct request_batch {
-    std::span<const std::shared_ptr<request>> of_rank;  // null if this rank has joined
-    std::span<const std::uint64_t> counts;              // of each
+    std::span<const std::shared_ptr<request>> of_rank;  // null for a rank that has joined
+    std::span<const std::uint64_t> counts;              // the count of each request
     std::uint64_t what = 0;
-    std::size_t elements = 0;  // in all
-    std::uint32_t joined = 0;  // ranks that have joined
+    std::size_t elements = 0;  // the elements of all requests
+    std::uint32_t joined = 0;  // the number of ranks that have joined
     std::uint32_t ranks = 1;
 
     [[nodiscard]] bool is_nobody() const { return of_rank[0] == nullptr; }
-    /// The transport's operator. While ranks have joined, finish() makes an average from the sum.
+    /// The transport's operator. While ranks have joined, an average is a sum that finish()
+    /// divides.
     [[nodiscard]] reduce_op op() const {
         const reduce_op asked = operator_of(what);
         return asked == Average && joined != 0 ? Sum : asked;
@@ -258,17 +264,18 @@ public:
     /// Combines or sends requests that all ranks have.
     [[nodiscard]] virtual collective_fault move(const request_batch& all, instant deadline) = 0;
     virtual void abort(errc why) = 0;
-    /// By the set's thread: tells the others of a fault of this rank, which is returned.
+    /// Called by the set's thread: tells the other ranks of a fault of this rank, and returns the
+    /// fault.
     [[nodiscard]] virtual collective_fault fail(errc why) = 0;
 
-    // For arrays on this rank's device. Any thread may call these functions.
+    // The functions below are for arrays on this rank's device. Any thread may call them.
     [[nodiscard]] virtual bool on_device() const noexcept { return false; }
     [[nodiscard]] virtual std::shared_ptr<request> made_of(device_call) {
         raise({.code = errc::not_supported}, {}, "handing an array on a device over to a transport");
     }
-    /// For a request that is done: whether the device has finished, too.
+    /// Whether the device, too, has finished a request that is done.
     [[nodiscard]] virtual bool is_over(const request&) { return true; }
-    /// Makes a stream wait for the device. Null: see device_call::current.
+    /// Makes a stream wait for the device. For null, see device_call::current.
     [[nodiscard]] virtual collective_fault follow(const request&, void*) { return {}; }
     /// Waits for the device.
     virtual void settle() {}
@@ -334,7 +341,7 @@ private:
     std::vector<std::byte> packed_;
 };
 
-/// Ranks on devices of this process (horovod_devices.hpp). Safe from any thread.
+/// Ranks on devices of this process (horovod_devices.hpp). Any thread may call these functions.
 class named_ranks {
 public:
     named_ranks() = default;
@@ -372,35 +379,37 @@ private:
     handle(std::shared_ptr<detail::device_request> one, process_set& of) noexcept
         : on_device_(std::move(one)), set_(&of) {}
     std::shared_ptr<detail::request> of_;
-    std::shared_ptr<detail::device_request> on_device_;  // of a set on devices
+    std::shared_ptr<detail::device_request> on_device_;  // for sets on devices
     process_set* set_ = nullptr;
 };
 
 /// One rank's end of a group. A set over a transport has a thread, which uses the transport until
-/// the set is gone; no other code may use the transport meanwhile. Safe from any thread.
+/// the set is gone; no other code may use the transport in that time. Any thread may use the set.
 class process_set {
 public:
     /// `net` must outlive the set.
     template <host_transport Net>
     explicit process_set(Net& net, const process_set_options& options = {})
         : process_set(std::make_unique<detail::carrier_over<Net>>(net), nullptr, options) {}
-    /// A process with a device (horovod_processes.hpp), which must outlive the set. The set takes
-    /// arrays on that device, and none of the host's. One set at a time.
+    /// A set for a process with a device (horovod_processes.hpp), which must outlive the set. The
+    /// set takes arrays on that device, but none in the host's memory. There may be one set at a
+    /// time.
     explicit process_set(detail::carrier& on_device, const process_set_options& options = {})
         : process_set(nullptr, &on_device, options) {}
-    /// Rank `rank` of ranks on devices (horovod_devices.hpp), which must outlive the set. The set
-    /// takes arrays on the rank's device, and none of the host's. Throws operation_error
-    /// (errc::invalid_specification) for a rank that doesn't exist, or has a set already.
+    /// A set for rank `rank` of ranks on devices (horovod_devices.hpp), which must outlive the set.
+    /// The set takes arrays on the rank's device, but none in the host's memory. Throws
+    /// operation_error (errc::invalid_specification) for a rank that doesn't exist, or already has
+    /// a set.
     process_set(detail::named_ranks& devices, std::uint32_t rank) : devices_(&devices), rank_(rank) {
         devices.enter(rank);
     }
     process_set(const process_set&) = delete;
     process_set& operator=(const process_set&) = delete;
     /// Returns once all ranks destroy their sets; open requests fail with errc::stopped. If the
-    /// other ranks don't destroy theirs within options.patience, aborts the group. With ranks on
-    /// devices the destructor waits for no other rank, only until the devices have finished with
-    /// this rank's arrays. Open and later requests of other ranks fail with errc::stopped and this
-    /// rank.
+    /// other ranks don't destroy their sets within options.patience, the destructor aborts the
+    /// group. With ranks on devices, the destructor doesn't wait for other ranks, but only until
+    /// the devices have finished with this rank's arrays. Open and later requests of other ranks
+    /// then fail with errc::stopped and this rank.
     ~process_set() {
         if (devices_ != nullptr) {
             devices_->leave(rank_);
@@ -443,8 +452,8 @@ public:
         return start(reinterpret_cast<std::byte*>(data.data()), data.size_bytes(), name,
                      detail::is_broadcast | std::uint64_t{root} << detail::root_at);
     }
-    /// Hands over arrays on devices, all at once. Throws operation_error: errc::not_supported over
-    /// a transport; and as allreduce_async for an array on a device.
+    /// Hands over arrays on devices, all at once. Throws operation_error (errc::not_supported) over
+    /// a transport, and what allreduce_async throws for an array on a device.
     [[nodiscard]] std::vector<handle> start_on_device(std::vector<detail::device_call> calls) {
         std::vector<handle> all;
         if (devices_ == nullptr) {
@@ -457,13 +466,13 @@ public:
         for (auto& one : devices_->start(rank_, std::move(calls))) all.push_back({std::move(one), *this});
         return all;
     }
-    /// The same for one array.
+    /// Hands over one array on a device.
     [[nodiscard]] handle start_on_device(detail::device_call call) {
         std::vector<detail::device_call> one;
         one.push_back(std::move(call));
         return start_on_device(std::move(one))[0];
     }
-    /// Whether the array is done, with success or not.
+    /// Whether the array is done, with or without success.
     [[nodiscard]] bool is_done(const handle& h) const {
         if (h.on_device_ != nullptr) return devices_->is_done(*h.on_device_);
         if (h.of_ == nullptr) return true;
@@ -474,7 +483,7 @@ public:
         return net_->is_over(*h.of_);
     }
     /// Waits for the array. For an array on a device, see synchronize: `stream` waits for the end;
-    /// a null `stream` means the stream that synchronize chooses.
+    /// a null `stream` stands for the stream that synchronize chooses.
     [[nodiscard]] collective_fault wait(const handle& h, void* stream = nullptr) {
         if (h.on_device_ != nullptr) return devices_->wait(*h.on_device_, stream);
         std::unique_lock lock(mutex_);
@@ -483,7 +492,7 @@ public:
         lock.unlock();
         return h.of_->fault ? h.of_->fault : net_->follow(*h.of_, stream);
     }
-    /// This rank's own exception, if `h` failed for that reason; else null.
+    /// This rank's own exception, if `h` failed because of it; otherwise null.
     [[nodiscard]] std::exception_ptr thrown(const handle& h) const {
         const std::scoped_lock lock(mutex_);
         return h.of_ != nullptr && h.of_->done ? h.of_->thrown : nullptr;
@@ -541,7 +550,7 @@ private:
     // lock, and combines without the lock.
     using requests = std::vector<std::shared_ptr<detail::request>>;
     static constexpr std::size_t words_of_a_request = 4;
-    // Answers to a request. The least answer of all ranks counts.
+    // The answers to a request. The least answer of all ranks counts.
     static constexpr std::uint64_t not_yet = 0, differs = 1, has = 2;
 
     void work() {
@@ -564,7 +573,8 @@ private:
         const auto thrown = std::current_exception();
         try {
             f = net_->fail(why);
-        } catch (...) {  // it has thrown before: the others are left to their own patience
+            // this call has thrown before: the other ranks end when their own patience does
+        } catch (...) {
         }
         const std::scoped_lock lock(mutex_);
         if (!fault_) fault_ = f;
@@ -578,7 +588,7 @@ private:
     [[nodiscard]] std::uint32_t leader() const {
         return static_cast<std::uint32_t>(std::find(joined_.begin(), joined_.end(), false) - joined_.begin());
     }
-    /// The ranks agree once on what comes next, and do it. True once the set is over.
+    /// The ranks agree once on what comes next, and do it. Returns true once the set is over.
     [[nodiscard]] bool cycle() {
         requests mine;
         if (leader() == rank()) mine = wait_for_work();
@@ -623,8 +633,9 @@ private:
         changed_.wait(lock, [&] { return !pending_.empty() || joins_ || leaves_; });
         return pending_;
     }
-    /// One answer for each request of the leader; then, for each rank, whether it has joined, and
-    /// whether it leaves. `mine` becomes this rank's request for each; null if there is none.
+    /// One answer for each request of the leader, followed by two answers for each rank: whether it
+    /// has joined, and whether it leaves. `mine` gets this rank's request for each answer, or null
+    /// if there is none.
     [[nodiscard]] std::vector<std::uint64_t> answer_to(std::span<const std::uint64_t> asked, requests& mine) {
         const std::size_t n = asked.size() / words_of_a_request;
         std::vector<std::uint64_t> answers(n + 2 * size(), 1);
@@ -658,7 +669,8 @@ private:
         ++joins_done_;
         changed_.notify_all();
     }
-    /// Combines what all ranks have, and refuses what must be refused. True if a request is done.
+    /// Combines the requests that all ranks have, and refuses those that must be refused. Returns
+    /// true if a request is done.
     [[nodiscard]] bool combine(std::span<const std::uint64_t> asked, std::span<const std::uint64_t> answers,
                                const requests& mine) {
         bool moved = false;
@@ -685,7 +697,7 @@ private:
         }
         return moved;
     }
-    /// Why the ranks refuse a request; the same on all ranks.
+    /// The reason why the ranks refuse a request; the same on all ranks.
     [[nodiscard]] collective_fault why_refused(std::uint64_t answer, std::uint64_t what) const {
         if (answer == differs) return {errc::mismatch, detail::kind_of(what), leader_for_names(), 0};
         if (answer == has && detail::rows_of(what) != detail::by_rows::none)
@@ -707,7 +719,7 @@ private:
         }
         changed_.notify_all();
     }
-    /// Combines or sends requests of one kind, with `elements` in all.
+    /// Combines or sends requests of one kind, with `elements` elements in all.
     [[nodiscard]] collective_fault together(std::span<const std::uint64_t> asked,
                                             std::span<const std::shared_ptr<detail::request>> some, std::size_t first,
                                             std::uint64_t what, std::size_t elements) {
@@ -719,9 +731,9 @@ private:
 
     process_set_options options_;
     std::unique_ptr<detail::carrier> own_;
-    detail::carrier* net_ = nullptr;  // null on devices of one process
+    detail::carrier* net_ = nullptr;  // null for ranks on devices of one process
     detail::named_ranks* devices_ = nullptr;
-    std::uint32_t rank_ = 0;  // on devices
+    std::uint32_t rank_ = 0;  // for ranks on devices
     mutable std::mutex mutex_;
     std::condition_variable changed_;
     requests pending_;  // in the order in which they came
@@ -729,8 +741,8 @@ private:
     std::uint64_t joins_done_ = 0;
     std::uint32_t last_joined_ = 0;
     collective_fault fault_{};
-    std::exception_ptr thrown_{};      // this rank's exception, if that was the fault
-    std::vector<bool> joined_, left_;  // of each rank; only the thread uses these
+    std::exception_ptr thrown_{};      // this rank's exception, if it was the fault
+    std::vector<bool> joined_, left_;  // of each rank; only the set's thread uses these
     std::thread thread_;
 };
 
@@ -751,7 +763,7 @@ inline void raise_with(const collective_fault& f, const std::exception_ptr& thro
 }
 }  // namespace detail
 
-/// The set that init() made. Throws operation_error: errc::invalid_specification before init().
+/// The set that init() made. Throws operation_error (errc::invalid_specification) before init().
 [[nodiscard]] inline process_set& global_process_set() {
     if (detail::of_process() == nullptr)
         raise({.code = errc::invalid_specification}, {}, "using the process's set before init");
@@ -763,11 +775,11 @@ template <host_transport Net>
 void init(Net& net, const process_set_options& options = {}) {
     detail::of_process() = std::make_unique<process_set>(net, options);
 }
-/// The same for a rank on a device of this process.
+/// init() for a rank on a device of this process.
 inline void init(detail::named_ranks& devices, std::uint32_t rank) {
     detail::of_process() = std::make_unique<process_set>(devices, rank);
 }
-/// The same for a process with a device (horovod_processes.hpp).
+/// init() for a process with a device (horovod_processes.hpp).
 inline void init(detail::carrier& on_device, const process_set_options& options = {}) {
     detail::of_process() = std::make_unique<process_set>(on_device, options);
 }
@@ -775,15 +787,15 @@ inline void init(detail::carrier& on_device, const process_set_options& options 
 inline void shutdown() { detail::of_process().reset(); }
 /// Whether the process has a set.
 [[nodiscard]] inline bool is_initialized() { return detail::of_process() != nullptr; }
-/// of this process
+/// The number of this process's rank.
 [[nodiscard]] inline std::uint32_t rank() { return global_process_set().rank(); }
 [[nodiscard]] inline std::uint32_t size() { return global_process_set().size(); }  ///< ranks
 
-/// Hands over an array, to be combined in place. The array must stay until the handle is done, and
-/// no other code may touch it meanwhile. Name, length, type and operator must be the same on all
-/// ranks; otherwise all ranks get errc::mismatch. Throws operation_error: errc::duplicate_name
-/// while an array of this name is under way, errc::invalid_specification for an average of
-/// integers.
+/// Hands over an array, to be combined in place. The array must stay in place until the handle is
+/// done, and no other code may touch it in that time. Name, length, type and operator must be the
+/// same on all ranks; otherwise all ranks get errc::mismatch. Throws operation_error:
+/// errc::duplicate_name while an array of this name is under way, and errc::invalid_specification
+/// for an average of integers.
 template <number T>
 [[nodiscard]] handle allreduce_async(std::span<T> data, std::string_view name, reduce_op op = Average,
                                      process_set& of = global_process_set()) {
@@ -795,8 +807,8 @@ template <class T>
                                      process_set& of = global_process_set()) {
     return of.start_broadcast(data, root, name);
 }
-/// Hands over several arrays, by the names `name.0`, `name.1` and so on. If one can't be handed
-/// over, throws as allreduce_async; those before stay under way.
+/// Hands over several arrays, by the names `name.0`, `name.1` and so on. If an array can't be
+/// handed over, throws as allreduce_async does; the arrays before it remain under way.
 template <number T>
 [[nodiscard]] std::vector<handle> grouped_allreduce_async(std::span<const std::span<T>> list, std::string_view name,
                                                           reduce_op op = Average,
@@ -806,20 +818,22 @@ template <number T>
         all.push_back(allreduce_async(list[k], std::string(name) + "." + std::to_string(k), op, of));
     return all;
 }
-/// Whether the array is done, with success or not.
+/// Whether the array is done, with or without success.
 [[nodiscard]] inline bool poll(const handle& h) { return h.of() == nullptr || h.of()->is_done(h); }
 /// Waits for the array. Throws operation_error: the fault, which names the rank. If this rank's own
-/// memory, stream or framework threw, that exception is nested (std::rethrow_if_nested). For an
-/// array on a device, waits until the collective is enqueued, and makes a stream wait for the
-/// collective's end: torch's current stream for libtorch's tensors, else the stream with which the
-/// array was handed over. If the device meets a fault later, the next calls throw it.
+/// memory, stream or framework threw, that exception is nested (std::rethrow_if_nested).
+///
+/// For an array on a device, waits until the collective is enqueued, and makes a stream wait for
+/// the collective's end: torch's current stream for libtorch's tensors, or otherwise the stream
+/// with which the array was handed over. If the device meets a fault later, the next calls throw
+/// it.
 inline void synchronize(const handle& h) {
     if (h.of() == nullptr) return;
     const auto fault = h.of()->wait(h);
     detail::raise_with(fault, h.of()->thrown(h));
 }
-/// Waits for one array after the other. Throws as for one array; the arrays behind may then still
-/// be under way.
+/// Waits for one array after the other. Throws as for one array; later arrays may then still be
+/// under way.
 inline void synchronize(std::span<const handle> all) {
     for (const handle& h : all) synchronize(h);
 }
@@ -835,10 +849,11 @@ void grouped_allreduce(std::span<const std::span<T>> list, std::string_view name
                        process_set& of = global_process_set()) {
     synchronize(std::span<const handle>(grouped_allreduce_async(list, name, op, of)));
 }
-/// This rank has no more batches. Until all ranks have joined, arrays are combined over the ranks
-/// that haven't joined. (In Horovod, joined ranks bring zeros, whatever the operator.) A broadcast
-/// from a rank that has joined fails with errc::not_supported, and the fault names the rank.
-/// Returns the rank that joined last. Call join() with nothing under way. Throws as synchronize.
+/// Says that this rank has no more batches. Until all ranks have joined, arrays are combined over
+/// the ranks that haven't joined. (In Horovod, joined ranks bring zeros, whatever the operator is.)
+/// A broadcast from a rank that has joined fails with errc::not_supported, and the fault names the
+/// rank. Returns the rank that joined last. Call join() with no array under way. Throws as
+/// synchronize does.
 inline std::uint32_t join(process_set& of = global_process_set()) { return of.wait_for_all(); }
 
 }  // namespace horovod

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Horovod's names (horovod.hpp) for arrays on devices. The ranks are threads of this process, each
-// with a device, or all with one device. No thread polls: the thread that brings the last rank's
-// array enqueues the collective for all ranks.
+// Horovod's names (horovod.hpp) for arrays on devices. The ranks are threads of this process, and
+// each rank has a device, or all ranks share one. No thread polls: the thread that brings the last
+// rank's array enqueues the collective for all ranks.
 //
 //   gpushare::horovod::device_ranks all(node, devices, std::span(streams), members, pinned, staging,
 //                                       staging_bytes);
@@ -10,18 +10,18 @@
 //   const auto sum = allreduce_async(device_array{x, n, stream}, "fc.weight", Sum, mine);
 //   synchronize(sum);                                          // `stream` waits for the sum
 //
-// `stream` is the native handle of the stream that computes the array (on a node in software: a
+// `stream` is the native handle of the stream that computes the array (on a node in software, a
 // pointer to the stream). The collective runs on the rank's stream of `streams`, after all work
-// that the caller's stream got before the call. A default stream is refused. Tensors of libtorch
-// need no handles: see torch_gradients.hpp.
+// that was enqueued on the caller's stream before the call. A default stream is refused. Tensors of
+// libtorch don't need handles: see torch_gradients.hpp.
 //
-// Arrays of one type and operator that become ready together, such as the arrays of a group, are
+// If arrays of one type and operator become ready together, such as the arrays of a group, they are
 // packed into `staging` and combined at once, as far as they fit. Ranks that have joined bring
-// neutral elements, from `staging` as well. Until synchronize, only the collective may use the
-// elements of an array that is combined or sent in place (allreduce, broadcast).
+// neutral elements, which also come from `staging`. Until synchronize, only the collective may use
+// the elements of an array that is combined or sent in place (allreduce, broadcast).
 //
-// Besides allreduce and broadcast there are allgather, alltoall and reducescatter. The ranks learn
-// from each other how long the results of these three are. `place(rows)` returns the memory for a
+// Besides allreduce and broadcast there are allgather, alltoall and reducescatter. For these three,
+// the ranks tell each other the lengths of the results, and `place(rows)` returns the memory for a
 // result.
 #pragma once
 
@@ -65,7 +65,7 @@ namespace horovod {
 
 namespace detail {
 
-/// Writes what a rank that has joined brings.
+/// Writes the elements that a rank brings after it has joined.
 template <class T>
 struct fill_elements {
     T* data;
@@ -78,7 +78,7 @@ struct fill_elements {
         for (std::size_t i = mine.begin + ctx.thread_rank(); i < mine.end; i += ctx.num_threads()) data[i] = value;
     }
 };
-/// Makes an average of the ranks that haven't joined: divides their sum by their number.
+/// Turns a sum into an average over the ranks that haven't joined, by dividing it by their number.
 template <class T>
 struct divide_elements {
     using wide = std::conditional_t<std::same_as<T, double>, double, float>;
@@ -94,7 +94,7 @@ struct divide_elements {
     }
 };
 
-/// A hash of what must be equal on all ranks.
+/// A hash of the facts that must be equal on all ranks.
 [[nodiscard]] inline std::uint64_t word_of(const device_call& c) {
     const bool whole = c.kind == collective_kind::all_reduce || c.kind == collective_kind::broadcast ||
                        c.kind == collective_kind::reduce_scatter;
@@ -104,7 +104,7 @@ struct divide_elements {
                                          whole ? c.count : 0, c.row, c.shape});
 }
 
-/// Throws for a call that makes no sense, whatever the other ranks call.
+/// Throws for a call that is invalid whatever the other ranks call.
 inline void check_call(const device_call& c, std::uint32_t ranks, bool combinable) {
     const auto refuse = [&](const failure& why, std::string_view what = {}) {
         raise(why, {}, c.name + ": handing over an array on a device" + std::string(what));
@@ -128,39 +128,41 @@ inline void check_call(const device_call& c, std::uint32_t ranks, bool combinabl
 
 }  // namespace detail
 
-/// Types of elements that ranks on devices combine: float, double, float16, bfloat16 and
-/// std::int64_t, or some of them.
+/// The types of elements that ranks on devices combine: all or some of float, double, float16,
+/// bfloat16 and std::int64_t.
 template <number... T>
 struct combined_types {};
 
-/// How ranks on devices work.
+/// The options of ranks on devices.
 struct device_options {
     launch_options launches{};  ///< blocks of collectives, and the ranks' patience in a kernel
-    /// How long synchronize waits for ranks that haven't handed over an array of that name. Then
-    /// all calls fail with errc::deadline_exceeded.
+    /// How long synchronize waits for ranks that haven't handed over an array of that name. After
+    /// that time, all calls fail with errc::deadline_exceeded.
     ns patience = ns::max();
 };
 
 /// An array on a rank's device, for the functions below.
 template <class T>
 struct device_array {
-    T* data = nullptr;                    ///< the first element
-    std::size_t count = 0;                ///< of elements
-    void* stream = nullptr;               ///< native; the elements are computed on this stream
-    std::size_t row = 1;                  ///< elements of a row, which no collective cuts
-    std::shared_ptr<const void> keeps{};  ///< kept until the devices have finished with the array
+    T* data = nullptr;      ///< the first element
+    std::size_t count = 0;  ///< the number of elements
+    /// Native handle; the elements are computed on this stream.
+    void* stream = nullptr;
+    std::size_t row = 1;  ///< elements of a row, which no collective cuts
+    /// An object that lives until the devices have finished with the array.
+    std::shared_ptr<const void> keeps{};
 };
 /// Deduces the type of the elements.
 template <class T>
 device_array(T*, std::size_t, void*) -> device_array<T>;
 
-/// The ranks of this process on devices, with a process_set of each. Everything that the
-/// constructor gets must outlive this object, which must outlive the sets. `Node` is cuda::node or
-/// host::node. `Visible` is memory that the host and all devices reach, such as
-/// cuda::pinned_memory. Safe from any thread.
+/// The ranks of this process on devices, each with a process_set. All arguments of the constructor
+/// must outlive this object, which must outlive the sets. `Node` is cuda::node or host::node.
+/// `Visible` is memory that the host and all devices reach, such as cuda::pinned_memory. Any thread
+/// may use the object.
 ///
-/// The calls of a rank may come in another order than the calls of the other ranks. The host alone
-/// decides what is enqueued, and when, and waits for no device.
+/// Different ranks may make their calls in different orders. Only the host decides which work is
+/// enqueued, and when, and it doesn't wait for any device.
 template <node Node, memory_resource Visible, number... T>
 requires joining_timeline<typename Node::stream> && launcher<typename Node::stream>
 class device_ranks final : public detail::named_ranks {
@@ -171,7 +173,7 @@ class device_ranks final : public detail::named_ranks {
 public:
     /// Rank r of `members`, a whole group, is on devices[r] with streams[r]. If all ranks share a
     /// device, `devices` and `streams` have one element each. staging[r] is memory of rank r's
-    /// device, at a multiple of 16 bytes, of `staging_size`, which is at least 64 bytes. Throws
+    /// device, at a multiple of 16 bytes. It has `staging_size` bytes, at least 64. Throws
     /// operation_error (errc::invalid_specification) for spans of other lengths.
     device_ranks(Node& on, std::span<const device_id> devices, std::span<stream> streams,
                  std::span<const member> members, Visible& visible, std::span<void* const> staging, bytes staging_size,
@@ -200,8 +202,9 @@ public:
         for (void* const block : lengths_) (void)visible_.deallocate(block, lengths_size(), alignment);
     }
 
-    [[nodiscard]] std::uint32_t size() const noexcept override { return calls_.size(); }  ///< ranks
-    /// Ends all calls, now and later, even on the devices. The fault names `rank`. Doesn't wait.
+    /// The number of ranks.
+    [[nodiscard]] std::uint32_t size() const noexcept override { return calls_.size(); }
+    /// Ends all current and later calls, even on the devices. The fault names `rank`. Doesn't wait.
     void abort(std::uint32_t rank, errc why) {
         members_[0].close({why, members_[0].progress().what, rank, members_[0].progress().epoch});
         std::vector<request_ptr> dropped;
@@ -249,7 +252,8 @@ public:
             if (fault_)
                 finish(*one, fault_);
             else if (!calls_.hand_over(rank, {c.name, word_of(c), c.kind, c.root}, one))
-                finish(*one, {errc::duplicate_name, c.kind, rank, 0});  // twice in the list
+                // the name comes twice in the list
+                finish(*one, {errc::duplicate_name, c.kind, rank, 0});
         }
         all.assign(mine.begin(), mine.end());
         go_on(rank, over);
@@ -303,18 +307,18 @@ private:
         std::uint32_t rank;
         point computed, end{};
         collective_fault fault{};
-        bool enqueued = false;  // or refused
+        bool enqueued = false;  // whether the request is enqueued or refused
         bool well = false;      // whether the request is known to be over, without a fault
     };
     using request_ptr = std::shared_ptr<request>;
     using common = typename detail::named_calls<request_ptr>::common;
-    /// Requests that the devices may not have finished.
+    /// Requests that the devices may still be working on.
     struct under_way {
-        std::vector<point> ends{};  // of each stream
+        std::vector<point> ends{};  // a point for each stream
         std::vector<request_ptr> requests{};
         void* lengths = nullptr;
     };
-    /// Objects to destroy after the lock: they may own a framework's tensors.
+    /// Objects to destroy after the lock is released, because they may own a framework's tensors.
     struct garbage {
         std::vector<request_ptr> requests{};
         std::vector<std::shared_ptr<const void>> kept{};
@@ -332,7 +336,8 @@ private:
         return ((gpushare::detail::type_id<T>() == type) || ...);
     }
     [[nodiscard]] stream& stream_of(std::uint32_t rank) { return streams_[streams_.size() == 1 ? 0 : rank]; }
-    /// The caller's stream. Usually it is the stream of the rank's previous call.
+    /// This library's stream for the caller's handle. Usually the handle is that of the rank's
+    /// previous call.
     [[nodiscard]] stream& lent(std::uint32_t rank, void* handle) {
         if constexpr (borrows) {
             lent_stream& l = lent_[rank];
@@ -387,7 +392,7 @@ private:
         }
     }
 
-    // --- enqueues what all ranks have, under the lock
+    // --- enqueues the calls that all ranks have made, under the lock
 
     /// Enqueues the calls that all ranks have. `rank` is the calling thread's.
     void go_on(std::uint32_t rank, garbage& over) {
@@ -410,7 +415,7 @@ private:
         }
         if (!ready.empty()) changed_.notify_all();
     }
-    /// How many of the first calls are combined at once.
+    /// The number of calls, from the first on, that are combined at once.
     [[nodiscard]] std::size_t fused(std::span<const common> calls) const {
         const auto packs = [&](const common& c) {
             return !c.fault && c.what.kind == collective_kind::all_reduce &&
@@ -430,10 +435,10 @@ private:
     [[nodiscard]] static const request& first_of(const common& c) {
         for (const auto& r : c.of_ranks)
             if (r) return **r;
-        std::terminate();  // each call has a rank
+        std::terminate();  // unreachable, since each call has a rank
     }
-    /// Points are reserved before the launches: while a kernel waits for others, making an event
-    /// may wait for the kernel.
+    /// Points are reserved before the launches, because creating an event may wait for a kernel,
+    /// and the kernel may be waiting for other ranks.
     using reserved = gpushare::detail::point_reserve<stream>;
 
     void enqueue(std::span<common> calls) {
@@ -449,7 +454,8 @@ private:
         }
         keep(calls, now, points, f);
     }
-    /// Keeps the requests: enqueued work uses their arrays. A refused call has enqueued nothing.
+    /// Keeps the requests, because enqueued work uses their arrays. A refused call hasn't enqueued
+    /// any work.
     void keep(std::span<common> calls, under_way& now, reserved& points, const collective_fault& f) {
         for (std::size_t s = 0; s < streams_.size(); ++s) now.ends.push_back(points.record(s, streams_[s]));
         for (common& c : calls)
@@ -507,8 +513,9 @@ private:
             kernel_packing{}.unpack(stream_of(r), std::span(std::as_const(pieces[r])), outs[r]);
         return f;
     }
-    /// Ranks that have joined bring the neutral element from half of their staging, and get the
-    /// result in the other half. So half of the staging limits how much goes at once.
+    /// Ranks that have joined bring the neutral element from one half of their staging memory, and
+    /// get the result in the other half. So half of the staging memory limits how many elements go
+    /// at once.
     template <class E>
     [[nodiscard]] collective_fault all_reduce_joined(const common& call, reduce_op op, std::uint32_t gone) {
         const std::size_t count = first_of(call).call.count, each = half_ / sizeof(E);
@@ -557,7 +564,8 @@ private:
     }
     [[nodiscard]] bool is_shared() const noexcept { return streams_.size() == 1; }
 
-    /// Ranks that have joined get a copy that nobody reads, as much at once as their staging holds.
+    /// Ranks that have joined get a copy that isn't read, in pieces that fit into their staging
+    /// memory.
     [[nodiscard]] collective_fault broadcast(const common& call) {
         const device_call& c = first_of(call).call;
         const std::size_t size_of_all = c.count * c.element;
@@ -581,7 +589,7 @@ private:
         return {};
     }
 
-    // --- results whose length the ranks learn from each other; no rank has joined
+    // --- results whose length the ranks tell each other; no rank has joined
 
     /// A rank's output for these rows. The memory belongs to the caller's stream, so the rank's
     /// stream waits for earlier work there.
@@ -590,7 +598,8 @@ private:
         stream_of(r.rank).wait(lent(r.rank, r.call.stream).record());
         return to;
     }
-    /// Outputs of all ranks; rows(r) returns rank r's rows. The fault names a rank without memory.
+    /// The outputs of all ranks; rows(r) returns rank r's rows. The fault names a rank without
+    /// memory.
     template <class Rows>
     [[nodiscard]] collective_fault place_all(const common& call, std::vector<void*>& to, const Rows& rows) {
         for (std::uint32_t r = 0; r < size(); ++r) {
@@ -601,7 +610,7 @@ private:
                 return refused(e.code(), call.what.kind, r);
             } catch (const std::bad_alloc&) {
                 return refused(errc::out_of_memory, call.what.kind, r);
-            } catch (const std::exception&) {  // of a framework
+            } catch (const std::exception&) {  // an exception of the framework
                 return refused(errc::submission_failed, call.what.kind, r);
             }
         }
@@ -631,7 +640,7 @@ private:
         [[nodiscard]] std::span<const std::span<const U>> from() const { return ins; }
         [[nodiscard]] std::span<const std::span<U>> to() const { return outs; }
     };
-    /// Moves the bytes of rows as they are.
+    /// Moves the bytes of rows unchanged.
     [[nodiscard]] collective_fault all_gather(const common& call, under_way& now) {
         std::vector<std::uint64_t> rows;
         for (std::uint32_t r = 0; r < size(); ++r) rows.push_back(call_of(call, r).count / call_of(call, r).row);
@@ -657,7 +666,7 @@ private:
                        call.what.kind);
     }
     [[nodiscard]] collective_fault all_to_all(const common& call, under_way& now) {
-        const auto rows_for = [&](std::uint32_t r) {  // from each rank
+        const auto rows_for = [&](std::uint32_t r) {  // the rows from each rank
             std::vector<std::uint64_t> rows;
             for (std::uint32_t q = 0; q < size(); ++q) rows.push_back(call_of(call, q).splits[r]);
             return rows;
@@ -728,16 +737,16 @@ private:
     std::span<const member> members_;
     Visible& visible_;
     std::vector<void*> staging_;
-    std::size_t half_;  // bytes of half the staging
+    std::size_t half_;  // the bytes of half the staging memory
     device_options options_;
-    // Guards all that follows, and streams_.
+    // Guards all members below, and streams_.
     std::mutex mutex_;
     std::condition_variable changed_;
     detail::named_calls<request_ptr> calls_;
     std::vector<lent_stream> lent_;
     std::vector<bool> here_;
     std::deque<under_way> running_;
-    std::vector<void*> lengths_, free_;  // all blocks of numbers; those that no device reads
+    std::vector<void*> lengths_, free_;  // all blocks of numbers; the blocks that no device reads
     collective_fault fault_{};
 };
 /// Combines float.
@@ -770,8 +779,8 @@ template <class T>
 }  // namespace detail
 
 /// Hands over an array on a device, to be combined in place. Name, length, type and operator must
-/// be the same on all ranks; otherwise all ranks get errc::mismatch, with the odd rank. Throws
-/// operation_error: errc::duplicate_name while an array of this name is under way;
+/// be the same on all ranks; otherwise all ranks get errc::mismatch, with the rank that differs.
+/// Throws operation_error: errc::duplicate_name while an array of this name is under way;
 /// errc::not_supported for a type that isn't combined, and for a set over a transport;
 /// errc::invalid_specification for an average of integers and for a default stream; errc::capturing
 /// if the stream is captured.
@@ -783,7 +792,7 @@ template <number T>
     return of.start_on_device(std::move(c));
 }
 /// Hands over several arrays at once, by the names `name.0`, `name.1` and so on. Throws as
-/// allreduce_async, and then hands none over.
+/// allreduce_async does, and then hands no array over.
 template <number T>
 [[nodiscard]] std::vector<handle> grouped_allreduce_async(std::span<const device_array<T>> list, std::string_view name,
                                                           reduce_op op = Average,
@@ -805,12 +814,13 @@ requires std::is_trivially_copyable_v<T>
     c.root = root;
     return of.start_on_device(std::move(c));
 }
-/// All ranks get the rows of each rank, in the order of ranks. Each rank may bring another number
-/// of rows. `place`, a function `void*(std::span<const std::uint64_t> rows)`, gets the rows of each
-/// rank and returns memory for all these rows, null only without rows. The set calls `place` on any
-/// thread, usually another rank's, and under a lock: `place` must not use the set. While a rank has
-/// joined, allgather, alltoall and reducescatter fail (errc::not_supported, with that rank). If
-/// `place` throws, all ranks get a fault with the rank of that `place`. Throws as allreduce_async.
+/// All ranks get the rows of each rank, in the order of ranks. Each rank may bring a different
+/// number of rows. `place` is a function `void*(std::span<const std::uint64_t> rows)`. It gets the
+/// rows of each rank and returns memory for all these rows; it may return null only if there are no
+/// rows. The set calls `place` on any thread, usually another rank's, and under a lock, so `place`
+/// must not use the set. If `place` throws, all ranks get a fault that names its rank. While a rank
+/// has joined, allgather, alltoall and reducescatter fail (errc::not_supported, with that rank).
+/// Throws as allreduce_async does.
 template <class T>
 requires std::is_trivially_copyable_v<T>
 [[nodiscard]] handle allgather_async(const device_array<T>& x, detail::device_call::placing place,
@@ -819,8 +829,8 @@ requires std::is_trivially_copyable_v<T>
     c.place = std::move(place);
     return of.start_on_device(std::move(c));
 }
-/// splits[q] rows go to rank q, one after the other. `place` gets the rows that come from each
-/// rank. All else is as in allgather_async.
+/// splits[q] rows go to rank q, one after the other. `place` gets the numbers of rows that come
+/// from each rank. Otherwise works as allgather_async.
 template <class T>
 requires std::is_trivially_copyable_v<T>
 [[nodiscard]] handle alltoall_async(const device_array<T>& x, std::span<const std::uint64_t> splits,
@@ -831,9 +841,9 @@ requires std::is_trivially_copyable_v<T>
     c.place = std::move(place);
     return of.start_on_device(std::move(c));
 }
-/// Combines the ranks' arrays, which have one length. Each rank gets a part of the rows (shard_of);
-/// if the number of ranks doesn't divide the rows, the first ranks get one row more. `place` gets
-/// the number of this rank's rows. All else is as in allgather_async.
+/// Combines the ranks' arrays, which have the same length. Each rank gets a part of the rows
+/// (shard_of); if the number of ranks doesn't divide the rows, the first ranks get one row more.
+/// `place` gets the number of this rank's rows. Otherwise works as allgather_async.
 template <number T>
 [[nodiscard]] handle reducescatter_async(const device_array<T>& x, detail::device_call::placing place,
                                          std::string_view name, reduce_op op = Average,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Horovod's names (horovod.hpp) for arrays on devices of several processes, each with a device. The
-// host negotiates over a transport, such as an MPI's, which carries the elements as well. Elements
-// go from the device to pinned memory and back in chunks: the device copies some chunks while
-// others are under way between processes.
+// host negotiates over a transport, such as an MPI's, which also carries the elements. Elements go
+// from the device to pinned memory and back in chunks: the device copies some chunks while others
+// are under way between processes.
 //
 //   using namespace gpushare::horovod;
 //   gpushare::mpi_transport net(MPI_COMM_WORLD);
@@ -11,13 +11,13 @@
 //   const auto sum = allreduce_async(device_array{x, n, caller}, "fc.weight", Sum);
 //   synchronize(sum);                                          // `caller` waits for the sum
 //
-// The names are those of horovod_devices.hpp, and programs hand arrays over as there. `stream` is
-// the process's own, for the copies. The bits are the bits that the transport gives for arrays of
-// the host; chunks don't change them if the transport combines in the order of ranks. A process
-// with several devices has a device_process and a thread for each device, over the ranks of a
-// two_level_group.
+// The names are those of horovod_devices.hpp, and programs hand arrays over as described there.
+// `stream` is the process's own stream for the copies. The bits are the same as for arrays in the
+// host's memory over this transport; chunks don't change the bits if the transport combines in the
+// order of ranks. A process with several devices has a device_process and a thread for each device,
+// over the ranks of a two_level_group.
 //
-// Only the thread of the process_set waits for the device: before it sends a chunk.
+// Only the process_set's thread waits for the device, before it sends a chunk.
 #pragma once
 
 #include <algorithm>
@@ -52,9 +52,10 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace horovod {
 
-/// How the elements of a process with a device are cut.
+/// How the elements of a process with a device are cut into chunks.
 struct device_process_options {
-    bytes chunk{4 << 20};     ///< how much is copied and sent at once; the least value counts
+    /// Bytes copied and sent at once; the processes use their smallest value.
+    bytes chunk{4 << 20};
     std::uint32_t depth = 4;  ///< chunks under way; at least 2
 };
 
@@ -70,7 +71,8 @@ struct held_request final : device_request {
     bool enqueued = false;  // whether there is work on a stream, and an `end`
 };
 
-/// Several arrays as one sequence of elements, and the pieces that make up a range of elements.
+/// Several arrays as one sequence of elements. For a range of elements, it finds the pieces of
+/// arrays that make up the range.
 template <class T>
 class listed_arrays {
 public:
@@ -118,12 +120,12 @@ private:
 
 /// One of several processes that combine arrays on devices by name: one rank, with a device. `Net`
 /// is a transport between the processes, which no other code uses while there is a process_set.
-/// `Pinned` is memory that the host, copies and kernels reach, such as cuda::pinned_memory.
-/// Everything that the constructor gets must outlive this object, and this object the process_set.
+/// `Pinned` is memory that the host, copies and kernels reach, such as cuda::pinned_memory. All
+/// arguments of the constructor must outlive this object, which must outlive the process_set.
 ///
-/// An alltoall needs a transport with unequal parts (unequal_transport); otherwise it is refused
-/// (errc::not_supported). An allgather sends each rank's rows to all. A reducescatter sends as much
-/// as an allreduce.
+/// An alltoall needs a transport with unequal parts (unequal_transport); without one, it is refused
+/// (errc::not_supported). An allgather sends each rank's rows to all ranks. A reducescatter sends
+/// as much as an allreduce.
 template <node Node, host_transport Net, memory_resource Pinned>
 requires copier<typename Node::stream> && launcher<typename Node::stream>
 class device_process final : public detail::carrier {
@@ -133,9 +135,9 @@ class device_process final : public detail::carrier {
     using held = detail::held_request<point>;
 
 public:
-    /// Collective over `net`: the processes agree on the size of a chunk, at the latest by `until`.
-    /// Allocates options.depth chunks. Throws what `pinned` throws; the other processes then throw
-    /// an operation_error that names this process. Throws operation_error if `net` fails.
+    /// Collective over `net`: the processes agree on the size of a chunk, by `until`. Allocates
+    /// options.depth chunks. Throws what `pinned` throws; the other processes then throw an
+    /// operation_error that names this process. Throws operation_error if `net` fails.
     device_process(Node& on, stream& copies, Net& net, Pinned& pinned, const device_process_options& options = {},
                    instant until = never)
         : node_(on), stream_(copies), net_(net), pinned_(pinned) {
@@ -158,7 +160,8 @@ public:
         if (!in_use_) give_memory_back();
     }
 
-    /// Ends all collectives of all processes, now and later. Doesn't wait. From any thread.
+    /// Ends all current and later collectives of all processes. Doesn't wait. Any thread may call
+    /// abort().
     void abort(errc why) override {
         aborted_.store(why, std::memory_order_release);  // release: pairs with await()
         net_.abort(net_.rank(), why);
@@ -170,8 +173,9 @@ public:
     [[nodiscard]] collective_fault fail(errc why) override { return own_fault(why, collective_kind::all_reduce); }
 
     [[nodiscard]] std::uint32_t rank() const override { return net_.rank(); }  ///< of this process
-    [[nodiscard]] std::uint32_t size() const override { return net_.size(); }  ///< processes
-    [[nodiscard]] bool on_device() const noexcept override { return true; }    ///< see process_set
+    /// The number of processes.
+    [[nodiscard]] std::uint32_t size() const override { return net_.size(); }
+    [[nodiscard]] bool on_device() const noexcept override { return true; }  ///< see process_set
     /// See process_set.
     [[nodiscard]] collective_fault least(std::span<std::uint64_t> words, instant deadline) override {
         return net_.all_reduce(std::span<const std::uint64_t>(words), words, minimum{}, deadline);
@@ -258,7 +262,8 @@ private:
         for (slot& s : slots_)
             if (s.memory != nullptr) (void)pinned_.deallocate(s.memory, chunk_, alignment);
     }
-    /// The caller's stream, usually the stream of the previous call. Call this under the lock.
+    /// This library's stream for the caller's handle, usually that of the previous call. Call this
+    /// under the lock.
     [[nodiscard]] stream& lent(void* handle) {
         if constexpr (borrows) {
             if (!lent_ || lent_handle_ != handle) {
@@ -279,7 +284,7 @@ private:
             raise({.code = errc::capturing}, {}, "handing over an array of a stream that is captured");
         return s.record();
     }
-    /// Keeps the requests until the enqueued work ends, which uses their arrays.
+    /// Keeps the requests until the enqueued work, which uses their arrays, has ended.
     void keep(const detail::request_batch& all) {
         const point end = stream_.record();
         const std::scoped_lock lock(mutex_);
@@ -290,8 +295,8 @@ private:
                 running_.push_back(r->on_device);
             }
     }
-    /// Drops what the device has finished with. Destroys it after the lock: it may be a framework's
-    /// tensors.
+    /// Drops the requests that the device has finished. Destroys them after the lock is released,
+    /// because they may own a framework's tensors.
     void collect() {
         std::vector<std::shared_ptr<const void>> kept;
         std::vector<device_call::placing> places;
@@ -304,17 +309,17 @@ private:
         }
     }
 
-    // --- by the set's thread
+    // --- called by the set's thread
 
     /// Makes a fault of this process, and tells the other processes. If another fault came first,
-    /// returns that one.
+    /// returns that fault.
     [[nodiscard]] collective_fault own_fault(errc code, collective_kind what) {
         auto f = detail::tell_all(net_, code);
         f.what = what;
         in_use_ = in_use_ || f.buffers_in_use;
         return f;
     }
-    /// The same, while an exception is being handled.
+    /// own_fault() while an exception is being handled.
     [[nodiscard]] collective_fault thrown_fault(errc code, collective_kind what) {
         thrown_ = std::current_exception();
         return own_fault(code, what);
@@ -328,7 +333,7 @@ private:
                 return own_fault(why, what);
             if (now >= deadline) return own_fault(errc::deadline_exceeded, what);
             if constexpr (pipelined_transport<Net>) net_.advance();
-            // which stands
+            // the earlier fault counts
             if (const auto f = gpushare::detail::fault_so_far(net_)) return own_fault(f.code, what);
             (void)s.last->wait(std::min(deadline, now + poll));
         }
@@ -353,8 +358,8 @@ private:
         });
     }
 
-    /// For each chunk k: `bring` copies it from the device, `start` sends it once the device is
-    /// done, and `finish` gives it back to the device.
+    /// For each chunk k: `bring` copies the chunk from the device, `start` sends it once the device
+    /// is done, and `finish` copies it back to the device.
     template <class Bring, class Start, class Finish>
     [[nodiscard]] collective_fault by_chunks(std::size_t chunks, collective_kind what, instant deadline,
                                              const Bring& bring, const Start& start, const Finish& finish) {
@@ -372,7 +377,7 @@ private:
         }
         return {};
     }
-    /// A copy for one piece, a kernel for several.
+    /// Copies one piece by a copy, and several pieces by a kernel.
     template <class T>
     void pack(std::span<const std::pair<T*, std::size_t>> pieces, T* to) {
         if (pieces.size() == 1)
@@ -460,7 +465,7 @@ private:
             });
     }
 
-    // --- results whose length the ranks learn from each other; no rank has joined
+    // --- results whose length the ranks tell each other; no rank has joined
 
     /// Gets the memory for a result. The memory belongs to the caller's stream, so `stream_` waits
     /// for earlier work there.
@@ -471,7 +476,7 @@ private:
             return thrown_fault(e.code(), c.kind);
         } catch (const std::bad_alloc&) {
             return thrown_fault(errc::out_of_memory, c.kind);
-        } catch (const std::exception&) {  // of a framework
+        } catch (const std::exception&) {  // an exception of the framework
             return thrown_fault(errc::submission_failed, c.kind);
         }
         stream_.wait(recorded(c.stream));
@@ -519,8 +524,8 @@ private:
         }
         return {};
     }
-    /// Exchanges at most `each` bytes of every pair of ranks, from byte `at` on, by the first two
-    /// slots.
+    /// Exchanges at most `each` bytes of every pair of ranks, from byte `at` on, through the first
+    /// two slots.
     [[nodiscard]] collective_fault exchange(const device_call& c, std::span<const std::uint64_t> rows, std::byte* to,
                                             std::size_t at, std::size_t each, instant deadline) {
         const std::size_t row = c.row * c.element;
@@ -563,10 +568,11 @@ private:
     Pinned& pinned_;
     std::uint64_t chunk_ = 0;
     std::vector<slot> slots_;
-    bool in_use_ = false;  // of the set's thread
+    // whether the transport may still use pinned memory; only the set's thread uses this member
+    bool in_use_ = false;
     std::exception_ptr thrown_{};
     std::atomic<errc> aborted_{errc::none};
-    std::mutex mutex_;  // guards what follows
+    std::mutex mutex_;  // guards the members below
     std::optional<std::conditional_t<borrows, stream, no_stream>> lent_{};
     void* lent_handle_ = nullptr;
     std::deque<std::shared_ptr<detail::device_request>> running_;

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// libtorch on CUDA as a tenant. In a scope, torch's code runs unchanged, for inference and for
-// training, on the tenant's stream, in the tenant's memory, and with its launches behind a gate.
+// Runs libtorch on CUDA as a tenant. In a scope, torch's code runs unchanged, for inference and for
+// training: on the tenant's stream, in the tenant's memory, and with its launches behind a gate.
 //
 //   gpushare::torch_scope scope{node, chat, gate};   // once for each tenant
 //   const auto inside = scope.enter();    // by each thread, for each request
 //   const auto answer = model.forward(inputs);
 //
-// The scope sets torch's current device and stream, and enters a cuda::launch_gate (leave the last
-// argument out where there is none). The tenant's client there has the tenant's level, share, caps
-// and goal, and follows each resize; options of your own instead (`{.level = 1}`) stay as they are.
+// The scope sets torch's current device and stream, and enters a cuda::launch_gate. (Without a
+// gate, leave out the last argument.) The tenant's client at the gate has the tenant's level,
+// share, caps and goal, and follows each resize; if you pass options of your own (`{.level = 1}`),
+// these stay in force instead.
+//
 // Allocations follow the stream, so those of autograd's threads are the tenant's, too. They come
 // from a cache above the tenant's memory, which works like torch's own: a block that is freed on
 // its stream is free there at once, without an event. If the tenant has no more memory, torch's
@@ -18,10 +20,10 @@
 // Graphs: capture in a scope. Allocations during the capture go to a torch pool of the graph's own,
 // whose memory is the tenant's. Launch the graph on the tenant's streams.
 //
-// The scope leaves torch's other thread-local state to the caller: put a torch::NoGradGuard beside
-// the scope. The first scope puts an allocator in front of torch's, which stays until the process
-// ends. Torch's own statistics don't count the tenants' blocks: see usage(). Made for libtorch
-// 2.11.
+// The scope leaves torch's other thread-local state to the caller, so put a torch::NoGradGuard
+// beside the scope. The first scope puts an allocator in front of torch's, which stays until the
+// process ends. Torch's own statistics don't count the tenants' blocks: see usage(). Made for
+// libtorch 2.11.
 #pragma once
 
 #include <ATen/cuda/CUDAContextLight.h>
@@ -47,7 +49,7 @@ namespace detail {
 struct libtorch_cuda {
     static constexpr bool on_streams = true;
 
-    /// Torch's current device and stream, of the calling thread.
+    /// Sets torch's current device and stream for the calling thread.
     struct guard {
         guard(int ordinal, void* stream)
             : of_torch(c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream),
@@ -60,8 +62,8 @@ struct libtorch_cuda {
     [[nodiscard]] static int ordinal(const Node& on, device_id d) {
         return on.properties(d).ordinal;
     }
-    // Torch keeps a workspace for each handle of cuBLAS and stream, and never drops one by itself:
-    // a later stream at the same address would be given a workspace that is gone.
+    // Torch keeps a workspace for each pair of a cuBLAS handle and a stream, and never drops one by
+    // itself. A later stream at the same address would get a workspace that no longer exists.
     static void forget(void* stream) noexcept {
         drop_of(stream, at::cuda::cublas_handle_stream_to_workspace());
         drop_of(stream, at::cuda::cublaslt_handle_stream_to_workspace());
@@ -77,19 +79,20 @@ private:
 
 }  // namespace detail
 
-/// One tenant in torch, on one of its devices: make it once, before threads of torch work for the
-/// tenant. From then on, torch's allocations on the tenant's streams, by any thread, come from the
-/// tenant's memory, and launches on these streams belong to a client of the gate.
+/// One tenant in torch, on one of its devices. Make the scope once, before threads of torch work
+/// for the tenant. From then on, torch's allocations on the tenant's streams, by any thread, come
+/// from the tenant's memory, and launches on these streams belong to a client of the gate.
 ///
-/// Lifetimes: tensors and graphs go before the scope, the scope before its tenant, and the tenant
-/// before its tenancy and node. Tensors that outlive the scope are safe as long as the tenant is
-/// open: they stay charged, and go back in order. Tensors that outlive the tenant are leaks of it.
+/// Lifetimes: destroy tensors and graphs before the scope, the scope before its tenant, and the
+/// tenant before its tenancy and node. Tensors that outlive the scope are safe as long as the
+/// tenant is open: they stay charged, and their memory goes back in order. Tensors that outlive the
+/// tenant are leaks of the tenant.
 ///
-/// enter() is safe from any thread; making and destroying a scope isn't, as long as a thread works
-/// on its streams. `Node` is cuda::node; `Gate` is a cuda::launch_gate, or there is none. Making
-/// one throws operation_error: closed; no_device if the tenant hasn't that many;
-/// invalid_specification if a stream has a scope already; not_supported if the tenant is in a slice
-/// of SMs, since cuDNN fails there; std::bad_alloc; and what the gate throws.
+/// Any thread may call enter() at any time. Don't make or destroy a scope while a thread works on
+/// its streams. `Node` is cuda::node; `Gate` is a cuda::launch_gate, or there is none. The
+/// constructor throws std::bad_alloc, what the gate throws, and operation_error: closed; no_device
+/// if the tenant doesn't have so many devices; invalid_specification if a stream already has a
+/// scope; not_supported if the tenant is in a slice of SMs, since cuDNN fails there.
 template <class Node, class Tenant, class Gate = detail::no_launch_gate>
 class torch_scope : public detail::basic_torch_scope<detail::libtorch_cuda, Node, Tenant, Gate> {
     using base = detail::basic_torch_scope<detail::libtorch_cuda, Node, Tenant, Gate>;
@@ -98,37 +101,37 @@ public:
     using base::base;
 
     /// enter(number = 0): the calling thread is in the scope as long as the result lives, on the
-    /// tenant's stream of that number and, with a gate, as a request there. The result ends on the
-    /// thread that made it, the last one first. Throws operation_error: closed;
-    /// invalid_specification if there is no such stream.
+    /// tenant's stream of that number. With a gate, the result's life is a request there. Destroy
+    /// the result on the thread that made it, the last result first. Throws operation_error:
+    /// closed; invalid_specification if there is no such stream.
     using base::enter;
-    /// Gives back the memory that is kept for the next allocation, as torch's empty_cache. A
-    /// sleeping tenant does so by itself, and so does a tenant whose neighbour lacks the memory
-    /// that the tenant has borrowed.
+    /// Gives back the memory that is kept for the next allocation, as torch's empty_cache does. A
+    /// sleeping tenant gives the memory back by itself, and so does a tenant whose neighbour lacks
+    /// memory that the tenant has borrowed.
     using base::give_back;
-    /// A pool_usage: the bytes of the tenant's memory that are held for torch, and the bytes of
-    /// these that are out. The peak is that of the held bytes.
+    /// A pool_usage: the bytes of the tenant's memory that are held for torch, and how many of
+    /// these bytes are out. The peak is the peak of the held bytes.
     using base::usage;
-    /// How many blocks torch has.
+    /// The number of blocks that torch has.
     using base::live;
-    /// The tenant at the gate.
+    /// The tenant's client at the gate.
     using base::client;
 };
-/// Without a gate.
+/// A scope without a gate.
 template <class Node, class Tenant>
 torch_scope(Node&, Tenant&) -> torch_scope<Node, Tenant>;
-/// Of one of the tenant's devices.
+/// A scope on one of the tenant's devices.
 template <class Node, class Tenant>
 torch_scope(Node&, Tenant&, std::size_t) -> torch_scope<Node, Tenant>;
-/// With a gate, at which the tenant's policy is in force.
+/// A scope with a gate, at which the tenant's policy applies.
 template <class Node, class Tenant, class Gate>
 requires requires { typename Gate::client_options; }
 torch_scope(Node&, Tenant&, Gate&)->torch_scope<Node, Tenant, Gate>;
-/// With a client from gate.add(), such as that of a tenant with a quota of time, or of another
-/// part.
+/// A scope with a client from gate.add(), such as that of a tenant with a quota of time, or of
+/// another part.
 template <class Node, class Tenant, class Gate>
 torch_scope(Node&, Tenant&, Gate&, typename Gate::client&&, std::size_t = 0) -> torch_scope<Node, Tenant, Gate>;
-/// With options of its own.
+/// A scope with client options of its own.
 template <class Node, class Tenant, class Gate>
 torch_scope(Node&, Tenant&, Gate&, const typename Gate::client_options&, std::size_t = 0)
     -> torch_scope<Node, Tenant, Gate>;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives between processes by an MPI (OpenMPI, MPICH), as a transport of gradient/. The MPI
+// Collectives between processes over an MPI (OpenMPI, MPICH), as a transport of gradient/. The MPI
 // moves bytes, and the transport combines elements, in the order of ranks and in float or wider. So
 // an all-reduce gives the same bits as between threads, 16-bit numbers aren't rounded at each step,
 // and every operator and type of collective/ works.
@@ -8,22 +8,23 @@
 //   gpushare::mpi_transport net(MPI_COMM_WORLD);
 //   if (auto fault = net.all_reduce<float>(gradient, gradient, gpushare::average{}, deadline)) ...  // names the rank
 //
-// Several transports in several threads, such as those of gradient_buckets on several channels,
-// need MPI_THREAD_MULTIPLE: ask for this level in mpi_options::threads, which the constructor
+// If several threads have transports, such as those of gradient_buckets on several channels, they
+// need MPI_THREAD_MULTIPLE. Ask for this level in mpi_options::threads, which the constructor
 // compares with the MPI's level.
 //
 //   gpushare::mpi_transport several(MPI_COMM_WORLD, {.threads = MPI_THREAD_MULTIPLE});
 //
-// Large arrays go in chunks, with a message for each process and several chunks under way at once.
-// Each process combines its part of each chunk and sends the result to all, which is the least
-// traffic on a link. A transport has no thread, so nothing happens between calls: advance() makes
-// progress.
+// Large arrays are sent in chunks, with a message to each process and several chunks under way at
+// once. Each process combines its part of each chunk and sends the result to all processes, which
+// is the least traffic on a link. A transport has no thread, so there is no progress between calls;
+// advance() makes progress.
 //
 // If a process dies or hangs, each process that waits for it gives up at the deadline and tells the
-// others. All processes that answer name one that doesn't answer. Without a deadline the wait has
-// no end, unless the MPI itself reports the death. MPI_Finalize may hang then: leave by MPI_Abort
-// or std::_Exit. shrink() makes a transport of the remaining processes. (OpenMPI's launcher ends
-// all processes when one dies, unless told not to.) The header is empty without an MPI.
+// others. All processes that answer then name the same process that doesn't answer. Without a
+// deadline the wait has no end, unless the MPI itself reports the death. MPI_Finalize may hang
+// after a death, so leave by MPI_Abort or std::_Exit. shrink() makes a transport of the remaining
+// processes. (OpenMPI's launcher ends all processes when a process dies, unless told not to.) The
+// header is empty without an MPI.
 #pragma once
 
 #if __has_include(<mpi.h>)
@@ -60,33 +61,33 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// How messages are cut.
+/// How arrays are cut into messages.
 struct mpi_options {
     /// The bytes of one message, if an array goes to a process in several messages. MPIs send a
-    /// message of this size without a rendezvous. A rendezvous would wait behind other arrays'
-    /// bytes while the link idles.
+    /// message of the default size without a rendezvous. A rendezvous would wait behind other
+    /// arrays' bytes while the link idles.
     bytes message{56 << 10};
     std::uint32_t depth = 16;                   ///< messages of one array under way to each process
     bytes one_shot{4096};                       ///< arrays up to this size go to all ranks at once
     ns grace = std::chrono::milliseconds(200);  ///< how long a rank that gives up waits for answers
-    /// The thread level for which the MPI must have been initialised. MPI_THREAD_SERIALIZED: the
-    /// embedder lets one thread at a time call the MPI. MPI_THREAD_MULTIPLE: several threads call
-    /// the MPI at once. MPI_THREAD_FUNNELED: only the main thread calls the MPI, and makes the
-    /// transport.
+    /// The thread level for which the MPI must have been initialised. With MPI_THREAD_SERIALIZED,
+    /// the embedder lets one thread at a time call the MPI. With MPI_THREAD_MULTIPLE, several
+    /// threads call the MPI at once. With MPI_THREAD_FUNNELED, only the main thread calls the MPI,
+    /// and makes the transport.
     int threads = MPI_THREAD_SERIALIZED;
 };
 
-/// A process of an MPI communicator: a pipelined transport. Not moved. One thread at a time makes,
-/// uses and destroys it. `abort` may come from any thread, and reaches the other processes with the
-/// next call, such as `advance`, of the thread that uses the transport.
+/// A process of an MPI communicator: a pipelined transport. The object can't be moved. One thread
+/// at a time makes, uses and destroys it. Any thread may call `abort`, which reaches the other
+/// processes with the next call, such as `advance`, of the thread that uses the transport.
 class mpi_transport {
 public:
     static constexpr bool rank_ordered = true;    ///< see transport
     static constexpr bool in_host_memory = true;  ///< see transport
 
-    /// Duplicates `all`, so that the transport's messages meet no others. Collective. Throws
+    /// Duplicates `all`, so that the transport's messages don't mix with others. Collective. Throws
     /// operation_error: errc::not_supported, before it sends any message, if the MPI isn't
-    /// initialised, or not for options.threads; errc::backend_failed.
+    /// initialised or doesn't have the level options.threads; errc::backend_failed.
     explicit mpi_transport(MPI_Comm all, const mpi_options& options = {}) : options_(options) {
         detail::need_mpi_threads(options.threads);
         if (MPI_Comm_dup(all, &comm_) != MPI_SUCCESS)
@@ -99,9 +100,9 @@ public:
     /// never free theirs. If the destructor runs during a collective or because of an exception, it
     /// tells the other processes (errc::aborted, with this rank).
     ~mpi_transport() {
-        int over = 0, left = 0;  // left: whether a message of ranks that gave up is unread
+        int over = 0, left = 0;  // left: whether a message from ranks that gave up is unread
         if (MPI_Finalized(&over); over != 0) return;
-        // Notices of other ranks may lie here unread.
+        // Unread notices of other ranks may still be here.
         const bool others_gave_up = hear() || !farewells_.none();
         const bool halfway = std::any_of(jobs_.begin(), jobs_.end(), [](const job& j) { return !j.done; });
         if (!others_gave_up && (halfway || std::uncaught_exceptions() > exceptions_))
@@ -115,13 +116,15 @@ public:
     }
 
     [[nodiscard]] std::uint32_t rank() const noexcept { return rank_; }  ///< from 0
-    [[nodiscard]] std::uint32_t size() const noexcept { return size_; }  ///< processes
-    [[nodiscard]] bytes carried() const noexcept { return carried_; }    ///< see transport
-    [[nodiscard]] bytes sent() const noexcept { return sent_; }          ///< to others, no headers
-    /// The fault of the first call that failed; none until then.
+    /// The number of processes.
+    [[nodiscard]] std::uint32_t size() const noexcept { return size_; }
+    [[nodiscard]] bytes carried() const noexcept { return carried_; }  ///< see transport
+    /// Bytes sent to other processes, without headers.
+    [[nodiscard]] bytes sent() const noexcept { return sent_; }
+    /// The fault of the first call that failed; no fault until then.
     [[nodiscard]] const collective_fault& fault() const noexcept { return fault_; }
 
-    /// See transport. Op has no state.
+    /// See transport. Op must not have state.
     template <reducible T, class Op>
     requires std::is_empty_v<Op>
     [[nodiscard]] collective_fault all_reduce(std::span<const std::type_identity_t<T>> in, std::span<T> out,
@@ -129,8 +132,8 @@ public:
         if (in.size() != out.size()) return {errc::mismatch, collective_kind::all_reduce, rank_, epoch_};
         return finish(start(in.data(), out, op), deadline);
     }
-    /// See pipelined_transport. At most 1000 at once, and not more bytes than docs/gradients.md
-    /// says ("What isn't there").
+    /// See pipelined_transport. At most 1000 collectives may run at once, with at most as many
+    /// bytes as docs/gradients.md says ("What isn't there").
     template <reducible T, class Op>
     requires std::is_empty_v<Op>
     [[nodiscard]] std::uint64_t start_all_reduce(std::span<T> data, const Op& op) {
@@ -201,8 +204,8 @@ public:
                                            }),
                       deadline);
     }
-    /// See unequal_transport. The processes first tell each other all lengths, so that all learn
-    /// which pair disagrees.
+    /// See unequal_transport. The processes first tell each other all lengths, so that all of them
+    /// learn which pair disagrees.
     template <class T>
     requires std::is_trivially_copyable_v<T>
     [[nodiscard]] collective_fault all_to_allv(std::span<const std::type_identity_t<T>> in,
@@ -296,7 +299,7 @@ public:
     /// See transport.
     void abort(std::uint32_t rank, errc why) noexcept {
         std::uint64_t none = 0;
-        // acq_rel: of several faults, the first one stands.
+        // acq_rel: of several faults, the first one counts.
         asked_.compare_exchange_strong(none, collective_fault{why, collective_kind::none, rank, 0}.packed(),
                                        std::memory_order_acq_rel);
     }
@@ -310,8 +313,9 @@ public:
         let_go(out);
     }
 
-    /// A new transport of the ranks that aren't in `dead`, to go on after a fault. All these ranks
-    /// call shrink(), and no others do. Throws operation_error (errc::backend_failed).
+    /// A new transport of the ranks that aren't in `dead`. These ranks go on with it after a fault.
+    /// All of them call shrink(), and no other ranks do. Throws operation_error
+    /// (errc::backend_failed).
     [[nodiscard]] std::unique_ptr<mpi_transport> shrink(std::span<const std::uint32_t> dead) {
         const MPI_Comm made = detail::mpi_without(comm_, dead);
         return std::unique_ptr<mpi_transport>(new mpi_transport(owned{made}, options_));
@@ -322,8 +326,10 @@ private:
         MPI_Comm comm;
     };
     using job = detail::mpi_job;
-    static constexpr std::uint32_t exchanging = 1;        // in place of an operator: an exchange
-    static constexpr std::uint32_t of_unequal_parts = 1;  // in place of a root
+    // stands for an exchange, in place of an operator
+    static constexpr std::uint32_t exchanging = 1;
+    // stands for unequal parts, in place of a root
+    static constexpr std::uint32_t of_unequal_parts = 1;
 
     mpi_transport(owned comm, const mpi_options& options) : options_(options), comm_(comm.comm) { begin(); }
 
@@ -336,13 +342,13 @@ private:
         size_ = static_cast<std::uint32_t>(size);
         suspects_ = detail::mpi_suspects(size_);
         options_.depth = std::max(options_.depth, 1U);
-        // An MPI counts in int.
+        // An MPI counts bytes in an int.
         options_.message = std::min(options_.message, bytes{std::uint64_t{1} << 30});
         options_.one_shot = std::min(options_.one_shot, options_.message);
         int there = 0;
         const int* last_tag = nullptr;
         MPI_Comm_get_attr(comm_, MPI_TAG_UB, &last_tag, &there);
-        // The standard promises 32767.
+        // The standard guarantees 32767.
         tags_ = detail::mpi_transfer::numbering(there != 0 ? *last_tag : 32767);
         listen();
     }
@@ -406,7 +412,7 @@ private:
                                                  &detail::combine_mpi_parts<T, Op>);
         });
     }
-    /// Gathers `each` elements of every rank; this rank's are already in their place.
+    /// Gathers `each` elements of every rank. This rank's elements are already in their place.
     template <class T>
     [[nodiscard]] std::uint64_t start_gather(std::size_t each, std::span<T> out) {
         using detail::mpi_transfer;
@@ -424,7 +430,8 @@ private:
         return in_slices(j, size, sizeof(T), sign,
                          [&](auto at, auto n) { return mpi_transfer::gather(all + at, n, size); });
     }
-    /// Cuts blocks into slices of at most a message. A block may be larger than an MPI can count.
+    /// Cuts blocks into slices of at most a message, because a block may be larger than an MPI can
+    /// count.
     template <class Make>
     [[nodiscard]] std::uint64_t in_slices(job& j, std::size_t all, std::size_t unit, std::uint64_t sign,
                                           const Make& make) {
@@ -438,7 +445,7 @@ private:
                                  std::size_t all) const noexcept {
         return counts.size() == size_ && counts[rank_] <= mine && detail::unequal_parts{counts.data(), size_}.fit(all);
     }
-    /// Tells the others that this rank can't take part, so that no rank waits for this one.
+    /// Tells the other ranks that this rank can't take part, so that no rank waits for it.
     [[nodiscard]] collective_fault refuse(collective_kind what) noexcept {
         ++epoch_;
         fail({errc::mismatch, what, rank_, epoch_});
@@ -455,8 +462,9 @@ private:
         if (const auto odd = pairs.odd_one()) fail({errc::mismatch, what, *odd, epoch_});
         return fault_;
     }
-    /// Parts of `counts` elements of T, in slices of at most a message. `make(at, parts)` returns a
-    /// transfer of one slice of all parts; `at` is the slice's offset in this rank's own part.
+    /// Moves parts of `counts` elements of T, in slices of at most a message. `make(at, parts)`
+    /// returns a transfer of one slice of all parts; `at` is the slice's offset in this rank's own
+    /// part.
     template <class T, class Make>
     [[nodiscard]] std::uint64_t in_unequal_slices(job& j, std::uint64_t sign, std::span<const std::uint64_t> counts,
                                                   const Make& make) {
@@ -497,26 +505,28 @@ private:
         if (code != errc::none) fail({code, j.what, rank, epoch_});
     }
 
-    /// Checks whether another rank or this rank's embedder has given up.
+    /// Checks whether another rank, or this rank's embedder, has given up.
     void take_notices() noexcept {
         if (fault_) return;
-        // acquire: pairs with abort(). The word has the whole fault.
+        // acquire: pairs with abort(). The word holds the whole fault.
         if (const std::uint64_t word = asked_.load(std::memory_order_acquire); word != 0)
             return fail(collective_fault::unpacked(word));
         const bool others_gave_up = hear();
         look_for_farewells();
         if (fault_ || !others_gave_up) return;
-        look_for_others_calls();  // a mismatch goes before a rank that is late
+        look_for_others_calls();  // a mismatch takes precedence over a late rank
         if (!fault_) answer();
     }
-    /// Checks whether another rank has made another call than the one in which this rank waits.
+    /// Checks whether another rank has made a different call than the call in which this rank
+    /// waits.
     void look_for_others_calls() noexcept {
         for (const job& j : jobs_)
             for (std::uint32_t i = 0; i < j.begun && !fault_; ++i)
                 if (const auto rank = j.transfers[i].differs_from(comm_)) fail({errc::mismatch, j.what, *rank, epoch_});
     }
     /// Gives up calls in which a rank that has left in order doesn't take part. Doesn't tell the
-    /// other ranks: they may still be in that rank's last call, and hear from that rank themselves.
+    /// other ranks, which may still be in that rank's last call, and which hear from that rank
+    /// themselves.
     void look_for_farewells() noexcept {
         for (std::size_t i = 0; i < jobs_.size() && !fault_; ++i)
             if (const auto f = farewells_.of(static_cast<std::uint32_t>(first_job_ + i)); f && !jobs_[i].done)
@@ -532,8 +542,7 @@ private:
         listen();
         return !farewell;
     }
-    /// Another rank gave up, so this rank gives up, too. Names the rank that this rank waits for,
-    /// if any.
+    /// Gives up because another rank gave up. Names the rank that this rank waits for, if any.
     void answer() noexcept {
         collective_fault own{};
         for (const job& j : jobs_)
@@ -541,10 +550,10 @@ private:
         fail(own);
     }
     /// Tells the other ranks, hears their answers, and names a rank that others wait for and that
-    /// doesn't answer. Waits for options_.grace at most.
+    /// doesn't answer. Waits for at most options_.grace.
     void fail(const collective_fault& own) noexcept {
         if (fault_) return;
-        fault_ = own;  // nothing below comes here again
+        fault_ = own;  // set first, so that no call below comes here again
         told_ = own ? own.packed() : 0;
         suspects_.heard(rank_, told_);
         std::vector<MPI_Request> out = tell_others();
@@ -557,7 +566,7 @@ private:
         fault_ = suspects_.chosen();
         fault_.buffers_in_use = !give_up_requests();
     }
-    /// Sends `told_` to all others.
+    /// Sends `told_` to all other ranks.
     [[nodiscard]] std::vector<MPI_Request> tell_others() {
         std::vector<MPI_Request> out(size_, MPI_REQUEST_NULL);
         for (std::uint32_t r = 0; r < size_; ++r)
@@ -572,7 +581,7 @@ private:
         for (MPI_Request& r : out)
             if (r != MPI_REQUEST_NULL) MPI_Request_free(&r);
     }
-    /// Gives up all requests. False if the MPI may still touch a buffer.
+    /// Gives up all requests. Returns false if the MPI may still touch a buffer.
     bool give_up_requests() noexcept {
         bool all = true;
         for (job& j : jobs_)
@@ -586,17 +595,19 @@ private:
     std::uint32_t next_number_ = 0;
     detail::mpi_transfer::numbering tags_;
     bytes carried_, sent_;
-    std::deque<job> jobs_;  // a deque: a job keeps its address while others come
+    std::deque<job> jobs_;  // a deque, so that a job keeps its address while others are added
     detail::mpi_requests under_way_;
     std::uint64_t first_job_ = 0;
-    std::uint64_t told_ = 0, heard_ = 0;  // notices: packed faults; 0 from a rank that only answers
+    // notices: packed faults, or 0 from a rank that only answers
+    std::uint64_t told_ = 0, heard_ = 0;
     MPI_Request notice_request_ = MPI_REQUEST_NULL;
     detail::mpi_suspects suspects_;
     detail::mpi_farewells farewells_;
     detail::mpi_pace pace_;
     collective_fault fault_;
     std::atomic<std::uint64_t> asked_{0};
-    int exceptions_ = std::uncaught_exceptions();  // under way when the transport was made
+    // exceptions under way when the transport was made
+    int exceptions_ = std::uncaught_exceptions();
 };
 static_assert(pipelined_transport<mpi_transport> && host_transport<mpi_transport> && unequal_transport<mpi_transport> &&
               leaving_transport<mpi_transport>);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives over a node's devices by NCCL, called as the functions of collective/submit.hpp are,
-// for links that NCCL uses better. Link with -lnccl.
+// Collectives over a node's devices by NCCL, with the same calls as the functions of
+// collective/submit.hpp. Use NCCL for links that it uses better. Link with -lnccl.
 //
 //   gpushare::nccl_communicator group{node, devices};
 //   auto code = gpushare::submit_all_reduce<float>(node.gangs(), devices, std::span(streams), group, ins, outs, n);
@@ -8,8 +8,8 @@
 //
 // Two promises of this library's collectives don't hold with NCCL: the bits may depend on the
 // algorithm that NCCL picks for a size, and 16-bit numbers may be rounded after each addition.
-// There is no deadline: a watching thread of yours calls group.abort(). Not yet tested on several
-// devices.
+// There is no deadline: a watching thread of yours has to call group.abort(). We haven't tested the
+// header on several devices yet.
 //
 // This header is empty if NCCL isn't found.
 #pragma once
@@ -88,7 +88,7 @@ template <class Op>
 
 }  // namespace detail
 
-/// The numbers that NCCL combines: no 16-bit integers, and no operators of users.
+/// The numbers that NCCL combines. There are no 16-bit integers, and no user-defined operators.
 template <class T>
 concept nccl_number = detail::nccl_type<T>()
 != ncclNumTypes;
@@ -96,8 +96,9 @@ template <class Op>
 concept nccl_operator = detail::nccl_op<Op>()
 != ncclNumOps;
 
-/// Ranks of one process, rank r on devices[r]. Movable. One thread at a time uses the object, but
-/// any thread may call abort() and fault() while another one submits, or waits for a stream.
+/// Ranks of one process, with rank r on devices[r]. The object can be moved. One thread at a time
+/// uses it, but any thread may call abort() and fault() while another thread submits, or waits for
+/// a stream.
 class nccl_communicator {
 public:
     /// Throws operation_error: the error of NCCL, or of CUDA below NCCL; errc::duplicate_device,
@@ -152,12 +153,14 @@ public:
     [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(ranks_.size()); }
 
     /// Calls each(rank, comm, stream) for every rank between ncclGroupStart and ncclGroupEnd, for
-    /// any of NCCL's collectives. The collective runs alone on the devices: work submitted there
-    /// before comes first. Returns errc::aborted after an abort; invalid_specification if the spans
-    /// differ in size; capturing if some of the streams are captured and others aren't; otherwise
-    /// NCCL's error. If all streams are captured, by any thread, the graph gets the collective.
-    /// With a communicator that doesn't block (NCCL's user guide, "Communicators and asynchronous
-    /// errors": ncclInProgress), the call waits until everything is enqueued.
+    /// any of NCCL's collectives. The collective runs alone on the devices: work that was submitted
+    /// there before runs first. With a communicator that doesn't block (NCCL's user guide,
+    /// "Communicators and asynchronous errors": ncclInProgress), the call waits until all work is
+    /// enqueued.
+    ///
+    /// Returns errc::aborted after an abort, invalid_specification if the spans differ in size,
+    /// capturing if only some of the streams are captured, and otherwise NCCL's error. If all
+    /// streams are captured, by any thread, the graph gets the collective.
     template <gang_order Gangs, timeline Stream, class Each>
     requires std::is_invocable_r_v<ncclResult_t, const Each&, std::uint32_t, ncclComm_t, cudaStream_t>
     [[nodiscard]] errc submit(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
@@ -173,7 +176,8 @@ public:
         if (code != ncclSuccess) return to_errc(code);
         for (std::uint32_t r = 0; r < size() && goes_on(code); ++r)
             code = each(r, ranks_[r], streams[r].native_handle());
-        const ncclResult_t end = ncclGroupEnd();  // also after an error: only this ends the group
+        // also after an error, because only this call ends the group
+        const ncclResult_t end = ncclGroupEnd();
         if (goes_on(code)) code = settle(goes_on(end) && code == ncclInProgress ? code : end);
         for (std::uint32_t r = 0; r < size(); ++r) gang.launched(devices[r], all, r, streams[r]);
         return is_aborted() ? errc::aborted : to_errc(code);
@@ -191,9 +195,9 @@ public:
         return {};
     }
 
-    /// Ends every collective, now and later, on all ranks. Waits until a thread that submits has
-    /// enqueued, since NCCL then frees the communicators. So `each` of submit() must not call
-    /// abort().
+    /// Ends every current and later collective on all ranks. Waits until a thread that submits has
+    /// enqueued its work, because NCCL then frees the communicators. So `each` of submit() must not
+    /// call abort().
     void abort() noexcept {
         if (ranks_.empty()) return;
         std::unique_lock lock(shared_->mutex);
@@ -203,16 +207,17 @@ public:
     }
 
 private:
-    // State that several threads read. An aborted communicator is gone: no thread may query it.
+    // State that several threads read. After an abort the communicator no longer exists, so no
+    // thread may query it.
     struct shared_state {
         mutable std::mutex mutex;
         std::condition_variable enqueued;
         bool aborted = false;
-        std::uint32_t submissions = 0;  // that use the communicators now
+        std::uint32_t submissions = 0;  // submissions that are using the communicators
         std::uint32_t calls = 0;
         collective_kind last = collective_kind::none;
     };
-    // A submission that uses the communicators. abort() doesn't free them meanwhile.
+    // A submission that uses the communicators. abort() doesn't free them in that time.
     struct enqueuing {
         enqueuing(shared_state& s, collective_kind what) : of(s) {
             const std::lock_guard lock(of.mutex);
@@ -265,7 +270,7 @@ private:
     [[noreturn]] static void fail(ncclResult_t code, const char* call) {
         detail::message text;
         text.add(call, ": ", std::string_view{ncclGetErrorString(code)}, " (", static_cast<std::uint64_t>(code), ")");
-        // CUDA still has the error, which the embedder mustn't find.
+        // CUDA still has the error, which the embedder must not find.
         const cudaError_t below = code == ncclUnhandledCudaError ? cudaGetLastError() : cudaSuccess;
         throw operation_error({.code = below != cudaSuccess ? detail::errc_of_native(below) : to_errc(code)}, {}, text);
     }
@@ -276,7 +281,8 @@ private:
 
 [[nodiscard]] inline collective_fault fault_of(const nccl_communicator& group) noexcept { return group.fault(); }
 
-/// An all-reduce of ins[r] into outs[r] on every device. Errors as nccl_communicator::submit.
+/// An all-reduce of ins[r] into outs[r] on every device. Returns errors as
+/// nccl_communicator::submit does.
 template <nccl_number T, gang_order Gangs, timeline Stream, nccl_operator Op = sum>
 [[nodiscard]] errc submit_all_reduce(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
                                      nccl_communicator& group, std::span<const T* const> ins, std::span<T* const> outs,
@@ -289,24 +295,27 @@ template <nccl_number T, gang_order Gangs, timeline Stream, nccl_operator Op = s
                         });
 }
 
-/// Whether ranks compare their calls. If calls that weren't compared differ, NCCL hangs, or adds
+/// Whether ranks compare their calls. If calls differ and weren't compared, NCCL hangs, or adds
 /// floats to integers.
 enum class nccl_calls : std::uint8_t {
-    compared,  ///< by an all-gather of 8 bytes before each call, as slow as a small collective
-    trusted,   ///< not at all
+    /// Compared by an all-gather of 8 bytes before each call, as slow as a small collective.
+    compared,
+    trusted,  ///< not compared
 };
 
 /// One rank of an NCCL communicator that its own thread drives: a transport of gradient/ whose
 /// spans are memory of the rank's device. Each call goes to the stream and waits for it, even
-/// during captures of other threads. The communicator, which may be a non-blocking one, and the
-/// stream are the embedder's, and must outlive the transport. Once a call has failed, the
-/// communicator is aborted, and must not be destroyed. NCCL doesn't say which rank is missing: at a
-/// deadline the fault names the rank that gave up. Code that reads elements on the host (buckets,
-/// negotiation) needs another transport: a host_transport.
+/// during captures of other threads. The communicator, which may be non-blocking, and the stream
+/// belong to the embedder and must outlive the transport.
+///
+/// Once a call has failed, the communicator is aborted, and must not be destroyed. NCCL doesn't say
+/// which rank is missing, so at a deadline the fault names the rank that gave up. Code that reads
+/// elements on the host (buckets, negotiation) needs another transport: a host_transport.
 class nccl_transport {
 public:
-    static constexpr bool rank_ordered = false;    ///< see the top of this header
-    static constexpr bool in_host_memory = false;  ///< even of managed memory: types can't tell
+    static constexpr bool rank_ordered = false;  ///< see the top of this header
+    /// Also for managed memory, since types can't tell.
+    static constexpr bool in_host_memory = false;
 
     /// `calls` must be the same on all ranks. Throws operation_error: the error of NCCL or of CUDA.
     nccl_transport(ncclComm_t comm, cudaStream_t stream, nccl_calls calls = nccl_calls::compared)
@@ -334,9 +343,9 @@ public:
     }
 
     [[nodiscard]] std::uint32_t rank() const noexcept { return rank_; }  ///< from 0
-    [[nodiscard]] std::uint32_t size() const noexcept { return size_; }  ///< ranks
+    [[nodiscard]] std::uint32_t size() const noexcept { return size_; }  ///< the number of ranks
     [[nodiscard]] bytes carried() const noexcept { return carried_; }    ///< see transport
-    /// The fault of the first call that failed; none until then.
+    /// The fault of the first call that failed; no fault until then.
     [[nodiscard]] const collective_fault& fault() const noexcept { return fault_; }
 
     /// See transport.
@@ -386,18 +395,20 @@ public:
     [[nodiscard]] collective_fault barrier(instant deadline) {
         const auto word = detail::call_word<std::uint64_t>(collective_kind::barrier, 0);
         return run(collective_kind::barrier, word, 0, deadline,
-                   [&] { return compares_ ? ncclSuccess : gather_words(); });  // a barrier, too
+                   // acts as a barrier, too
+                   [&] { return compares_ ? ncclSuccess : gather_words(); });
     }
-    /// See transport. Aborts this rank; NCCL tells the others once it has aborted here.
+    /// See transport. Aborts this rank. NCCL tells the other ranks once it has aborted here.
     void abort(std::uint32_t rank, errc why) noexcept {
         std::uint64_t none = 0;
-        // acq_rel: of several faults, the first one stands.
+        // acq_rel: of several faults, the first one counts.
         asked_.compare_exchange_strong(none, collective_fault{why, collective_kind::none, rank, 0}.packed(),
                                        std::memory_order_acq_rel);
     }
 
 private:
-    /// Makes a call, and waits for its end. `word` is a hash of what ranks must agree on.
+    /// Makes a call, and waits for its end. `word` is a hash of the facts on which ranks must
+    /// agree.
     template <class Call>
     [[nodiscard]] collective_fault run(collective_kind what, std::uint64_t word, std::size_t size, instant deadline,
                                        const Call& call) {
@@ -426,18 +437,18 @@ private:
         const auto odd = detail::odd_one(std::span<const std::uint64_t>(words_ + 1, size_));
         return odd ? fail({errc::mismatch, what, *odd, calls_}) : collective_fault{};
     }
-    // The fault if this rank was aborted, or if its deadline is over.
+    // The fault if this rank was aborted, or if its deadline has passed.
     [[nodiscard]] collective_fault given_up(collective_kind what, instant deadline) const {
-        // acquire: pairs with abort(). The word has the whole fault.
+        // acquire: pairs with abort(). The word holds the whole fault.
         if (const std::uint64_t asked = asked_.load(std::memory_order_acquire); asked != 0)
             return collective_fault::unpacked(asked);
         if (std::chrono::steady_clock::now() < deadline) return {};
         return {errc::deadline_exceeded, what, rank_, calls_};
     }
     // Waits until the communicator has enqueued the work whose submission returned this code. While
-    // a communicator that doesn't block is in progress, the stream has none of that work yet, and
-    // reports that all its work is done. (NCCL, pull request 715; ncclCommGetAsyncError: no work
-    // may be ordered behind a call that is still in progress.)
+    // a communicator that doesn't block is in progress, the stream doesn't have any of that work
+    // yet, and reports that all its work is done. (NCCL, pull request 715; ncclCommGetAsyncError:
+    // no work may be ordered behind a call that is still in progress.)
     [[nodiscard]] collective_fault enqueued(ncclResult_t code, collective_kind what, instant deadline) {
         while (code == ncclInProgress) {
             if (const auto f = given_up(what, deadline)) return fail(f);
@@ -467,7 +478,8 @@ private:
 
     ncclComm_t comm_;
     cudaStream_t stream_;
-    std::uint64_t *device_words_ = nullptr, *words_ = nullptr;  // this rank's word, then all words
+    // this rank's word, followed by all ranks' words
+    std::uint64_t *device_words_ = nullptr, *words_ = nullptr;
     detail::native_queue queue_;
     bool compares_;
     std::uint32_t rank_ = 0, size_ = 0, calls_ = 0;

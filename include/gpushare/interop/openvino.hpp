@@ -6,7 +6,7 @@
 //   ov::Tensor cache{ov::element::f32, shape, mine};
 //
 // OpenVINO takes any object with three members of this shape, so this header needs no header of
-// OpenVINO. The allocator doesn't see memory that OpenVINO allocates by itself (weights, its own
+// OpenVINO. The allocator doesn't see memory that OpenVINO allocates itself (weights, its own
 // buffers): see tenant/foreign_memory.hpp.
 #pragma once
 
@@ -22,27 +22,28 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
 /// Refers to `Resource`, which must outlive all tensors. Copies are equal and free each other's
-/// blocks. Thread-safe if the resource is. The host must reach the memory.
+/// blocks. Any thread may use the allocator if the resource allows that. The host must be able to
+/// reach the memory.
 template <memory_resource Resource>
 class openvino_allocator {
 public:
     /// Refers to `of`.
     explicit openvino_allocator(Resource& of) noexcept : resource_(&of) {}
 
-    /// Allocates bytes. Throws what the resource throws; OpenVINO passes the error on as an
-    /// ov::Exception with its text. 0 bytes count as 1.
+    /// Allocates `size` bytes; 0 bytes count as 1. Throws what the resource throws; OpenVINO passes
+    /// the error on as an ov::Exception with its text.
     void* allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t)) {
         return resource_->allocate(std::max<std::size_t>(size, 1), aligned(alignment));
     }
-    /// Frees a block as it was allocated. With another size, the block goes back by its address if
-    /// the resource can look the block up. Any other wrong free changes nothing if the resource
-    /// checks frees, and the resource may report the free.
+    /// Frees a block. If the size isn't that of the allocation, the block goes back by its address
+    /// if the resource can look it up. If the resource checks frees, any other wrong free changes
+    /// nothing, and the resource may report the free.
     void deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         (void)detail::free_by_address(
             *resource_, p, std::max<std::size_t>(size, 1), aligned(alignment),
             [&](std::size_t n, std::size_t a) { return as_upstream(*resource_).deallocate(p, n, a); });
     }
-    /// Whether each of the two can free the other's blocks.
+    /// Whether each of the two allocators can free the other's blocks.
     [[nodiscard]] bool is_equal(const openvino_allocator& other) const noexcept { return resource_ == other.resource_; }
 
 private:

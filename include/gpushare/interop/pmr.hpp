@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any memory resource as a std::pmr::memory_resource, for containers in memory that the host
-// reaches: pinned memory and the host backend's. In memory that only a device reaches, a container
-// crashes at its first write.
+// Turns any memory resource into a std::pmr::memory_resource, for containers in memory that the
+// host reaches: pinned memory and the host backend's. In memory that only a device reaches, a
+// container crashes at its first write.
 //
 //   gpushare::pmr_adaptor mine{resource};  // resource: a quota_resource, a pool_resource ...
 //   std::pmr::vector<float> v(&mine);
@@ -25,12 +25,15 @@ inline namespace GPUSHARE_ABI {
 
 static_assert(memory_resource<std::pmr::memory_resource>);
 
-/// Refers to `Resource`, which must outlive the adaptor. Sizes and alignments in bytes. Throws what
-/// the resource throws, a std::bad_alloc. Thread-safe if the resource is. std::pmr can't report a
-/// wrong free. With another size, a block goes back by its address if the resource can look the
-/// block up. Any other wrong free changes nothing if the resource checks frees, and the resource
-/// may report the free (a tenant's event sink). Two adaptors are equal if they refer to one
-/// resource, or to two that compare equal: only then can one free the other's blocks.
+/// Refers to `Resource`, which must outlive the adaptor. Sizes and alignments are in bytes. Throws
+/// what the resource throws, a std::bad_alloc. Any thread may use the adaptor if the resource
+/// allows that.
+///
+/// std::pmr can't report a wrong free. If the size isn't that of the allocation, the block goes
+/// back by its address if the resource can look it up. If the resource checks frees, any other
+/// wrong free changes nothing, and the resource may report the free (to a tenant's event sink). Two
+/// adaptors are equal if they refer to one resource, or to two resources that compare equal,
+/// because only then can each adaptor free the other's blocks.
 template <memory_resource Resource>
 class pmr_adaptor final : public std::pmr::memory_resource {
 public:

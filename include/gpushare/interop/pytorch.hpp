@@ -12,12 +12,15 @@
 //       chat().deallocate(p, size, device, stream);
 //   }
 //
-// There are two ways to use the allocator. Behind a torch.cuda.MemPool, one for each tenant,
-// PyTorch's caching allocator calls these functions. On null, it frees its cache, asks again, and
-// throws torch.OutOfMemoryError, so call try_allocate. With
-// torch.cuda.memory.change_current_allocator, PyTorch neither caches nor checks for null, so call
-// allocate, which throws. The tenant's memory is a pool by default; with memory_stack::direct every
-// call would be a cudaMalloc.
+// There are two ways to use the allocator.
+//
+// Behind a torch.cuda.MemPool, one for each tenant, PyTorch's caching allocator calls these
+// functions. If it gets null, it frees its cache, asks again, and throws torch.OutOfMemoryError, so
+// call try_allocate.
+//
+// With torch.cuda.memory.change_current_allocator, PyTorch neither caches nor checks for null, so
+// call allocate, which throws. The tenant's memory is a pool by default; with memory_stack::direct
+// every call would be a cudaMalloc.
 #pragma once
 
 #include <algorithm>
@@ -44,13 +47,13 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
 /// One tenant's memory on the devices that PyTorch sees. Refers to the node and the memories, which
-/// must outlive the object. Thread-safe if the memories are, once all devices are added. `Stream*`
-/// is the type of PyTorch's streams, such as cudaStream_t.
+/// must outlive the object. Once all devices are added, any thread may use the object if the
+/// memories allow that. `Stream*` is the type of PyTorch's streams, such as cudaStream_t.
 template <class Memory, node Node>
 requires stream_ordered_memory<Memory, typename Node::stream::point> && copier<typename Node::stream>
 class pytorch_allocator {
 public:
-    /// `tenant` is named in refusals of memories that name nobody, such as pools; the text must
+    /// Refusals name `tenant` if the memory itself names no tenant, as pools do. The text must
     /// outlive the object.
     explicit pytorch_allocator(Node& on, std::string_view tenant = {}) noexcept : node_(&on), tenant_(tenant) {}
     pytorch_allocator(const pytorch_allocator&) = delete;
@@ -66,10 +69,10 @@ public:
         parts_.push_back({ordinal, d, &m});
     }
 
-    /// Allocates bytes; a unique address for 0. Throws, because PyTorch doesn't check for null:
-    /// what the memory throws, a std::bad_alloc that names the tenant and its figures, also for
-    /// negative sizes; operation_error (no_device) for a device that wasn't added. Python gets a
-    /// RuntimeError with that text.
+    /// Allocates bytes; a size of 0 gets a unique address. Throws, because PyTorch doesn't check
+    /// for null. The exception is what the memory throws, a std::bad_alloc that names the tenant
+    /// and its figures, also for negative sizes; or operation_error (no_device) for a device that
+    /// wasn't added. Python gets a RuntimeError with that text.
     template <class Stream>
     [[nodiscard]] void* allocate(std::ptrdiff_t size, int ordinal, Stream* /*stream*/) {
         part* const on = find(ordinal);
@@ -93,18 +96,22 @@ public:
     }
 
     /// Credits the block once `stream`, and all streams recorded for the block, have done the work
-    /// enqueued so far. Never throws, since PyTorch frees in destructors. A pointer that isn't out
-    /// changes nothing: the call returns the memory's answer, and a tenant_memory reports an event.
-    /// A tenant_memory also reports a size other than the allocation's, but the block goes back by
-    /// its address all the same. Null is ignored. On a captured stream the block may be part of the
-    /// graph: it is credited once the graph, and everything made of it, is gone.
+    /// enqueued so far. Never throws, because PyTorch frees in destructors. Null is ignored.
+    ///
+    /// A pointer that isn't out changes nothing: the call returns the memory's answer, and a
+    /// tenant_memory reports an event. If the size isn't that of the allocation, a tenant_memory
+    /// also reports an event, but the block goes back by its address nevertheless. On a captured
+    /// stream, the block may be part of the graph, so the block is credited once the graph, and all
+    /// graphs made from it, are gone.
     template <class Stream>
     errc deallocate(void* p, std::ptrdiff_t size, int ordinal, Stream* stream) noexcept {
         if (p == nullptr) return errc::none;
-        errc why = errc::out_of_memory;  // of the host
+        errc why = errc::out_of_memory;  // the host's memory
         try {
             const std::vector<void*> others =
-                take_recorded(p);  // also if the free fails: the next block there isn't this one
+                // also if the free fails, because the next block at this address is a different
+                // block
+                take_recorded(p);
             part* const on = find(ordinal);
             if (on != nullptr) return free_after(last_use(*on, others, stream), *on, p, unsigned_size(size));
             why = errc::no_device;
@@ -112,13 +119,13 @@ public:
             why = e.code();
         } catch (...) {
         }
-        unfreed_.fetch_add(1, std::memory_order_relaxed);  // a free now could be too early
+        unfreed_.fetch_add(1, std::memory_order_relaxed);  // freeing now could be too early
         return why;
     }
 
-    /// Collects freed blocks whose streams are done, as the next allocation would: among them
-    /// blocks that were freed on streams under capture, if their graphs are gone. Returns how many
-    /// of the blocks that captured() counts have no graph any more.
+    /// Collects freed blocks whose streams are done, as the next allocation would. These include
+    /// blocks that were freed on captured streams, if their graphs are gone. Returns how many of
+    /// the blocks that captured() counts no longer have a graph.
     std::size_t free_captured() noexcept {
         std::size_t gone = 0;
         {
@@ -129,7 +136,8 @@ public:
             if constexpr (requires { p.memory->collect(); }) p.memory->collect();
         return gone;
     }
-    /// Bytes of blocks that were freed on captured streams and wait until their graphs are gone.
+    /// The bytes of blocks that were freed on captured streams and wait until their graphs are
+    /// gone.
     [[nodiscard]] bytes captured() const noexcept {
         const std::lock_guard lock(mutex_);
         bytes sum;
@@ -138,10 +146,9 @@ public:
         return sum;
     }
 
-    /// Notes that work on `stream` uses the block, too, besides work on the stream on which it was
-    /// allocated: for PyTorch's set_record_stream_fn. Null is the default stream of the block's
-    /// device, as everywhere. The stream must exist until the block is freed. Throws
-    /// std::bad_alloc.
+    /// Notes that work on `stream` uses the block, besides work on the stream on which it was
+    /// allocated, for PyTorch's set_record_stream_fn. As everywhere, null is the default stream of
+    /// the block's device. The stream must exist until the block is freed. Throws std::bad_alloc.
     template <class Stream>
     void record_stream(void* p, Stream* stream) {
         if (p == nullptr) return;
@@ -151,13 +158,14 @@ public:
             recorded_.emplace(p, stream);
     }
 
-    /// How many frees could not be ordered, because the device wasn't added, or because the stream
-    /// can have no point: it is on no device of the node, or a per-thread default stream. The
-    /// blocks stay charged until the tenant closes.
+    /// The number of frees that could not be ordered. Either the device wasn't added, or the
+    /// library can't place a point on the stream: it isn't on a device of the node, or it is a
+    /// per-thread default stream. These blocks stay charged until the tenant closes.
     [[nodiscard]] std::uint64_t unfreed() const noexcept { return unfreed_.load(std::memory_order_relaxed); }
 
 private:
-    static constexpr std::size_t alignment = 256;  // what PyTorch expects of cudaMalloc
+    // the alignment that PyTorch expects of cudaMalloc
+    static constexpr std::size_t alignment = 256;
 
     struct part {
         int ordinal;
@@ -166,11 +174,11 @@ private:
     };
     using point = typename Node::stream::point;
     struct kept {
-        point graph;  // its end
+        point graph;  // a point at the graph's end
         std::size_t size;
     };
 
-    // A negative size becomes one that no memory has.
+    // Turns a negative size into a size that no memory has.
     [[nodiscard]] static std::size_t unsigned_size(std::ptrdiff_t size) noexcept {
         return size < 0 ? std::numeric_limits<std::size_t>::max() : static_cast<std::size_t>(size);
     }
@@ -189,7 +197,8 @@ private:
             if (why == errc::none && used.waits_for_graph()) remember({used, size});
         return why;
     }
-    // For captured() only: if the host has no memory for the record, the block isn't counted there.
+    // Only for captured(): if the host has no memory for the record, captured() doesn't count the
+    // block.
     void remember(const kept& k) noexcept {
         try {
             const std::lock_guard lock(mutex_);
@@ -199,8 +208,8 @@ private:
         }
     }
 
-    // The point after all work that may use the block, on its stream and on the streams recorded
-    // for the block.
+    // The point after all work that may use the block, on the block's stream and on the streams
+    // recorded for the block.
     template <class Stream>
     point last_use(const part& on, const std::vector<void*>& others, Stream* stream) {
         std::vector<point> all;
@@ -210,7 +219,7 @@ private:
         return detail::point_after_all(*node_, on.device, std::move(all));
     }
 
-    // The streams recorded for the block, which are then forgotten. Throws std::bad_alloc.
+    // The streams recorded for the block, which are forgotten here. Throws std::bad_alloc.
     std::vector<void*> take_recorded(void* p) {
         std::vector<void*> streams;
         const std::lock_guard lock(mutex_);
@@ -224,8 +233,9 @@ private:
     std::string_view tenant_;
     std::vector<part> parts_;
     mutable std::mutex mutex_;
-    std::unordered_multimap<void*, void*> recorded_;  // blocks, and other streams that use them
-    std::vector<kept> captured_;                      // freed on streams that are captured, or were
+    std::unordered_multimap<void*, void*> recorded_;  // blocks, and the other streams that use them
+    // blocks freed on streams that are captured, or were
+    std::vector<kept> captured_;
     std::atomic<std::uint64_t> unfreed_{0};
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Data partitions as range-v3 views, for host code: nvcc doesn't compile range-v3, so no file for
+// Data partitions as range-v3 views, for host code. nvcc doesn't compile range-v3, so no file for
 // nvcc may include this header.
 //
 //   for (auto rank : gpushare::views::ranks(p))
@@ -29,7 +29,8 @@ template <data_partition P>
     return ::ranges::views::iota(std::uint32_t{0}, p.ranks());
 }
 
-/// The global indices of the rank's elements, in local order. Random access; holds a copy of `p`.
+/// The global indices of the rank's elements, in local order. The view is random access, and holds
+/// a copy of `p`.
 template <data_partition P>
 [[nodiscard]] auto indices(const P& p, std::uint32_t rank) {
     return ::ranges::views::iota(std::uint64_t{0}, p.extent(rank)) |
@@ -47,7 +48,7 @@ template <class T, data_partition P>
            ::ranges::views::transform([all](std::uint64_t i) -> T& { return all[static_cast<std::size_t>(i)]; });
 }
 
-/// An array cut at the boundaries of ranks: a span for each rank. All else is as in elements().
+/// An array cut at the boundaries of ranks: a span for each rank. Otherwise works as elements().
 template <class T, run_partition P>
 [[nodiscard]] auto parts(std::span<T> all, const P& p) {
     if (all.size() != p.size())

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory that frees in the order of one stream, for containers and libraries that free without
-// naming a stream. Work enqueued on the stream may still use a freed block. The block is free for
-// others once that work is done.
+// naming a stream. Work that is enqueued on the stream may still use a freed block. Other users get
+// the block once that work is done.
 //
 //   gpushare::stream_resource ordered{chat.memory(), stream};
 //   // at once
@@ -15,15 +15,15 @@
 //   scratch.at_least(8 << 20);                      // for a plan that needs more
 //
 // TensorRT, ONNX Runtime and C programs free by address only. sizeless_memory remembers sizes and
-// alignments, outside the blocks:
+// alignments, outside of the blocks:
 //
 //   gpushare::sizeless_memory blocks{chat.memory()};
 //   // errc::unknown_block the second time
 //   void* q = blocks.try_allocate(1000, 256);     blocks.deallocate(q);
 //
-// A program calls a device-wide algorithm of CUB twice: to ask how many bytes the algorithm needs,
-// and to run it. with_temporary_storage makes both calls, and frees the bytes in the order of the
-// stream.
+// A program calls a device-wide algorithm of CUB twice: once to ask how many bytes the algorithm
+// needs, and once to run it. with_temporary_storage makes both calls, and frees the bytes in the
+// order of the stream.
 //
 //   gpushare::with_temporary_storage(chat.memory(), stream, [&](void* temporary, std::size_t& size) {
 //       // native: stream.native_handle()
@@ -52,7 +52,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
 /// Memory that can also free in stream order, such as that of tenants, pools and
-/// scrubbing_resource: a block is free for others, and credited, once the point is reached.
+/// scrubbing_resource: other users get a block, and it is credited, once the point is reached.
 template <class R, class Point>
 concept stream_ordered_memory = memory_resource<R> && requires(R& r, const Point& point, void* p, std::size_t n) {
     // clang-format off
@@ -62,23 +62,23 @@ concept stream_ordered_memory = memory_resource<R> && requires(R& r, const Point
 
 /// Refers to a memory and a stream, which must outlive the resource and its copies. Copies are
 /// equal. Sizes and alignments are in bytes. The resource is as thread-safe as the memory and the
-/// stream's record(). Before a free, this stream must wait for work on other streams that uses the
-/// block.
+/// stream's record(). If work on other streams uses a block, this stream must wait for that work
+/// before the free.
 template <class Memory, timeline Stream>
 requires stream_ordered_memory<Memory, typename Stream::point>
 class stream_resource {
 public:
-    static constexpr std::size_t default_alignment = 256;  ///< as device allocators
+    static constexpr std::size_t default_alignment = 256;  ///< as device allocators use
 
-    /// Frees are in the order of `order`.
+    /// Frees happen in the order of `order`.
     stream_resource(Memory& memory_of, Stream& order) noexcept : memory_(&memory_of), stream_(&order) {}
 
-    /// Work on any stream may use the block at once. Throws what the memory throws, a
+    /// Allocates a block that work on any stream may use at once. Throws what the memory throws, a
     /// std::bad_alloc.
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = default_alignment) {
         return memory_->allocate(size, alignment);
     }
-    /// The same for a size with its unit.
+    /// allocate() for a size with its unit.
     [[nodiscard]] void* allocate(bytes size, std::size_t alignment = default_alignment) {
         return allocate(static_cast<std::size_t>(size.count()), alignment);
     }
@@ -87,7 +87,7 @@ public:
                                      failure* why = nullptr) noexcept {
         return as_upstream(*memory_).try_allocate(size, alignment, why);
     }
-    /// The same for a size with its unit.
+    /// try_allocate() for a size with its unit.
     [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment = default_alignment,
                                      failure* why = nullptr) noexcept {
         return try_allocate(static_cast<std::size_t>(size.count()), alignment, why);
@@ -98,7 +98,7 @@ public:
     [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const Patience& until) {
         return memory_->allocate_until(size, alignment, until);
     }
-    /// The same for a size with its unit.
+    /// allocate_until() for a size with its unit.
     template <class Patience>
     requires requires(Memory& m, const Patience& until) { m.allocate_until(1, 1, until); }
     [[nodiscard]] void* allocate_until(bytes size, std::size_t alignment, const Patience& until) {
@@ -111,7 +111,7 @@ public:
                                            failure* why = nullptr) noexcept {
         return memory_->try_allocate_until(size, alignment, until, why);
     }
-    /// The same for a size with its unit.
+    /// try_allocate_until() for a size with its unit.
     template <class Patience>
     requires requires(Memory& m, const Patience& until) { m.try_allocate_until(1, 1, until); }
     [[nodiscard]] void* try_allocate_until(bytes size, std::size_t alignment, const Patience& until,
@@ -122,35 +122,32 @@ public:
     [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
         return as_upstream(*memory_).charged(size, alignment);
     }
-    /// The same for a size with its unit.
+    /// charged() for a size with its unit.
     [[nodiscard]] bytes charged(bytes size, std::size_t alignment) const noexcept {
         return charged(static_cast<std::size_t>(size.count()), alignment);
     }
-    /// As the memory's.
+    /// The memory's answer.
     [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
         return as_upstream(*memory_).refuses(size, alignment);
     }
-    /// The same for a size with its unit.
+    /// refuses() for a size with its unit.
     [[nodiscard]] failure refuses(bytes size, std::size_t alignment) const noexcept {
         return refuses(static_cast<std::size_t>(size.count()), alignment);
     }
-    [[nodiscard]] bytes largest_free() const noexcept {
-        return as_upstream(*memory_).largest_free();
-    }  ///< As the memory's.
-    [[nodiscard]] std::string_view owner() const noexcept {
-        return as_upstream(*memory_).owner();
-    }  ///< As the memory's.
-    [[nodiscard]] close_token closing() const noexcept {
-        return as_upstream(*memory_).closing();
-    }  ///< As the memory's.
-    /// As the memory's; see quota::in_hook.
+    /// The memory's answer.
+    [[nodiscard]] bytes largest_free() const noexcept { return as_upstream(*memory_).largest_free(); }
+    /// The memory's answer.
+    [[nodiscard]] std::string_view owner() const noexcept { return as_upstream(*memory_).owner(); }
+    /// The memory's answer.
+    [[nodiscard]] close_token closing() const noexcept { return as_upstream(*memory_).closing(); }
+    /// The memory's answer; see quota::in_hook.
     [[nodiscard]] bool in_hook(std::thread::id thread) const noexcept { return as_upstream(*memory_).in_hook(thread); }
 
     /// Credits the block once the stream has done the work enqueued so far; on a captured stream,
     /// once the graph is gone. Returns the memory's answer to wrong frees, which change nothing.
-    /// Null is ignored. If the stream can have no point, because its capture was spoilt or the host
-    /// has no memory, the answer says so. The block then stays charged until its tenant closes: a
-    /// free now could be too early.
+    /// Null is ignored. If the library can't place a point on the stream, because its capture was
+    /// invalidated or the host has no memory, the answer says so. The block then stays charged
+    /// until its tenant closes, because freeing it now could be too early.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = default_alignment) noexcept {
         if (p == nullptr) return errc::none;
         try {
@@ -161,12 +158,12 @@ public:
             return errc::out_of_memory;
         }
     }
-    /// The same for a size with its unit.
+    /// deallocate() for a size with its unit.
     errc deallocate(void* p, bytes size, std::size_t alignment = default_alignment) noexcept {
         return deallocate(p, static_cast<std::size_t>(size.count()), alignment);
     }
 
-    /// As the memory's.
+    /// The memory's answer.
     [[nodiscard]] auto find(const void* p) const noexcept requires requires(const Memory& m) { m.find(p); }
     { return memory_->find(p); }
 
@@ -180,16 +177,16 @@ private:
     Stream* stream_;
 };
 
-/// A block of `Resource`, which must outlive the object. The destructor frees the block. Movable;
-/// not safe from several threads. Use the block on one stream only: if the resource frees in the
-/// order of a stream, on that stream.
+/// A block of `Resource`, which must outlive the object. The destructor frees the block. The object
+/// can be moved, and one thread at a time uses it. Use the block on one stream only: if the
+/// resource frees in the order of a stream, on that stream.
 template <memory_resource Resource>
 class scratch_memory {
 public:
     static constexpr std::size_t default_alignment = 256;  ///< cuBLAS refuses less
 
-    /// Sizes and alignments in bytes. With 0 bytes nothing is allocated, and data() is null. Throws
-    /// what the resource throws.
+    /// Sizes and alignments are in bytes. With 0 bytes nothing is allocated, and data() is null.
+    /// Throws what the resource throws.
     explicit scratch_memory(Resource& from, std::size_t size = 0, std::size_t alignment = default_alignment)
         : from_(&from),
           data_(size == 0 ? nullptr : from.allocate(size, alignment)),
@@ -210,13 +207,13 @@ public:
         if (data_ != nullptr) (void)from_->deallocate(data_, size_, alignment_);
     }
 
-    /// Null for 0 bytes.
+    /// The address of the block; null for 0 bytes.
     [[nodiscard]] void* data() const noexcept { return data_; }
-    /// In bytes.
+    /// The size in bytes.
     [[nodiscard]] std::size_t size() const noexcept { return size_; }
 
     /// Grows to `size` bytes if the block has fewer, without keeping the contents, and returns
-    /// data(). Both blocks exist for a moment. If the resource throws, nothing changes.
+    /// data(). Both blocks exist for a moment. If the resource throws, the object is unchanged.
     void* at_least(std::size_t size) {
         if (size > size_) *this = scratch_memory(*from_, size, alignment_);
         return data_;
@@ -235,9 +232,9 @@ private:
     std::size_t size_, alignment_;
 };
 
-/// Memory that frees by address only. Refers to `Memory`, which must outlive the object.
-/// Thread-safe if the memory is: one mutex, held for a look into a hash table. Blocks that are out
-/// when the object is destroyed stay charged to the memory, whose tenant reports them.
+/// Memory that frees by address only. Refers to `Memory`, which must outlive the object. Any thread
+/// may use it if the memory allows that; one mutex is held for a look into a hash table. Blocks
+/// that are out when the object is destroyed stay charged to the memory, whose tenant reports them.
 template <memory_resource Memory>
 class sizeless_memory {
 public:
@@ -246,7 +243,8 @@ public:
     sizeless_memory(const sizeless_memory&) = delete;
     sizeless_memory& operator=(const sizeless_memory&) = delete;
 
-    /// `size` bytes at a multiple of `alignment`, a power of two. Throws what the memory throws.
+    /// Allocates `size` bytes at a multiple of `alignment`, a power of two. Throws what the memory
+    /// throws.
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment) {
         void* const p = memory_->allocate(size, alignment);
         if (p == nullptr || !remember(p, {size, alignment})) throw std::bad_alloc();
@@ -258,12 +256,12 @@ public:
         return p != nullptr && remember(p, {size, alignment}) ? p : nullptr;
     }
 
-    /// No work may use the block any more. Does nothing and returns unknown_block for an address
-    /// that isn't out. Null is ignored.
+    /// Frees a block, which no work may use any more. Does nothing and returns unknown_block for an
+    /// address that isn't out. Null is ignored.
     errc deallocate(void* p) noexcept {
         return forget(p, [&](const extent& e) { return give(p, e); });
     }
-    /// Frees once `used` is reached, with a stream_ordered_memory.
+    /// Frees once `used` is reached. The memory must be a stream_ordered_memory.
     template <timeline_point Point>
     errc deallocate_after(const Point& used, void* p) noexcept {
         return forget(p, [&](const extent& e) { return memory_->deallocate_after(used, p, e.size, e.alignment); });
@@ -295,7 +293,8 @@ private:
 
     errc give(void* p, const extent& e) noexcept { return as_upstream(*memory_).deallocate(p, e.size, e.alignment); }
 
-    // The entry goes first: as soon as the block is free, its address may be handed out again.
+    // The entry is removed first, because as soon as the block is free, its address may be handed
+    // out again.
     template <class Free>
     errc forget(void* p, Free free) noexcept {
         if (p == nullptr) return errc::none;
@@ -324,7 +323,7 @@ concept two_phase_algorithm = requires(F& f, void* temporary, std::size_t& size)
 };
 
 /// Calls `algorithm` twice and returns its last status; if the first phase fails, there is no
-/// second. `from` must free in the order of the stream that `algorithm` enqueues on: a
+/// second phase. `from` must free in the order of the stream on which `algorithm` enqueues: a
 /// stream_resource, or a pool's cache for that stream. Throws what `from` throws, a std::bad_alloc,
 /// and what `algorithm` throws.
 template <memory_resource Resource, two_phase_algorithm Algorithm>
@@ -332,13 +331,14 @@ auto with_temporary_storage(Resource& from, Algorithm&& algorithm) {
     std::size_t size = 0;
     const auto asked = algorithm(static_cast<void*>(nullptr), size);
     if (asked != decltype(algorithm(nullptr, size)){}) return asked;
-    size = std::max<std::size_t>(size, 1);  // null would make the algorithm tell its size again
+    size = std::max<std::size_t>(size, 1);  // with null, the algorithm would tell its size again
     const scratch_memory<Resource> temporary(from, size);
     return algorithm(temporary.data(), size);
 }
 
-/// The same with any memory that can free in stream order. `on` is the stream that `algorithm`
-/// enqueues on. During a capture the storage is the graph's, and charged until the graph is gone.
+/// with_temporary_storage() with any memory that can free in stream order. `on` is the stream on
+/// which `algorithm` enqueues. During a capture, the storage belongs to the graph, and is charged
+/// until the graph is gone.
 template <class Memory, timeline Stream, two_phase_algorithm Algorithm>
 requires stream_ordered_memory<Memory, typename Stream::point>
 auto with_temporary_storage(Memory& memory_of, Stream& on, Algorithm&& algorithm) {

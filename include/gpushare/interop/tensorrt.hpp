@@ -33,62 +33,63 @@ struct stream_named_by<bool (C::*)(void*, Stream) noexcept> {
 }  // namespace detail
 
 /// Refers to the memory and its node, which must outlive the allocator. TensorRT demands that the
-/// allocator outlives everything that TensorRT made with it. Thread-safe if the memory is. Throws
-/// no exceptions: a refusal is a null pointer, which TensorRT reports. The tenant's memory counts
-/// refusals and their reasons.
+/// allocator outlives every object that TensorRT made with it. Any thread may use it if the memory
+/// allows that. Doesn't throw: a refusal is a null pointer, which TensorRT reports. The tenant's
+/// memory counts refusals and their reasons.
 ///
-/// A block is credited once the stream that its free names has done its work. The calls without a
+/// A block is credited once the stream named by its free has done its work. The calls without a
 /// stream, which TensorRT 10 deprecated, mean the default stream of the device, as in TensorRT's
 /// own IGpuAsyncAllocator.
 template <class Interface, class Memory, node Node>
 requires stream_ordered_memory<Memory, typename Node::stream::point>
 class tensorrt_allocator : public Interface {
 public:
-    /// The interface's type of streams.
+    /// The interface's type for streams.
     using stream_handle = typename detail::stream_named_by<decltype(&Interface::deallocateAsync)>::type;
 
-    /// `d` is the memory's device. Calls that name no stream mean its default stream.
+    /// `d` is the memory's device. Calls without a stream mean its default stream.
     tensorrt_allocator(Memory& memory_of, Node& on, device_id d) : blocks_(memory_of), node_(&on), device_(d) {}
     tensorrt_allocator(const tensorrt_allocator&) = delete;
     tensorrt_allocator& operator=(const tensorrt_allocator&) = delete;
 
-    // These functions override the interface's. `override` isn't written, because not every version
-    // of the interface has all of them.
+    // These functions override the interface's. They aren't marked `override`, because some
+    // versions of the interface don't have all of them.
 
-    /// Allocates bytes; an alignment of 0 means any. Null for 0 bytes, and if there is no memory.
+    /// Allocates bytes; an alignment of 0 means any. Returns null for 0 bytes, and if there is no
+    /// memory.
     void* allocateAsync(std::uint64_t size, std::uint64_t alignment, std::uint32_t /*flags*/,
                         stream_handle /*stream*/) noexcept {
         if (size == 0) return nullptr;
         return blocks_.try_allocate(size, alignment == 0 ? any_alignment : alignment);
     }
-    /// As allocateAsync.
+    /// See allocateAsync.
     void* allocate(std::uint64_t size, std::uint64_t alignment, std::uint32_t flags) noexcept {
         return allocateAsync(size, alignment, flags, nullptr);
     }
 
-    /// The same block if it has room for `size` bytes. Otherwise null: TensorRT then keeps the
-    /// block, and gets another one itself.
+    /// Returns the same block if it has room for `size` bytes. Otherwise returns null; TensorRT
+    /// then keeps the block, and gets another block itself.
     void* reallocate(void* p, std::uint64_t alignment, std::uint64_t size) noexcept {
         return size != 0 && blocks_.holds(p, size, alignment) ? p : nullptr;
     }
 
-    /// Frees the block once `stream` has done the work enqueued so far. On a captured stream the
-    /// block is the graph's until the graph is gone. Does nothing and returns false for a block
-    /// that isn't out, or if the stream can have no point, because it isn't on a device of the node
-    /// or the host has no memory. True for null.
+    /// Frees the block once `stream` has done the work enqueued so far. On a captured stream, the
+    /// block belongs to the graph until the graph is gone. Returns true for null. Returns false and
+    /// does nothing for a block that isn't out, or if the library can't place a point on the
+    /// stream, because the stream isn't on a device of the node or the host has no memory.
     bool deallocateAsync(void* p, stream_handle stream) noexcept {
         if (p == nullptr) return true;
         try {
             return blocks_.deallocate_after(detail::point_after(*node_, device_, stream), p) == errc::none;
-        } catch (...) {  // a free now could be too early
+        } catch (...) {  // freeing now could be too early
             return false;
         }
     }
-    /// As deallocateAsync on the default stream.
+    /// Frees on the default stream: see deallocateAsync.
     bool deallocate(void* p) noexcept { return deallocateAsync(p, nullptr); }
 
 private:
-    static constexpr std::size_t any_alignment = 256;  // as cudaMalloc
+    static constexpr std::size_t any_alignment = 256;  // as cudaMalloc's
 
     sizeless_memory<Memory> blocks_;
     Node* node_;

@@ -7,7 +7,8 @@
 //   // by nvcc: thrust::sort(thrust::cuda::par_nosync(mine).on(stream.native_handle()), v.begin(), v.end());
 //
 // This header doesn't use thrust::mr, whose allocators of two tenants compare equal (CCCL 3.0 to
-// 3.5): containers would swap and move storage between tenants. The header is empty without Thrust.
+// 3.5), so containers would swap and move storage between tenants. The header is empty without
+// Thrust.
 #pragma once
 
 #if __has_include(<thrust/device_ptr.h>)
@@ -29,13 +30,13 @@ inline namespace GPUSHARE_ABI {
 
 /// Refers to `Resource`, which must outlive the allocator, its copies and their blocks. Allocates
 /// whole objects at multiples of 256 bytes, as Thrust expects of temporary storage. Allocators are
-/// equal only if they have the same resource, so that each block goes back to the tenant that was
-/// charged for it. A vector that is moved or swapped takes its allocator along, and a vector that
-/// is copied into keeps its own. Thread-safe if the resource is.
+/// equal only if they have the same resource, so each block goes back to the tenant that was
+/// charged for it. Moving or swapping a vector takes its allocator along; copying into a vector
+/// keeps the vector's own allocator. Any thread may use the allocator if the resource allows that.
 ///
-/// Thrust frees without naming a stream. With a resource that frees at once, no work may use a
+/// Thrust frees without naming a stream. If the resource frees at once, no work may still use a
 /// vector, or temporary storage of par_nosync, when Thrust frees its memory. With stream_resource,
-/// work on the resource's stream may.
+/// work on the resource's stream may still use them.
 template <class T, memory_resource Resource>
 class thrust_allocator {
 public:
@@ -61,8 +62,8 @@ public:
     template <class U>
     thrust_allocator(const thrust_allocator<U, Resource>& other) noexcept : resource_(&other.resource()) {}
 
-    /// Allocates `n` objects. Throws what the resource throws, a std::bad_alloc, for impossible
-    /// sizes as well.
+    /// Allocates `n` objects. Throws what the resource throws, a std::bad_alloc, also for
+    /// impossible sizes.
     [[nodiscard]] pointer allocate(size_type n) {
         return pointer(static_cast<T*>(resource_->allocate(size_of(n), alignment)));
     }
@@ -86,7 +87,8 @@ public:
 private:
     static constexpr std::size_t alignment = alignof(T) > 256 ? alignof(T) : 256;
 
-    // A size that overflows is more than any memory has: the resource refuses it, with its figures.
+    // If the size overflows, asks for more than any memory has, so that the resource refuses it
+    // with its figures.
     [[nodiscard]] static constexpr std::size_t size_of(size_type n) noexcept {
         constexpr auto most = std::numeric_limits<std::size_t>::max();
         return n > most / sizeof(T) ? most : n * sizeof(T);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Data-parallel training of a libtorch module: torch_gradients combines gradients with the other
-// ranks' during the backward pass, over any transport of gradient/. It does the work of torch's
-// DistributedDataParallel, in five lines of a training loop:
+// Data-parallel training of a libtorch module. During the backward pass, torch_gradients combines
+// gradients with those of the other ranks, over any transport of gradient/. It does the work of
+// torch's DistributedDataParallel, in five lines of a training loop:
 //
 //   // hooks on the parameters' gradients
 //   gpushare::torch_gradients shared(model->named_parameters());
@@ -14,14 +14,15 @@
 //   }
 //   shared.stop();
 //
-// A program can tune the size of buckets online between step() and the next backward pass, when no
-// other thread uses the transport: agree(net, took), tuner.step_took(took),
+// A program can tune the size of buckets while it trains, between step() and the next backward
+// pass, when no other thread uses the transport: agree(net, took), tuner.step_took(took),
 // shared.buckets().arrange(tuner.choice()), with a bucket_tuner. Parameters must be float32 in the
 // host's memory. Needs libtorch 1.13, which Debian has, or later. The header is empty without
 // libtorch.
 //
-// On CUDA the ranks are threads of this process, each with a model on its device, or all on one
-// device. Communication needs no thread: hooks enqueue the buckets on the ranks' streams.
+// On CUDA the ranks are threads of this process. Each rank has a model on its device, or all models
+// are on one device. Communication needs no thread: hooks enqueue the buckets on the ranks'
+// streams.
 //
 //   std::vector<float*> none(2);       // gradients in one piece aren't packed: no staging
 //   auto combine = [&](auto& all) { return all.advance(std::span(streams), none, engine); };
@@ -31,12 +32,13 @@
 //   (void)mine.join(optimiser);        // the others may have more batches
 //
 // The engine is one of device_buckets (gradient/device_buckets.hpp). The ranks of several processes
-// combine by the combiner() of a two_level_devices (gradient/two_level.hpp); then each process must
-// have as many batches as the others. The processes compare what they registered. Made for libtorch
-// 2.11.
+// combine by the combiner() of a two_level_devices (gradient/two_level.hpp); each process must then
+// have as many batches as the others. The processes compare what they have registered. Made for
+// libtorch 2.11.
 //
-// Horovod's names (interop/horovod.hpp) take tensors on the host, or on CUDA with a process_set of
-// ranks on devices (interop/horovod_devices.hpp). Names that end in _ work in place:
+// Horovod's names (interop/horovod.hpp) take tensors on the host. With a process_set of ranks on
+// devices (interop/horovod_devices.hpp), they take tensors on CUDA. Names that end in _ work in
+// place:
 //
 //   gpushare::horovod::synchronize(gpushare::horovod::allreduce_async_(loss_of_epoch, "loss"));
 //   at::Tensor all = gpushare::horovod::allgather(loss_of_epoch, "all");  // on CUDA alone
@@ -80,65 +82,66 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// How a module's gradients travel. Gradients of one dimension, such as those of norms and biases,
-/// are never rounded, however large they are.
+/// How a module's gradients travel between ranks. Gradients of one dimension, such as those of
+/// norms and biases, are never rounded, however large they are.
 struct torch_gradient_options {
     bucket_choice fusion{};                          ///< see gradient_buckets
     mixed_format wire{.large = wire_format::as_is};  ///< for example 16 bits for large gradients
     bool error_feedback = false;                     ///< see gradient_options
 };
 
-/// Types of gradients that ranks on devices combine: float, double, float16 and bfloat16, or some.
+/// The types of gradients that ranks on devices combine: all or some of float, double, float16 and
+/// bfloat16.
 template <class... T>
 struct gradient_types {};
 
 /// How gradients on devices are combined.
 struct torch_device_options {
     bytes bucket = bucket_choice{}.bucket;  ///< see gradient_buckets
-    /// How long step() waits for the other ranks of this process; join() waits without end. A wait
-    /// for other processes comes on top, up to the combiner's patience.
+    /// How long step() waits for the other ranks of this process; join() waits without a limit. A
+    /// wait for other processes comes on top, up to the combiner's patience.
     ns patience = ns::max();
 };
 
-/// The ranks of this process that train on CUDA devices, for a torch_gradients of each rank. Its
-/// functions are safe from any thread. The object must outlive the torch_gradients, and the streams
-/// must outlive the object.
+/// The ranks of this process that train on CUDA devices, with a torch_gradients for each rank. Any
+/// thread may call its functions. The object must outlive the torch_gradients, and the streams must
+/// outlive the object.
 ///
 /// `Node` is cuda::node. `combine` gets device_buckets of each type, calls their advance() on the
 /// same streams, with an average, and returns the result of advance(). The thread that brings a
-/// bucket's last gradient calls `combine`, unless another thread is in `combine` already and goes
-/// on. Mostly these are autograd's threads. If `combine` fails, every rank's step() says so, and
-/// the ranks' training is over.
+/// bucket's last gradient calls `combine`, unless another thread is already in `combine` and
+/// continues there. In most cases these are autograd's threads. If `combine` fails, every rank's
+/// step() says so, and the ranks' training is over.
 template <class Node, class Combine, class... T>
 class torch_device_ranks : public detail::device_steps<Node, Combine, T...> {
     using base = detail::device_steps<Node, Combine, T...>;
 
 public:
-    /// `streams` has a stream of each rank, which may be the one on which the rank trains, or one
-    /// stream for all ranks. Throws operation_error (errc::invalid_specification) for another
+    /// `streams` has a stream for each rank, which may be the stream on which the rank trains, or
+    /// one stream for all ranks. Throws operation_error (errc::invalid_specification) for another
     /// number of streams.
     torch_device_ranks(Node& on, std::span<typename Node::stream> streams, std::uint32_t ranks, Combine combine,
                        const torch_device_options& options = {}, gradient_types<T...> = {})
         : base(on, streams, ranks, std::move(combine), options.bucket, options.patience) {}
 
-    /// The gradient that a step waits for, by its name, and the rank that lacks it; nothing if no
+    /// The name of the gradient for which a step waits, and the rank that lacks it; nothing if no
     /// step waits.
     using base::stalled;
 };
-/// Parameters of float.
+/// Ranks with parameters of float.
 template <class Node, class Stream, class Combine>
 torch_device_ranks(Node&, std::span<Stream>, std::uint32_t, Combine) -> torch_device_ranks<Node, Combine, float>;
-/// Parameters of float.
+/// Ranks with parameters of float.
 template <class Node, class Stream, class Combine>
 torch_device_ranks(Node&, std::span<Stream>, std::uint32_t, Combine, torch_device_options)
     -> torch_device_ranks<Node, Combine, float>;
-/// Parameters of these types.
+/// Ranks with parameters of these types.
 template <class Node, class Stream, class Combine, class... T>
 torch_device_ranks(Node&, std::span<Stream>, std::uint32_t, Combine, torch_device_options, gradient_types<T...>)
     -> torch_device_ranks<Node, Combine, T...>;
 
 namespace detail {
-// A template, since older releases have no getStreamNativeHandle.
+// A template, because older releases have no getStreamNativeHandle.
 template <class Guard>
 [[nodiscard]] void* torch_stream(const Guard& guard, c10::Device on) {
     if constexpr (requires { guard.getStreamNativeHandle(guard.getStream(on)); })
@@ -155,10 +158,10 @@ template <class Guard>
 /// One rank's parameters. The thread that trains calls all functions except communicate().
 class torch_gradients {
 public:
-    /// `parameters`: the result of a module's named_parameters(), the same on all ranks. Parameters
-    /// that need no gradient are left out. Each of the others gets a gradient that keeps its place
-    /// in memory. Throws operation_error (errc::not_supported), with the parameter's name, for a
-    /// parameter that isn't of float32, dense and in the host's memory.
+    /// `parameters` is the result of a module's named_parameters(), the same on all ranks.
+    /// Parameters that need no gradient are left out. Every other parameter gets a gradient that
+    /// keeps its place in memory. Throws operation_error (errc::not_supported), with the
+    /// parameter's name, for a parameter that isn't of float32, dense and in the host's memory.
     template <class Named>
     explicit torch_gradients(const Named& parameters, const torch_gradient_options& options = {})
         : all_(std::make_shared<state>(options.fusion)) {
@@ -177,14 +180,16 @@ public:
 
     /// Rank `rank` of `ranks`, whose parameters are on one CUDA device. Call this constructor on
     /// the stream on which the rank trains, which must not be a default stream. The other ranks may
-    /// make theirs before or later, even in the same thread. The ranks must begin with the same
-    /// parameters: copy them. Throws operation_error, with the parameter's name:
-    /// errc::not_supported for a parameter that isn't dense, on the first one's device and of a
-    /// type that `ranks` combine; errc::mismatch if another rank has other parameters; and
-    /// errc::invalid_specification for a rank that doesn't exist or was added before, and for a
-    /// default stream. With other processes the last rank here waits for these processes, and
-    /// throws their fault: errc::mismatch, with the rank, if a process has other parameters, and
-    /// errc::deadline_exceeded if a process is late.
+    /// make their objects before or later, even in the same thread. The ranks must begin with the
+    /// same parameters, so copy them.
+    ///
+    /// Throws operation_error, with the parameter's name: errc::not_supported for a parameter that
+    /// isn't dense, on the first parameter's device and of a type that `ranks` combine;
+    /// errc::mismatch if another rank has other parameters; and errc::invalid_specification for a
+    /// rank that doesn't exist or was added before, and for a default stream. With other processes,
+    /// the last rank here waits for these processes, and throws their fault: errc::mismatch, with
+    /// the rank, if a process has other parameters, and errc::deadline_exceeded if a process is
+    /// late.
     template <class Named>
     torch_gradients(const Named& parameters, detail::device_ranks& ranks, std::uint32_t rank)
         : all_(std::make_shared<state>(bucket_choice{})) {
@@ -209,8 +214,8 @@ public:
     torch_gradients(torch_gradients&&) noexcept = default;
     torch_gradients& operator=(torch_gradients&&) noexcept = default;
 
-    /// All ranks get rank 0's parameters. All ranks call broadcast() before communicate(). On
-    /// devices returns errc::not_supported.
+    /// All ranks get rank 0's parameters. All ranks call broadcast() before communicate(). Returns
+    /// errc::not_supported on devices.
     template <host_transport Net>
     [[nodiscard]] collective_fault broadcast(Net& net, instant deadline = never) {
         if (all_->devices) return {.code = errc::not_supported};
@@ -220,9 +225,9 @@ public:
     }
 
     /// Combines the gradients of one step after another, until stop() (errc::stopped) or a fault.
-    /// Call communicate() in a thread that does nothing else. For `patience` see
-    /// gradient_buckets::reduce. With several channels (bucket_choice::in_flight), each channel has
-    /// a transport and a thread of its own. On devices returns errc::not_supported.
+    /// Call communicate() in a thread of its own. For `patience` see gradient_buckets::reduce. With
+    /// several channels (bucket_choice::in_flight), each channel has a transport and a thread of
+    /// its own. Returns errc::not_supported on devices.
     template <host_transport Net>
     collective_fault communicate(Net& net, ns patience = ns::max(), std::uint32_t channel = 0) {
         if (all_->devices) return {.code = errc::not_supported};
@@ -230,15 +235,16 @@ public:
             if (const auto f = all_->buckets.reduce(net, average{}, patience, channel)) return f;
     }
 
-    /// While `on`, backward passes add up gradients, and nothing is combined before step().
+    /// While `on` is set, backward passes add up gradients, and gradients aren't combined before
+    /// step().
     void hold(bool on) noexcept { all_->held = on; }
 
-    /// Waits until the gradients are the average over all ranks, and calls `optimiser.step()` if
+    /// Waits until the gradients are the averages over all ranks, and calls `optimiser.step()` if
     /// the averages are finite; all ranks decide alike. A parameter without a gradient counts with
     /// a gradient of 0.
     ///
     /// On devices the current stream waits for the averages, and the host waits until all ranks
-    /// have enqueued their gradients; `optimiser.step()` is called whether the averages are finite
+    /// have enqueued their gradients. `optimiser.step()` is called whether the averages are finite
     /// or not. All ranks return the same fault: errc::deadline_exceeded with the late rank,
     /// errc::in_flight with a rank that ran two backward passes in a step without hold(), or the
     /// fault of `combine`.
@@ -252,11 +258,12 @@ public:
         return f;
     }
 
-    /// For a rank without batches left, while other ranks may have more: takes part in their steps
-    /// with gradients of 0, until all ranks have joined. Averages stay averages over all ranks, as
-    /// in torch's Join by default, and parameters stay the same on all ranks. A rank may train on
-    /// and join again afterwards, such as once for each epoch. Without devices throws
-    /// operation_error (errc::not_supported). Returns the fault of a step, if any.
+    /// For a rank without further batches, while other ranks may have more. The rank takes part in
+    /// their steps with gradients of 0, until all ranks have joined. Averages remain averages over
+    /// all ranks, as in torch's Join by default, and parameters remain the same on all ranks. A
+    /// rank may continue training and join again afterwards, for example once for each epoch.
+    /// Without devices, throws operation_error (errc::not_supported). Returns the fault of a step,
+    /// if any.
     template <class Optimiser>
     [[nodiscard]] collective_fault join(Optimiser& optimiser) {
         if (!all_->devices) raise({.code = errc::not_supported}, {}, "joining without devices");
@@ -294,12 +301,12 @@ private:
         gradient_buckets<> buckets;
         std::vector<parameter> parameters;
         bool held = false;
-        detail::device_ranks* devices = nullptr;  // null: buckets are on the host
+        detail::device_ranks* devices = nullptr;  // null if buckets are on the host
         std::uint32_t rank = 0;
         std::optional<c10::Device> on;
 
-        /// The parameter's gradient is complete. A gradient that lies elsewhere, as after
-        /// zero_grad(set_to_none), moves to its place.
+        /// Says that the parameter's gradient is complete. If the gradient lies elsewhere, as after
+        /// zero_grad(set_to_none), it is moved to its place.
         void arrived(std::uint32_t g) {
             parameter& p = parameters[g];
             at::Tensor& now = p.value.mutable_grad();
@@ -316,7 +323,7 @@ private:
             else
                 (void)buckets.ready(g);
         }
-        /// The calling thread's current stream: in a hook the backward pass's stream, else the
+        /// The calling thread's current stream: in a hook the backward pass's stream, otherwise the
         /// training loop's.
         [[nodiscard]] void* stream() const {
             return detail::current_torch_stream(on.value_or(c10::Device(c10::DeviceType::CUDA, 0)));
@@ -355,7 +362,8 @@ private:
     /// that buckets needn't be packed.
     template <class Named, class Check>
     void register_all(const Named& parameters, const Check& check) {
-        std::map<at::ScalarType, std::pair<std::int64_t, at::Tensor>> pieces;  // elements
+        // numbers of elements, and memory
+        std::map<at::ScalarType, std::pair<std::int64_t, at::Tensor>> pieces;
         for (const auto& p : parameters) {
             if (!p.value().requires_grad()) continue;
             check(p.key(), p.value());
@@ -366,7 +374,8 @@ private:
             piece.second = at::zeros({std::exchange(piece.first, 0)}, all_->parameters[0].value.options().dtype(type));
         for (parameter& p : all_->parameters) {
             auto& [before, all] = pieces.at(p.value.scalar_type());
-            // Detached: an optimiser's zero_grad() refuses a gradient that torch knows as a view.
+            // Detached, because an optimiser's zero_grad() refuses a gradient that torch knows as a
+            // view.
             p.gradient = all.narrow(0, before, p.value.numel()).view_as(p.value).detach();
             before += p.value.numel();
             p.value.mutable_grad() = p.gradient;
@@ -405,8 +414,8 @@ decltype(auto) with_elements(const at::Tensor& x, std::string_view name, const F
     raise({.code = errc::not_supported}, {},
           std::string(name) + ": a tensor that isn't of floats or of int64, dense, in the host's memory");
 }
-/// A tensor's type as a number, equal on all ranks: the number that spans have, if the type can be
-/// combined.
+/// A tensor's type as a number, equal on all ranks. If the type can be combined, it is the number
+/// that spans have.
 [[nodiscard]] inline std::uint32_t device_type_of(at::ScalarType type) {
     switch (type) {
         case at::kFloat: return gpushare::detail::type_id<float>();
@@ -414,11 +423,12 @@ decltype(auto) with_elements(const at::Tensor& x, std::string_view name, const F
         case at::kHalf: return gpushare::detail::type_id<float16>();
         case at::kBFloat16: return gpushare::detail::type_id<bfloat16>();
         case at::kLong: return gpushare::detail::type_id<std::int64_t>();
-        default: return 1000U + static_cast<std::uint32_t>(type);  // can be moved, not combined
+        // the type can be moved, but not combined
+        default: return 1000U + static_cast<std::uint32_t>(type);
     }
 }
-/// A call for a tensor on a CUDA device, from the caller's current stream. `by_rows`: the number of
-/// rows may differ between ranks.
+/// A call for a tensor on a CUDA device, from the caller's current stream. With `by_rows`, the
+/// number of rows may differ between ranks.
 [[nodiscard]] inline device_call call_of(const at::Tensor& x, std::string_view name, collective_kind kind,
                                          bool by_rows = false) {
     if (!x.is_cuda() || x.layout() != at::kStrided || !x.is_contiguous())
@@ -443,11 +453,12 @@ decltype(auto) with_elements(const at::Tensor& x, std::string_view name, const F
 
 /// A tensor that synchronize will return. Copies refer to the same tensor.
 struct tensor_handle {
-    handle of;                                        ///< the collective
-    std::shared_ptr<at::Tensor> result;               ///< complete after synchronize
-    std::shared_ptr<std::vector<std::int64_t>> rows;  ///< rows from each rank, if they may differ
+    handle of;                           ///< the collective
+    std::shared_ptr<at::Tensor> result;  ///< complete after synchronize
+    /// The rows from each rank, if they may differ.
+    std::shared_ptr<std::vector<std::int64_t>> rows;
 };
-/// Whether the tensor is done, with success or not.
+/// Whether the tensor is done, with or without success.
 [[nodiscard]] inline bool poll(const tensor_handle& h) { return poll(h.of); }
 /// Waits as for a handle, and returns the tensor.
 [[nodiscard]] inline at::Tensor synchronize(const tensor_handle& h) {
@@ -476,9 +487,10 @@ namespace detail {
 }
 }  // namespace detail
 
-/// Hands over a tensor, to be combined in place. The tensor must stay until the handle is done.
-/// Throws as for spans and for arrays on devices; errc::not_supported unless the tensor is of
-/// floats or int64, dense, and in the host's memory, or on CUDA if `of` is a set on devices.
+/// Hands over a tensor, to be combined in place. The tensor must stay in place until the handle is
+/// done. Throws as for spans and for arrays on devices. Throws errc::not_supported unless the
+/// tensor is of floats or int64, dense, and in the host's memory, or on CUDA if `of` is a set on
+/// devices.
 [[nodiscard]] inline handle allreduce_async_(const at::Tensor& x, std::string_view name, reduce_op op = Average,
                                              process_set& of = global_process_set()) {
     if (!x.is_cuda())
@@ -487,14 +499,14 @@ namespace detail {
     c.op = op;
     return of.start_on_device(std::move(c));
 }
-/// The same, with a new tensor for the result. Keep the handle until the tensor is done.
+/// allreduce_async_ with a new tensor for the result. Keep the handle until the tensor is done.
 [[nodiscard]] inline tensor_handle allreduce_async(const at::Tensor& x, std::string_view name, reduce_op op = Average,
                                                    process_set& of = global_process_set()) {
     auto result = std::make_shared<at::Tensor>(x.detach().clone(at::MemoryFormat::Contiguous));
     return {allreduce_async_(*result, name, op, of), result, nullptr};
 }
 /// All ranks get the tensor of rank `root`, in place. A tensor on CUDA may be of any type. Throws
-/// as allreduce_async_.
+/// as allreduce_async_ does.
 [[nodiscard]] inline handle broadcast_async_(const at::Tensor& x, std::uint32_t root, std::string_view name,
                                              process_set& of = global_process_set()) {
     if (!x.is_cuda())
@@ -503,14 +515,14 @@ namespace detail {
     c.root = root;
     return of.start_on_device(std::move(c));
 }
-/// The same, with a new tensor for the result. Keep the handle until the tensor is done.
+/// broadcast_async_ with a new tensor for the result. Keep the handle until the tensor is done.
 [[nodiscard]] inline tensor_handle broadcast_async(const at::Tensor& x, std::uint32_t root, std::string_view name,
                                                    process_set& of = global_process_set()) {
     auto result = std::make_shared<at::Tensor>(x.detach().clone(at::MemoryFormat::Contiguous));
     return {broadcast_async_(*result, root, name, of), result, nullptr};
 }
 /// Hands over several tensors, by the names `name.0`, `name.1` and so on. Tensors on CUDA are
-/// handed over at once, and so combined together. Throws as allreduce_async_.
+/// handed over at once, so they are combined together. Throws as allreduce_async_ does.
 [[nodiscard]] inline std::vector<handle> grouped_allreduce_async_(std::span<const at::Tensor> list,
                                                                   std::string_view name, reduce_op op = Average,
                                                                   process_set& of = global_process_set()) {
@@ -527,14 +539,14 @@ namespace detail {
     }
     return of.on_devices() ? of.start_on_device(std::move(calls)) : all;
 }
-/// All ranks get the rows of each rank. Each rank may bring another number of rows. For tensors of
-/// any type on CUDA; for others, and while a rank has joined, errc::not_supported. All else is as
-/// in allreduce_async_.
+/// All ranks get the rows of each rank. Each rank may bring a different number of rows. Takes
+/// tensors of any type on CUDA. For other tensors, and while a rank has joined, throws
+/// errc::not_supported. Otherwise works as allreduce_async_.
 [[nodiscard]] inline tensor_handle allgather_async(const at::Tensor& x, std::string_view name,
                                                    process_set& of = global_process_set()) {
     return detail::start_by_rows(of, detail::call_of(x, name, collective_kind::all_gather, true), x);
 }
-/// splits[q] rows go to rank q; without splits, all ranks get equally many rows. All else is as in
+/// splits[q] rows go to rank q; without splits, all ranks get equally many rows. Otherwise works as
 /// allgather_async.
 [[nodiscard]] inline tensor_handle alltoall_async(const at::Tensor& x, at::IntArrayRef splits, std::string_view name,
                                                   process_set& of = global_process_set()) {
@@ -548,7 +560,7 @@ namespace detail {
 }
 /// Combines the ranks' tensors, which have one shape and a type that can be combined. Each rank
 /// gets a part of the rows; if the number of ranks doesn't divide the rows, the first ranks get one
-/// row more. All else is as in allgather_async.
+/// row more. Otherwise works as allgather_async.
 [[nodiscard]] inline tensor_handle reducescatter_async(const at::Tensor& x, std::string_view name,
                                                        reduce_op op = Average, process_set& of = global_process_set()) {
     auto c = detail::call_of(x, name, collective_kind::reduce_scatter, true);
@@ -571,7 +583,7 @@ namespace detail {
     return synchronize(reducescatter_async(x, name, op, of));
 }
 /// All ranks get rank `root`'s parameters, the result of a module's named_parameters(). Waits for
-/// the parameters. Throws as allreduce_async_, and what synchronize throws.
+/// the parameters. Throws what allreduce_async_ and synchronize throw.
 template <class Named>
 void broadcast_parameters(const Named& parameters, std::uint32_t root, process_set& of = global_process_set()) {
     std::vector<handle> all;

@@ -274,7 +274,7 @@ public:
         return has_room(r, nodes_[id.index]) && accepts(r, nodes_[id.index]);
     }
 
-    /// What the request lacks; no refusal if it fits somewhere. Looks at every node.
+    /// The shortage of the request; no refusal if the request fits somewhere. Looks at every node.
     [[nodiscard]] refusal why_not(const placement_request& r) const noexcept {
         refusal closest{shortage::nodes};
         double least = 1e9;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Steps of training by ranks that are threads of this process, with gradients on devices, for a
-// framework whose threads have current streams of their own. This header doesn't use torch:
+// framework whose threads have current streams of their own. This header doesn't use torch;
 // interop/torch_gradients.hpp has the hooks for libtorch. The thread that brings a bucket's last
 // gradient enqueues the bucket for all ranks.
 //
@@ -10,15 +10,17 @@
 //   auto fault = steps.wait(r, stream);   // later work on `stream` finds the averages
 //
 // Stream order: when a gradient is ready, the rank's stream waits for `stream`. After the step's
-// last bucket, `stream` waits for the rank's stream. The host waits only until the other ranks have
+// last bucket, `stream` waits for the rank's stream. The host only waits until the other ranks have
 // enqueued as much.
 //
 // Other processes take part if `combine` supports that (combines_with_others), as a combiner() of
-// two_level_devices does. Then the ranks of all processes compare what they registered, buckets go
-// type by type, and faults number the ranks of all processes. One rank here at a time waits for the
-// other processes: in add() the last one, and in ready() the one that brings a bucket's last
-// gradient. The rank waits without the lock, so the other ranks' calls return meanwhile. A gradient
-// that becomes ready meanwhile is noted, and combined once the rank is back. end() ends the wait.
+// two_level_devices does. The ranks of all processes then compare what they have registered,
+// buckets go type by type, and faults number the ranks of all processes.
+//
+// One rank here at a time waits for the other processes: in add() the last rank, and in ready() the
+// rank that brings a bucket's last gradient. It waits without the lock, so the other ranks' calls
+// return in the meantime. A gradient that becomes ready in the meantime is noted, and combined once
+// the waiting rank is back. end() ends the wait.
 #pragma once
 
 #include <algorithm>
@@ -65,7 +67,7 @@ struct device_gradient {
     std::string name;
     gradient_type type = gradient_type::f32;
     void* data = nullptr;
-    std::size_t count = 0;  // elements
+    std::size_t count = 0;  // the number of elements
 };
 
 /// The calls that a framework's hooks make for the ranks. `stream` is the native handle of the
@@ -80,11 +82,11 @@ public:
     virtual void add(std::uint32_t rank, std::vector<device_gradient> mine, void* stream) = 0;
     virtual void ready(std::uint32_t rank, std::uint32_t g, void* stream) = 0;
     [[nodiscard]] virtual collective_fault wait(std::uint32_t rank, void* stream) = 0;
-    /// The rank has no batches left. Blocks until another rank begins a step, or a fault comes
-    /// (true); or until no rank can begin a step any more (false).
+    /// Says that the rank has no batches left. Blocks until another rank begins a step, or a fault
+    /// comes (true); or until no rank can begin a step any more (false).
     [[nodiscard]] virtual bool another(std::uint32_t rank) = 0;
-    /// From now on every rank's wait() returns this fault, unless there was a fault before. The
-    /// other processes learn of the fault. Doesn't wait for these processes.
+    /// Makes every rank's wait() return this fault from now on, unless there was an earlier fault.
+    /// The other processes learn of the fault. Doesn't wait for these processes.
     virtual void end(errc why, std::uint32_t rank) = 0;
 };
 
@@ -94,17 +96,17 @@ class step_ledger {
 public:
     explicit step_ledger(std::uint32_t ranks) : ranks_(ranks) {}
 
-    /// The rank has a gradient of its next step.
+    /// Says that the rank has a gradient of its next step.
     void begins(std::uint32_t rank) noexcept {
         if (!ranks_[rank].joined) begun_ = std::max(begun_, ranks_[rank].done + 1);
     }
-    /// The last bucket of a step is enqueued.
+    /// Says that the last bucket of a step is enqueued.
     void combined() noexcept { ++combined_; }
     /// Whether the whole next step of the rank is enqueued.
     [[nodiscard]] bool has_next(std::uint32_t rank) const noexcept { return combined_ > ranks_[rank].done; }
-    /// The rank goes on to the following step.
+    /// Says that the rank goes on to the following step.
     void goes_on(std::uint32_t rank) noexcept { ++ranks_[rank].done; }
-    /// Steps that the rank has finished.
+    /// The number of steps that the rank has finished.
     [[nodiscard]] std::uint32_t done(std::uint32_t rank) const noexcept { return ranks_[rank].done; }
 
     void joins(std::uint32_t rank) noexcept {
@@ -114,12 +116,12 @@ public:
         joined_ = 0;
         ++epoch_;
     }
-    /// Whether a rank that has joined takes part in another step; nothing while nobody knows. After
-    /// `false` the rank hasn't joined any more.
+    /// Whether a rank that has joined takes part in another step; empty while that is undecided.
+    /// After `false`, the rank no longer counts as joined.
     [[nodiscard]] std::optional<bool> another(std::uint32_t rank) noexcept {
         of_rank& r = ranks_[rank];
-        // First, because another rank may have begun a step of the new epoch, which needs this
-        // rank's own gradients.
+        // Checked first, because another rank may have begun a step of the new epoch, which needs
+        // this rank's own gradients.
         if (r.epoch != epoch_) return r.joined = false;
         if (begun_ > r.done) return true;
         return std::nullopt;
@@ -129,18 +131,18 @@ private:
     struct of_rank {
         std::uint32_t done = 0;
         bool joined = false;
-        std::uint32_t epoch = 0;  // in which it joined
+        std::uint32_t epoch = 0;  // the epoch in which the rank joined
     };
     std::vector<of_rank> ranks_;
-    std::uint32_t begun_ = 0, combined_ = 0;  // steps
+    std::uint32_t begun_ = 0, combined_ = 0;  // numbers of steps
     std::uint32_t epoch_ = 0;
-    std::size_t joined_ = 0;  // ranks in this epoch
+    std::size_t joined_ = 0;  // the number of ranks that have joined in this epoch
 };
 
 /// A way to combine with other processes. agree_on compares a number of each process. end tells the
 /// other processes of a fault of a rank here. fault() returns the fault of all processes, with the
-/// ranks of this process numbered from first() on. One thread at a time calls these functions.
-/// interrupt may come from any thread, and ends another thread's call with a fault of a rank here.
+/// ranks of this process numbered from first() on. One thread at a time calls these functions. Any
+/// thread may call interrupt, which ends another thread's call with a fault of a rank here.
 template <class C>
 concept combines_with_others = requires(C& c, std::uint64_t number, errc why, std::uint32_t rank) {
     { c.agree_on(number) } -> std::same_as<collective_fault>;
@@ -159,7 +161,7 @@ requires joining_timeline<typename Node::stream> &&(sizeof...(T) > 0) &&
 public:
     using stream = typename Node::stream;
 
-    /// One stream for each rank, or one for all; the streams must outlive the object. Throws
+    /// One stream for each rank, or one for all ranks; the streams must outlive the object. Throws
     /// operation_error (errc::invalid_specification) for another number of streams.
     device_steps(Node& on, std::span<stream> streams, std::uint32_t ranks, Combine combine, bytes bucket, ns patience)
         : node_(&on),
@@ -179,7 +181,7 @@ public:
     /// before; not_supported for a type that isn't one of T; mismatch, with the parameter's name,
     /// if another rank has other parameters; and the errors of borrowing the stream. The last rank
     /// here waits for other processes, and throws their fault: mismatch, with the rank, if a
-    /// process has other parameters, types or buckets. A fault of a rank here ends that wait, too,
+    /// process has other parameters, types or buckets. A fault of a rank here also ends that wait,
     /// and add() throws the fault.
     void add(std::uint32_t rank, std::vector<device_gradient> mine, void* current) override {
         std::unique_lock lock(mutex_);
@@ -199,7 +201,7 @@ public:
                 register_all();
                 agree(lock);
                 go_on(lock);
-            } catch (...) {  // the other ranks count this one as present
+            } catch (...) {  // the other ranks count this rank as present
                 end_locked(lock, errc::submission_failed, rank);
                 throw;
             }
@@ -229,9 +231,10 @@ public:
             end_locked(lock, errc::deadline_exceeded, late_rank());
         if (fault_) return fault_;
         try {
-            // Waits for this step only: no bucket of the next step is enqueued without this rank.
+            // Waits for this step only, because no bucket of the next step is enqueued without this
+            // rank.
             lent(rank, current).wait(stream_of(rank).record());
-        } catch (...) {  // the other ranks would wait for this one
+        } catch (...) {  // the other ranks would wait for this rank
             end_locked(lock, errc::submission_failed, rank);
             throw;
         }
@@ -257,7 +260,7 @@ public:
         end_locked(lock, why, rank);
     }
 
-    /// The gradient that a step waits for, and the rank that lacks it; nothing if no step waits.
+    /// The gradient for which a step waits, and the rank that lacks it; nothing if no step waits.
     [[nodiscard]] std::optional<std::pair<std::string, std::uint32_t>> stalled() const {
         const std::scoped_lock lock(mutex_);
         std::optional<std::pair<std::string, std::uint32_t>> found;
@@ -274,16 +277,17 @@ private:
     struct of_type {
         explicit of_type(const layout& l) : buckets(l.ranks, l.bucket) {}
         device_buckets<E> buckets;
-        bool fresh = false, over = false;  // has new gradients for combine_; has finished this step
+        // whether the rank has new gradients for combine_, and whether it has finished this step
+        bool fresh = false, over = false;
     };
     static constexpr bool between_processes = combines_with_others<Combine>;
     struct no_stream {};
     static constexpr bool borrows = requires(Node & n, stream& s) { n.borrow(s.native_handle()); };
     struct of_rank {
         std::vector<device_gradient> gradients{};
-        std::vector<bool> marked{};  // ready in the rank's next step
+        std::vector<bool> marked{};  // gradients that are ready in the rank's next step
         bool here = false;
-        void* handle = nullptr;  // the framework's stream; `as` is this library's for it
+        void* handle = nullptr;  // the framework's stream; `as` is this library's stream for it
         std::optional<std::conditional_t<borrows, stream, no_stream>> as{};
     };
 
@@ -300,7 +304,8 @@ private:
                       (g < a.size() ? a[g].name : b[g].name) + ": another rank has other parameters");
     }
     [[nodiscard]] stream& stream_of(std::uint32_t rank) { return streams_[streams_.size() == 1 ? 0 : rank]; }
-    /// The framework's stream. The stream of the rank's previous call costs no lookup.
+    /// This library's stream for the framework's. If the rank's previous call had the same stream,
+    /// there is no lookup.
     [[nodiscard]] stream& lent(std::uint32_t rank, void* handle) {
         if constexpr (borrows) {
             of_rank& r = of_[rank];
@@ -339,10 +344,10 @@ private:
             std::get<of_type<E>>(all_).buckets.add(of_[0].gradients[g].name, where, of_[0].gradients[g].count));
     }
 
-    // ---- one thread at a time combines, and doesn't hold the lock meanwhile
+    // ---- one thread at a time combines, and doesn't hold the lock while it does
 
     /// Calls f without the lock. Until the thread is back, no other thread combines, or touches the
-    /// data that combine_ works on; another thread may only interrupt.
+    /// data that combine_ works on; other threads may only interrupt.
     template <class F>
     auto away(std::unique_lock<std::mutex>& lock, const F& f) {
         struct trip {
@@ -364,8 +369,8 @@ private:
         const trip there_and_back(*this, lock);
         return f();
     }
-    /// Combines the gradients that are ready, and those that become ready meanwhile. Does nothing
-    /// while another thread combines.
+    /// Combines the gradients that are ready, and those that become ready in the meantime. Does
+    /// nothing while another thread combines.
     void go_on(std::unique_lock<std::mutex>& lock) {
         while (!is_away_ && here_ == of_.size() && !marks_.empty() && !fault_) {
             taken_.clear();
@@ -381,8 +386,8 @@ private:
         }
         tell(lock);
     }
-    /// For each gradient in `taken_`, the rank's stream waits for the work that computes it. Then
-    /// all buckets that are ready go.
+    /// For each gradient in `taken_`, makes the rank's stream wait for the work that computes the
+    /// gradient. Then sends all buckets that are ready.
     [[nodiscard]] errc take_up() {
         errc why = errc::none;
         for (const mark& m : taken_) {
@@ -402,20 +407,22 @@ private:
         if (const errc code = mine.buckets.ready(m.rank, number_[m.g]); code != errc::none) why = code;
         mine.fresh = true;
     }
-    /// Whether the step needs nothing more of this type.
+    /// Whether the step needs no more work on this type.
     template <class E>
     [[nodiscard]] bool advance_one(errc& why) {
         of_type<E>& mine = std::get<of_type<E>>(all_);
         if (mine.over || mine.buckets.size() == 0) return true;
         if (why != errc::none || !std::exchange(mine.fresh, false)) return false;
         why = combine_(mine.buckets);
-        // ready() has begun a step of these buckets, so complete() says that this call ended it.
+        // ready() has begun a step of these buckets, so complete() tells whether this call has
+        // ended the step.
         if (why != errc::none || !mine.buckets.complete()) return false;
         mine.over = true;
         --left_;
         return true;
     }
-    /// Waits until `over`; false once the patience ends, not counting time in which a rank is away.
+    /// Waits until `over`. Returns false once the patience ends, not counting time in which a rank
+    /// is away.
     template <class Over>
     [[nodiscard]] bool wait_until(std::unique_lock<std::mutex>& lock, const Over& over) {
         using clock = std::chrono::steady_clock;
@@ -448,7 +455,7 @@ private:
         return word;
     }
 
-    /// The rank that the others wait for. Call only while no thread is away.
+    /// The rank for which the others wait. Call this only while no thread is away.
     [[nodiscard]] std::uint32_t late_rank() const {
         for (std::uint32_t r = 0; r < of_.size(); ++r)
             if (!of_[r].here) return r;
@@ -456,8 +463,9 @@ private:
         ((who = who ? std::move(who) : stalled_of(gradient_type_of<T>)), ...);
         return who ? who->second : 0;
     }
-    /// The answer of stalled() for one type. A step needs the last gradient first. While a thread
-    /// is away, `marked` knows of more gradients than the buckets.
+    /// The answer of stalled() for one type. Looks from the last gradient on, because a step needs
+    /// the last gradient first. While a thread is away, `marked` knows of more gradients than the
+    /// buckets do.
     [[nodiscard]] std::optional<std::pair<std::string, std::uint32_t>> stalled_of(gradient_type type) const {
         if (here_ != of_.size()) return std::nullopt;
         const auto has = [&](std::uint32_t r, std::size_t g) { return !ledger_.has_next(r) && of_[r].marked[g]; };
@@ -488,7 +496,7 @@ private:
             if (fault_ && !is_away_ && !std::exchange(told_, true))
                 away(lock, [&] { combine_.end(fault_.code, fault_.rank - combine_.first()); });
     }
-    /// Takes over a fault that the other processes know of.
+    /// Takes over a fault that the other processes know.
     void take_over(const collective_fault& theirs) {
         if (!theirs || fault_) return;
         fault_ = theirs;
@@ -509,7 +517,7 @@ private:
     Combine combine_;
     ns patience_;
     bytes bucket_;
-    // Guards all that follows, except of_[r].as, which belongs to rank r, and the data of the
+    // Guards all members below, except of_[r].as, which belongs to rank r, and the data of the
     // thread that is away: combine_, all_, taken_ and left_. Once added, gradients in of_ don't
     // change.
     mutable std::mutex mutex_;
@@ -518,9 +526,10 @@ private:
     std::vector<of_rank> of_;
     std::size_t here_ = 0;
     std::tuple<of_type<T>...> all_;
-    std::vector<std::uint32_t> number_;   // of each gradient, among those of its type
-    std::vector<mark> marks_, taken_;     // ready; taken up by the thread that is away
-    std::uint32_t types_ = 0, left_ = 0;  // types with gradients; those whose step isn't finished
+    std::vector<std::uint32_t> number_;  // for each gradient: its number among those of its type
+    // the ready gradients; those taken up by the thread that is away
+    std::vector<mark> marks_, taken_;
+    std::uint32_t types_ = 0, left_ = 0;  // types with gradients; types whose step isn't finished
     bool is_away_ = false;                // whether a thread works with combine_
     bool told_ = false;                   // whether the other processes know of the fault
     collective_fault fault_;

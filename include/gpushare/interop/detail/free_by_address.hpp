@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frees for libraries that free with another size than they allocated with, as PyTorch does. The
-// caller may free the block, and a refusal would keep it charged for the tenant's life. So the
-// block goes back as it was allocated, and the memory's event reports the wrong size.
+// Frees for libraries that pass another size to the free than to the allocation, as PyTorch does.
+// The caller may free the block, and a refusal would keep it charged as long as the tenant exists.
+// So the block goes back as it was allocated, and the memory's event reports the wrong size.
 //
 //   return detail::free_by_address(memory, p, size, 256, [&](std::size_t n, std::size_t a) { return memory.deallocate(p, n, a); });
 #pragma once
@@ -17,7 +17,7 @@ inline namespace GPUSHARE_ABI {
 namespace detail {
 
 /// Returns the answer of `free(size, alignment)`. On wrong_size, if the memory can look the block
-/// up (`find`), frees again as the block was allocated.
+/// up (`find`), frees again with the size and alignment of the allocation.
 template <class Memory, std::invocable<std::size_t, std::size_t> Free>
 errc free_by_address(Memory& memory, const void* p, std::size_t size, std::size_t alignment, Free free) {
     const errc why = free(size, alignment);

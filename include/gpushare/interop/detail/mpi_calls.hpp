@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an MPI transport needs besides messages: how many threads may call the MPI, a communicator
-// without some ranks, and a function that combines received elements.
+// What an MPI transport needs besides messages: the number of threads that may call the MPI, a
+// communicator without some ranks, and a function that combines received elements.
 #pragma once
 
 #if __has_include(<mpi.h>)
@@ -19,14 +19,14 @@
 #include <gpushare/error.hpp>
 #include <gpushare/interop/detail/mpi_transfer.hpp>
 
-/// Exists in MPIs that tolerate faults (ULFM); null in others.
+/// Exists in MPIs that tolerate faults (ULFM); null in other MPIs.
 extern "C" [[gnu::weak]] int MPIX_Comm_shrink(MPI_Comm comm, MPI_Comm* without_failed);
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Throws unless the MPI is initialised for this level of threads and accepts calls of this thread.
+/// Throws unless the MPI is initialised for this thread level and accepts calls of this thread.
 inline void need_mpi_threads(int needed) {
     int there = 0, level = MPI_THREAD_SINGLE, is_main = 1;
     MPI_Initialized(&there);
@@ -42,8 +42,8 @@ inline void need_mpi_threads(int needed) {
               {}, "calling MPI");
 }
 
-/// A communicator without the ranks in `dead`; all other ranks make this call. If the MPI has seen
-/// a rank die, the call waits for ranks that hang, too.
+/// A communicator without the ranks in `dead`. All other ranks make this call. If the MPI has seen
+/// a rank die, the call also waits for ranks that hang.
 [[nodiscard]] inline MPI_Comm mpi_without(MPI_Comm all, std::span<const std::uint32_t> dead) {
     int size = 0;
     MPI_Comm_size(all, &size);
@@ -55,7 +55,7 @@ inline void need_mpi_threads(int needed) {
     MPI_Comm_group(all, &everybody);
     MPI_Group_incl(everybody, static_cast<int>(ranks.size()), ranks.data(), &living);
     int code = MPI_Comm_create_group(all, living, mpi_transfer::shrink_tag, &made);
-    // An MPI that has seen a death refuses `all`.
+    // An MPI that has seen a rank die refuses `all`.
     if (code != MPI_SUCCESS && MPIX_Comm_shrink != nullptr) {
         MPI_Comm alive = MPI_COMM_NULL;
         code = MPIX_Comm_shrink(all, &alive);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many elements each rank has for each rank. In a call whose parts differ in length from pair
-// to pair, mpi.hpp sends these numbers to all ranks.
+// The numbers of elements that each rank has for each rank. For a call whose parts differ in length
+// from pair to pair, mpi.hpp sends these numbers to all ranks.
 //
 //   mpi_pairs pairs(sends, receives);        // this rank's numbers
 //   ... every rank's mine() goes to all(), in the order of ranks ...
@@ -34,22 +34,22 @@ public:
     [[nodiscard]] std::span<const std::uint64_t> sends(std::size_t rank) const noexcept { return row(2 * rank); }
     [[nodiscard]] std::span<const std::uint64_t> receives(std::size_t rank) const noexcept { return row(2 * rank + 1); }
 
-    /// The first rank that sends another number of elements than the receiver expects.
+    /// The first rank that sends a different number of elements than the receiver expects.
     [[nodiscard]] std::optional<std::uint32_t> odd_one() const noexcept {
         for (std::uint32_t from = 0; from < ranks_; ++from)
             for (std::size_t to = 0; to < ranks_; ++to)
                 if (sends(from)[to] != receives(to)[from]) return from;
         return std::nullopt;
     }
-    /// Elements of the longest part.
+    /// The elements of the longest part.
     [[nodiscard]] std::size_t largest() const noexcept {
         std::uint64_t most = 0;
         for (std::size_t r = 0; r < ranks_; ++r)
             for (const std::uint64_t n : sends(r)) most = std::max(most, n);
         return most;
     }
-    /// The bytes of the elements [at, at + length) of each of these parts, which are contiguous and
-    /// counted in elements of `unit` bytes.
+    /// The bytes of the elements [at, at + length) of each of these parts. The parts are contiguous
+    /// and counted in elements of `unit` bytes.
     [[nodiscard]] static std::vector<element_range> slice(std::span<const std::uint64_t> counts, std::size_t at,
                                                           std::size_t length, std::size_t unit) {
         std::vector<element_range> parts;

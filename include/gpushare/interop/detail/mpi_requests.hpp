@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls under way over an MPI, and one test for the requests of all calls.
+// The calls under way over an MPI, and a single test for the requests of all calls.
 #pragma once
 
 #if __has_include(<mpi.h>)
@@ -33,8 +33,9 @@ struct mpi_job {
         return transfers.empty() ? 0 : transfers.front().waits_for();
     }
 
-    /// Continues the transfers under way, and begins others as long as fewer than `depth` are under
-    /// way. Returns the error and the rank at fault. Adds finished transfers to `sent` and `pace`.
+    /// Continues the transfers under way, and begins further transfers as long as fewer than
+    /// `depth` are under way. Returns the error and the rank at fault. Adds finished transfers to
+    /// `sent` and `pace`.
     [[nodiscard]] mpi_transfer::outcome go_on(MPI_Comm comm, std::uint32_t rank, std::uint32_t size,
                                               std::uint32_t depth, bytes& sent, mpi_pace& pace) {
         for (std::uint32_t i = 0; i < begun;) {
@@ -49,7 +50,7 @@ struct mpi_job {
             --begun;
         }
         while (begun < depth && begun < transfers.size()) {
-            // Counted as begun first, because begin() may throw halfway.
+            // Counted as begun first, because begin() may throw half-way.
             const errc code = transfers[begun++].begin(comm, rank, size);
             if (code != errc::none) return {code, rank};
         }
@@ -60,7 +61,7 @@ struct mpi_job {
 
 class mpi_requests {
 public:
-    /// Tells the transfers which requests are finished. False if the MPI can't say.
+    /// Tells the transfers which requests are finished. Returns false if the MPI can't say.
     [[nodiscard]] bool look(std::deque<mpi_job>& jobs) {
         requests_.clear();
         whose_.clear();
@@ -72,7 +73,8 @@ public:
         int n = 0;
         const int code =
             MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &n, finished_.data(), statuses_.data());
-        // On every path, also after an error: no call may use a request that the MPI has freed.
+        // Done on every path, also after an error, because no call may use a request that the MPI
+        // has freed.
         for (std::size_t i = 0; i < requests_.size(); ++i) whose_[i].of->put_back(whose_[i].which, requests_[i]);
         if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) return false;
         for (std::size_t i = 0; n != MPI_UNDEFINED && i < static_cast<std::size_t>(n); ++i) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Chooses the rank to blame when a collective between processes fails. Each rank that gives up
-// names the rank that it waits for. Ranks that answer are alive, so the culprit is among the
+// names the rank for which it waits. Ranks that answer are alive, so the culprit is among the
 // awaited ranks that don't answer. A value.
 #pragma once
 
@@ -21,7 +21,7 @@ class mpi_suspects {
 public:
     explicit mpi_suspects(std::uint32_t ranks = 0) : alive_(ranks) {}
 
-    /// A rank gave up because of this packed fault. 0: the rank only answers.
+    /// Notes that a rank gave up because of this packed fault, or only answers (0).
     void heard(std::uint32_t from, std::uint64_t fault) {
         if (from < alive_.size()) alive_[from] = true;
         if (fault != 0) faults_.push_back(collective_fault::unpacked(fault));
@@ -30,9 +30,9 @@ public:
         return std::find(alive_.begin(), alive_.end(), false) == alive_.end();
     }
 
-    /// The fault to report. A requested abort or a detected error goes before a deadline. Among
-    /// deadlines, one that blames a silent rank goes first; among mismatches, the one that most
-    /// ranks report; among equals, the one of the lowest rank.
+    /// The fault to report. A requested abort or a detected error takes precedence over a deadline.
+    /// Among deadlines, a fault that blames a silent rank takes precedence; among mismatches, the
+    /// fault that most ranks report; among equals, the fault of the lowest rank.
     [[nodiscard]] collective_fault chosen() const noexcept {
         const auto place = [&](const collective_fault& f) {
             if (f.code != errc::deadline_exceeded) return 0;
@@ -58,16 +58,17 @@ private:
     std::vector<collective_fault> faults_;
 };
 
-/// The notices of ranks that left in order: such a rank takes part only in its first `calls` calls.
-/// A notice is one word: a fault with `calls` in place of an epoch, and a mark. A plain value.
+/// The notices of ranks that have left in order: such a rank takes part only in its first `calls`
+/// calls. A notice is one word: a fault with `calls` in place of an epoch, and a mark. A plain
+/// value.
 class mpi_farewells {
 public:
     [[nodiscard]] static std::uint64_t notice(collective_fault why, std::uint32_t calls) noexcept {
         why.epoch = calls;
-        why.buffers_in_use = true;  // the mark: a rank that gives up never sets it
+        why.buffers_in_use = true;  // the mark, which a rank that gives up never sets
         return why.packed();
     }
-    /// Takes in a notice. False if the word is no notice of that kind.
+    /// Takes in a notice. Returns false if the word isn't a notice of that kind.
     [[nodiscard]] bool heard(std::uint64_t notice) noexcept {
         const collective_fault f = collective_fault::unpacked(notice);
         if (!f.buffers_in_use) return false;
@@ -75,17 +76,17 @@ public:
         return true;
     }
     [[nodiscard]] bool none() const noexcept { return !first_; }
-    /// Why this call, counted from 0, can't end; no fault if the call can end.
+    /// The reason why this call, counted from 0, can't end; no fault if the call can end.
     [[nodiscard]] collective_fault of(std::uint32_t call) const noexcept {
         return none() || later(first_.epoch, call) ? collective_fault{} : first_;
     }
 
 private:
-    /// Whether number a comes after b, even if the count has wrapped around.
+    /// Whether number a comes after b, also where the count has wrapped around.
     [[nodiscard]] static bool later(std::uint32_t a, std::uint32_t b) noexcept {
         return static_cast<std::int32_t>(a - b) > 0;
     }
-    collective_fault first_{};  // of the rank that left first
+    collective_fault first_{};  // the fault of the rank that left first
 };
 
 }  // namespace detail

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // One chunk of a collective on its way through an MPI: the messages of each phase, and the work
-// between them. A state machine that never waits; mpi.hpp drives it.
+// between the messages. A state machine that never waits; mpi.hpp drives it.
 //
 //   auto t = mpi_transfer::one_shot(in, out, n, signature, &combine_floats);
 //   t.number(by, 17, signature);   t.begin(comm, rank, size);
@@ -8,9 +8,9 @@
 //
 // Ranks compare their calls in two ways. A message's tag holds a few bits of the call's signature,
 // so messages of different calls seldom match, and a waiting rank sees that another call's message
-// came instead (differs_from). A tag is too short to rule a match out. So each call also has one
-// transfer in one shot, whose messages end with the whole signature. Ranks send empty messages,
-// too.
+// came instead (differs_from). A tag is too short to rule out all matches. So each call also has
+// one transfer in one shot, whose messages end with the whole signature. Ranks send a message even
+// if it has no elements.
 #pragma once
 
 #if __has_include(<mpi.h>)
@@ -37,8 +37,8 @@ inline namespace GPUSHARE_ABI {
 namespace detail {
 
 class mpi_transfer {
-    /// The phases are scatter (parts go to the ranks that combine them), combine and gather
-    /// (results go to all).
+    /// The phases are scatter (parts go to the ranks that combine them), combine, and gather
+    /// (results go to all ranks).
     enum class shape : std::uint8_t { all_reduce, one_shot, scatter, gather, from_root, exchange, pairs };
 
 public:
@@ -47,7 +47,7 @@ public:
 
     static constexpr int notice_tag = 1, shrink_tag = 2, first_tag = 8;
 
-    /// `bytes` of elements of `unit` bytes each.
+    /// An all-reduce of `bytes` bytes, in elements of `unit` bytes.
     [[nodiscard]] static mpi_transfer all_reduce(const std::byte* in, std::byte* out, std::size_t bytes,
                                                  std::size_t unit, combiner by) noexcept {
         return {shape::all_reduce, in, out, bytes, unit, 0, by};
@@ -59,11 +59,11 @@ public:
         t.signature_ = signature;
         return t;
     }
-    /// Every rank sends only the signature, for a call whose other messages have none.
+    /// Every rank sends only the signature, for a call whose other messages don't have it.
     [[nodiscard]] static mpi_transfer agreement(std::uint64_t signature) noexcept {
         return one_shot(nullptr, nullptr, 0, signature, nullptr);
     }
-    /// The same between this rank and `with`.
+    /// An agreement between this rank and the ranks `with`.
     [[nodiscard]] static mpi_transfer agreement(std::uint64_t signature, std::span<const std::uint32_t> with) {
         mpi_transfer t = agreement(signature);
         t.neighbours_.assign(with.begin(), with.end());
@@ -77,7 +77,7 @@ public:
                                               std::size_t stride, combiner by) noexcept {
         return {shape::scatter, in, out, bytes, 1, stride, by};
     }
-    /// Sends rank q's part of `out`, at q * stride, to all.
+    /// Sends rank q's part of `out`, at q * stride, to all ranks.
     [[nodiscard]] static mpi_transfer gather(std::byte* out, std::size_t bytes, std::size_t stride) noexcept {
         return {shape::gather, nullptr, out, bytes, 1, stride, nullptr};
     }
@@ -102,8 +102,8 @@ public:
         return t;
     }
 
-    /// Each neighbour gets the bytes at `in` and sends as many. The bytes of neighbour i begin at
-    /// stride * i of `out`.
+    /// Each neighbour gets the bytes at `in` and sends as many bytes. The bytes of neighbour i
+    /// begin at stride * i of `out`.
     [[nodiscard]] static mpi_transfer exchange(const std::byte* in, std::byte* out, std::size_t bytes,
                                                std::size_t stride, std::span<const std::uint32_t> neighbours) {
         mpi_transfer t{shape::exchange, in, out, bytes, 1, stride, nullptr};
@@ -111,8 +111,8 @@ public:
         return t;
     }
 
-    /// Each rank q gets to[q] of `in`, and sends data for this rank, which goes to from[q] of
-    /// `out`; both in bytes. The two ranks of a pair agree on the length.
+    /// Rank q gets to[q] of `in`, and sends data for this rank, which goes to from[q] of `out`;
+    /// both are in bytes. The two ranks of a pair agree on the length.
     [[nodiscard]] static mpi_transfer exchange_parts(const std::byte* in, std::byte* out, std::vector<element_range> to,
                                                      std::vector<element_range> from) noexcept {
         mpi_transfer t{shape::pairs, in, out, 0, 1, 0, nullptr};
@@ -121,18 +121,19 @@ public:
         return t;
     }
 
-    /// How tags are made of a transfer's number, the call's signature and the phase.
+    /// How a tag is made from a transfer's number, the call's signature and the phase.
     struct numbering {
         std::uint32_t numbers = 0, kinds = 1;
-        /// For tags up to `last_tag`: as many kinds as leave a quarter of a million numbers, one
-        /// for each chunk under way, but at most 4096 kinds.
+        /// For tags up to `last_tag`. There are as many kinds of calls as leave a quarter of a
+        /// million numbers, one for each chunk under way, but at most 4096 kinds.
         explicit numbering(int last_tag = first_tag) noexcept {
             const auto all = static_cast<std::uint32_t>(last_tag - first_tag) / 2;
             while (kinds < 4096 && all / (kinds * 2) >= 1U << 18) kinds *= 2;
             numbers = all / kinds;
         }
     };
-    /// `n` is the same on all ranks, and no other transfer under way has it.
+    /// Gives the transfer its number. `n` is the same on all ranks, and no other transfer under way
+    /// has it.
     void number(const numbering& by, std::uint32_t n, std::uint64_t signature) noexcept {
         first_of_number_ = first_tag + static_cast<int>(n * by.kinds) * 2;
         tags_of_number_ = static_cast<int>(by.kinds) * 2;
@@ -160,7 +161,7 @@ public:
         size_ = size;
         return how_ == shape::gather ? next(comm) : post_first(comm);
     }
-    /// An error, and the rank at fault.
+    /// An error code, and the rank at fault.
     struct outcome {
         errc code = errc::none;
         std::uint32_t rank = 0;
@@ -171,8 +172,8 @@ public:
         std::size_t which;
     };
     /// Appends the unfinished requests. One call of the MPI tests the requests of all transfers,
-    /// because each call is a look at the network, and some MPIs yield the core in each call that
-    /// finds nothing.
+    /// because each call polls the network, and some MPIs yield the core in each call that finds
+    /// nothing.
     void add_requests(std::vector<MPI_Request>& requests, std::vector<pending>& whose) {
         for (std::size_t i = 0; i < requests_.size(); ++i) {
             if (requests_[i] == MPI_REQUEST_NULL) continue;
@@ -192,21 +193,22 @@ public:
         if (error == MPI_SUCCESS && got == m.size && (!m.receives || signed_alike(m.peer))) return;
         failed_ = {error == MPI_SUCCESS || error == MPI_ERR_TRUNCATE ? errc::mismatch : errc::aborted, m.peer};
     }
-    /// Call this after finished(). Begins the next phase if this one is over.
+    /// Call this after finished(). Begins the next phase if the current phase is over.
     [[nodiscard]] outcome go_on(MPI_Comm comm) {
         if (done() || failed_.code != errc::none) return failed_;
         if (std::any_of(requests_.begin(), requests_.end(), [](MPI_Request r) { return r != MPI_REQUEST_NULL; }))
             return {};
         return {next(comm), rank_};
     }
-    /// The first rank whose message hasn't come, or else the first that hasn't taken its message.
+    /// The first rank whose message hasn't come, or else the first rank that hasn't taken its
+    /// message.
     [[nodiscard]] std::uint32_t waits_for() const noexcept {
         for (const bool receives : {true, false})
             for (std::size_t i = 0; i < requests_.size(); ++i)
                 if (requests_[i] != MPI_REQUEST_NULL && messages_[i].receives == receives) return messages_[i].peer;
         return rank_;
     }
-    /// Gives up all requests. False if the MPI may still read or write a buffer.
+    /// Gives up all requests. Returns false if the MPI may still read or write a buffer.
     bool cancel() noexcept {
         bool all = true;
         for (std::size_t i = 0; i < requests_.size(); ++i) {
@@ -219,7 +221,8 @@ public:
                 MPI_Request_free(&requests_[i]);
             }
         }
-        if (!all) (void)staging_.release();  // a message may still come in: its memory stays
+        // a message may still come in, so its memory isn't freed
+        if (!all) (void)staging_.release();
         return all;
     }
 
@@ -234,20 +237,20 @@ private:
                  std::size_t stride, combiner by) noexcept
         : how_(how), in_(in), out_(out), bytes_(bytes), unit_(unit), stride_(stride), combine_(by) {}
 
-    /// Where the message of rank `q` lies in a transfer in one shot. This rank has a message, too.
+    /// The place of rank `q`'s message in a transfer in one shot. This rank has a message, too.
     [[nodiscard]] std::byte* message_of(std::uint32_t q) const noexcept {
         return staging_.get() + q * room_of_message();
     }
     [[nodiscard]] std::size_t size_of_message() const noexcept { return bytes_ + sizeof signature_; }
     [[nodiscard]] std::size_t room_of_message() const noexcept {
-        constexpr std::size_t grain = 16;  // any element may begin there
+        constexpr std::size_t grain = 16;  // elements of any type may begin there
         return (size_of_message() + grain - 1) / grain * grain;
     }
     /// Whether a rank made the same call, as far as its message tells.
     [[nodiscard]] bool signed_alike(std::uint32_t q) const noexcept {
         return how_ != shape::one_shot || std::memcmp(message_of(q) + bytes_, &signature_, sizeof signature_) == 0;
     }
-    /// Where the block of a rank begins, and its length.
+    /// The beginning of a rank's block, and its length.
     [[nodiscard]] std::size_t begin_of(std::uint32_t q) const noexcept {
         if (!parts_.empty()) return parts_[q].begin;
         return stride_ != 0 ? q * stride_ : part(q).begin * unit_;
@@ -273,8 +276,8 @@ private:
                                    &requests_.emplace_back(MPI_REQUEST_NULL));
         return code == MPI_SUCCESS ? errc::none : errc::backend_failed;
     }
-    /// Calls f with each other rank, from the next one on, so that not all begin with the same
-    /// rank.
+    /// Calls f with each other rank, from the next rank on, so that the ranks begin with different
+    /// ranks.
     template <class F>
     [[nodiscard]] errc for_others(const F& f) const {
         if (with_some_) {
@@ -289,7 +292,8 @@ private:
 
     [[nodiscard]] errc post_first(MPI_Comm comm) {
         if (how_ == shape::from_root) {
-            const std::uint32_t v = (rank_ + size_ - root_) % size_;  // a binomial tree
+            // the rank's number in a binomial tree
+            const std::uint32_t v = (rank_ + size_ - root_) % size_;
             if (v == 0) return next(comm);
             return receive(((v & (v - 1)) + root_) % size_, out_, bytes_, tag_, comm);
         }
@@ -367,7 +371,7 @@ private:
     int phase_ = 0;  // 0: scatter, 1: gather, 2: done
     int tag_ = 0, first_of_number_ = 0, tags_of_number_ = 0;
     std::uint32_t rank_ = 0, size_ = 1, root_ = 0;
-    std::uint64_t signature_ = 0;  // of a transfer in one shot
+    std::uint64_t signature_ = 0;  // the signature of a transfer in one shot
     bool with_some_ = false;       // whether this is an agreement with some ranks only
     const std::byte* in_;
     std::byte* out_;
@@ -376,11 +380,12 @@ private:
     outcome failed_;
     combiner combine_;
     std::vector<std::uint32_t> neighbours_;
-    std::vector<element_range> parts_;       // of each rank, in bytes, if they differ in length
-    std::vector<element_range> parts_from_;  // of `out`: where each rank's data goes
+    // the part of each rank, in bytes, if parts differ in length
+    std::vector<element_range> parts_;
+    std::vector<element_range> parts_from_;  // the place in `out` of each rank's data
     std::unique_ptr<std::byte[]> staging_;   // received parts to combine
     std::vector<MPI_Request> requests_;
-    std::vector<message> messages_;  // of the requests
+    std::vector<message> messages_;  // the messages that belong to the requests
 };
 
 }  // namespace detail

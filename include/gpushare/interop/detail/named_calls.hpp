@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Finds the calls that all ranks of a process have in common, by names that come in any order. So
-// horovod_devices.hpp decides which calls go, apart from devices, streams and locks.
+// horovod_devices.hpp can decide which calls to run without considering devices, streams and locks.
 //
 //   named_calls<int> calls(2);
 //   (void)calls.hand_over(0, {.name = "x", .word = word_of_call}, 7);
@@ -33,10 +33,11 @@ struct named_call {
     std::string name;
     std::uint64_t word = 0;
     collective_kind kind = collective_kind::all_reduce;
-    std::uint32_t root = 0;  // of a broadcast
+    std::uint32_t root = 0;  // the root of a broadcast
 };
 
-/// Keeps calls until all ranks have made them. `Item` is what a rank brings. A plain value.
+/// Keeps calls until all ranks have made them. `Item` is a rank's contribution to a call. A plain
+/// value.
 template <class Item>
 class named_calls {
 public:
@@ -56,7 +57,8 @@ public:
         const auto at = open_.find(name);
         return at != open_.end() && at->second.of_ranks[rank];
     }
-    /// Adds a rank's call. False, without effect, while the rank has a call of this name under way.
+    /// Adds a rank's call. Returns false, and changes nothing, while the rank has a call of this
+    /// name under way.
     [[nodiscard]] bool hand_over(std::uint32_t rank, named_call what, Item item) {
         auto at = open_.find(what.name);
         if (at == open_.end()) {
@@ -71,7 +73,7 @@ public:
         if (is_complete(e)) complete(at);
         return true;
     }
-    /// The rank makes no further calls until all ranks have joined.
+    /// Says that the rank makes no further calls until all ranks have joined.
     void join(std::uint32_t rank) {
         if (!joined_[rank]) last_ = rank;
         joined_[rank] = true;
@@ -90,7 +92,7 @@ public:
     /// The rank that joined last.
     [[nodiscard]] std::uint32_t last_joined() const noexcept { return last_; }
 
-    /// The calls that became common since the last take(), the first one first.
+    /// The calls that became common since the last take(), the earliest call first.
     [[nodiscard]] std::vector<common> take() { return std::exchange(ready_, {}); }
     /// Forgets all calls that lack a rank, and returns their items.
     [[nodiscard]] std::vector<Item> drop() {
@@ -101,7 +103,7 @@ public:
         open_.clear();
         return all;
     }
-    /// The first rank that a call waits for.
+    /// The first rank for which a call waits.
     [[nodiscard]] std::optional<std::uint32_t> lacking(std::string_view name) const {
         const auto at = open_.find(name);
         if (at == open_.end()) return std::nullopt;
@@ -130,7 +132,8 @@ private:
         ready_.push_back({std::move(e.called[first]), std::move(e.of_ranks), fault});
         open_.erase(at);
     }
-    /// A fault with the odd rank, or with a rank that has joined although the call needs that rank.
+    /// A fault that names the rank whose call differs, or a rank that has joined although the call
+    /// needs it.
     [[nodiscard]] collective_fault why_refused(const entry& e, std::uint32_t first) const {
         std::vector<std::uint64_t> words;
         std::vector<std::uint32_t> whose;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A CUDA stream of another owner, and memory on its device, for adaptors without a node. Its calls
-// work during captures of other threads and with any current device, and leave no CUDA error.
+// work while other threads capture and with any current device, and leave no CUDA error behind.
 //
 //   detail::native_queue queue{stream};       void* word = queue.allocate(4, code);
 //   if (queue.state() == cudaErrorNotReady) ...
@@ -57,10 +57,11 @@ public:
     ~relaxed_thread() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
 
 private:
-    cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;  // later: the mode before
+    // after the constructor: the previous mode
+    cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-/// Refers to the stream, which must outlive the object. Safe from any thread.
+/// Refers to the stream, which must outlive the object. Any thread may use it.
 class native_queue {
 public:
     /// A null handle is the default stream of the current device.
@@ -73,13 +74,14 @@ public:
         find("cuCtxPopCurrent", pop_);
     }
 
-    /// `size` bytes of the stream's device; null if that fails, with the reason in `why`.
+    /// Allocates `size` bytes on the stream's device. Returns null if that fails, with the reason
+    /// in `why`.
     [[nodiscard]] void* allocate(std::size_t size, cudaError_t& why) const noexcept {
         void* p = nullptr;
         why = on_device([&] { return cudaMalloc(&p, size); });
         return p;
     }
-    /// The same of pinned host memory.
+    /// Allocates pinned host memory in the same way.
     [[nodiscard]] void* allocate_host(std::size_t size, cudaError_t& why) const noexcept {
         void* p = nullptr;
         why = on_device([&] { return cudaHostAlloc(&p, size, cudaHostAllocDefault); });
@@ -89,17 +91,17 @@ public:
     [[nodiscard]] cudaError_t copy(void* to, const void* from, std::size_t size) const noexcept {
         return on_device([&] { return cudaMemcpyAsync(to, from, size, cudaMemcpyDefault, stream_); });
     }
-    /// Null is ignored, here and in the next function.
+    /// Frees pinned memory. Null is ignored, here and in the next function.
     void free_host(void* p) const noexcept {
         if (p != nullptr) (void)on_device([p] { return cudaFreeHost(p); });
     }
     void free(void* p) const noexcept {
         if (p != nullptr) (void)on_device([p] { return cudaFree(p); });
     }
-    /// cudaSuccess once all enqueued work is done; cudaErrorNotReady until then; or the error
-    /// because of which the work never ends. Call this while a relaxed_thread exists.
+    /// Returns cudaSuccess once all enqueued work is done; cudaErrorNotReady until then; or the
+    /// error because of which the work never ends. Call this while a relaxed_thread exists.
     [[nodiscard]] cudaError_t state() const noexcept {
-        // The current device decides which default stream is meant; any other handle names a
+        // The current device decides which default stream is meant. Any other handle names its
         // stream.
         return is_default() ? on_device([this] { return query(); }) : query();
     }
@@ -112,8 +114,8 @@ private:
         if (query_ != nullptr) return static_cast<cudaError_t>(query_(stream_));
         return forget(cudaStreamQuery(stream_));
     }
-    // Calls with the device's primary context current, then makes the context of before current, or
-    // none if there was none.
+    // Makes the device's primary context current, calls the function, and makes the previous
+    // context current again, if there was one.
     template <class Call>
     cudaError_t on_device(Call call) const noexcept {
         CUcontext primary = nullptr, was = nullptr;

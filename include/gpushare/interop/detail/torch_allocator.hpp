@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Torch's allocator for CUDA with tenants in front of it. Allocations that torch_blocks assigns to
-// a tenant come from that tenant's memory, all others from the allocator that was there before.
+// a tenant come from that tenant's memory. All other allocations come from the previous allocator.
 //
 //   detail::torch_allocator::install();       // as often as one likes
 //
-// Torch's own way, a MemPool with a filter (beginAllocateToPool), doesn't work for tenants. While
-// any filter is in force on a device, torch reclaims no block that several streams used, frees no
-// cache before it reports that memory is out, and fails an internal assertion when any pool is
-// emptied, as the end of every MemPool does. Captures have such filters, but they are short.
+// Torch's own mechanism, a MemPool with a filter (beginAllocateToPool), doesn't work for tenants.
+// While any filter is in force on a device, torch doesn't reclaim blocks that several streams used,
+// doesn't free its cache before it reports that memory is exhausted, and fails an internal
+// assertion when any pool is emptied, as the end of every MemPool does. Captures have such filters,
+// too, but they are short.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -42,14 +43,14 @@ namespace detail {
 
 using torch_pool_id = c10::MempoolId_t;
 
-/// Throws torch's error: "CUDA out of memory. " and the tenant's sentence.
+/// Throws torch's error: "CUDA out of memory. " followed by the tenant's sentence.
 [[noreturn]] inline void throw_out_of_memory(const torch_owner& whose, const failure& why) {
     throw c10::OutOfMemoryError({__func__, "gpushare/interop/libtorch.hpp", 0},
                                 "CUDA out of memory. " + whose.sentence(why));
 }
 
 /// Forwards all calls to another allocator. Derived classes override the calls that concern
-/// tenants: torch_graph_memory serves one tenant's pools, and torch_allocator all tenants.
+/// tenants: torch_graph_memory serves one tenant's pools, and torch_allocator serves all tenants.
 class torch_forwarding : public c10::cuda::CUDACachingAllocator::CUDAAllocator {
 public:
     explicit torch_forwarding(c10::cuda::CUDACachingAllocator::CUDAAllocator& to) noexcept : next_(&to) {}
@@ -169,11 +170,11 @@ private:
     std::shared_ptr<torch_owner> whose_;
 };
 
-/// The allocator for all tenants. Safe from any thread.
+/// The allocator for all tenants. Any thread may use it.
 class torch_allocator final : public torch_forwarding {
 public:
     /// Puts the process's allocator in front of torch's, if it isn't there yet. The allocator stays
-    /// for ever, because its blocks may outlive everything else.
+    /// there permanently, because its blocks may outlive everything else.
     static void install() {
         static std::mutex one_at_a_time;
         const std::lock_guard lock(one_at_a_time);
@@ -271,9 +272,10 @@ private:
         of_process().next().raw_delete(p);
     }
 
-    // Null if the block is no tenant's, or a graph's: torch serves both.
+    // Returns null if the block doesn't belong to a tenant, or belongs to a graph: torch serves
+    // both.
     [[nodiscard]] void* of_tenant(std::size_t n, c10::DeviceIndex device, cudaStream_t s) {
-        // Acquire: a capture that this thread works for began earlier, so this thread sees it.
+        // Acquire: a capture for which this thread works began earlier, so this thread sees it.
         if (captures_.load(std::memory_order_acquire) != 0 && is_captured(device, s)) return nullptr;
         const auto got = torch_blocks::of_process().try_allocate(device, s, n);
         if (got.whose != nullptr && got.p == nullptr) throw_out_of_memory(*got.whose, got.why);
@@ -290,8 +292,8 @@ private:
             return false;
         }
     }
-    // Empties the pools whose graphs are all gone. Torch may empty no pool during a capture, so the
-    // end of the last capture calls this again.
+    // Empties the pools whose graphs are all gone. Torch can't empty a pool during a capture, so
+    // the end of the last capture calls this function again.
     void drop_graphs() noexcept {
         if (!underway_.empty()) return;
         std::erase_if(graphs_, [&](const auto& g) {
@@ -300,7 +302,7 @@ private:
                 if (next().getPoolUseCount(d, id) > 1) return false;
                 next().releasePool(d, id);
                 next().emptyCache(id);
-            } catch (const c10::Error&) {  // the pool was released already
+            } catch (const c10::Error&) {  // the pool was released before
             }
             return true;
         });

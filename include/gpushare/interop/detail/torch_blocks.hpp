@@ -2,7 +2,7 @@
 // Assigns torch's allocations to tenants. If the allocating thread's current stream is bound to a
 // tenant, the allocation is that tenant's, because autograd's threads work on the streams of the
 // forward pass. On an unbound stream, the allocation belongs to the tenant whose scope the thread
-// is in. Any thread may free a block, which goes back to its owner, even after the scope is over.
+// is in. Any thread may free a block, which goes back to its owner, even after the scope has ended.
 //
 //   auto& all = detail::torch_blocks::of_process();
 //   all.add(chat, 0, streams); // chat: a std::shared_ptr<torch_owner>
@@ -33,7 +33,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// A tenant's memory on one device, for torch. A stream is a native handle. Safe from any thread.
+/// A tenant's memory on one device, for torch. A stream is a native handle. Any thread may use the
+/// object.
 class torch_owner : public std::enable_shared_from_this<torch_owner> {
 public:
     torch_owner() = default;
@@ -58,11 +59,11 @@ public:
 
 private:
     friend class torch_blocks;
-    std::uint64_t out_ = 0;  // blocks; guarded by torch_blocks, like the next one
+    std::uint64_t out_ = 0;  // the number of blocks; guarded by torch_blocks, like the next member
     bool listed_ = false;
 };
 
-/// The scope that a thread is in. The scope must end on the thread that made it, the last one
+/// The scope that a thread is in. Scopes must end on the thread that made them, the last scope
 /// first. Any other end would leave a thread in a destroyed scope, so it ends the program.
 class torch_inside {
 public:
@@ -79,7 +80,7 @@ public:
         innermost() = outer_;
     }
 
-    /// The calling thread's owner on `device`; null if the thread is in no scope there.
+    /// The calling thread's owner on `device`; null if the thread isn't in a scope there.
     [[nodiscard]] static torch_owner* on(int device) noexcept {
         for (const torch_inside* at = innermost(); at != nullptr; at = at->outer_)
             if (at->device_ == device) return at->who_.get();
@@ -97,25 +98,27 @@ private:
     const torch_inside* outer_;
 };
 
-/// The blocks that torch has from tenants, and the streams that are bound to tenants. Safe from any
-/// thread. Holds no lock while it calls owners.
+/// The blocks that torch has from tenants, and the streams that are bound to tenants. Any thread
+/// may use the object, which holds no lock while it calls owners.
 class torch_blocks {
 public:
     /// The result of an allocation.
     struct answer {
-        std::shared_ptr<torch_owner> whose;  ///< null: no tenant's allocation, so torch serves it
-        void* p = nullptr;                   ///< null with an owner: refused, for `why`
+        /// Null if no tenant is concerned, so torch serves the allocation.
+        std::shared_ptr<torch_owner> whose;
+        /// Null with an owner means that the owner refused, because of `why`.
+        void* p = nullptr;
         failure why{};
     };
 
-    /// The object of the process. Never destroyed: tensors may outlive all else.
+    /// The process's object. It is never destroyed, because tensors may outlive everything else.
     [[nodiscard]] static torch_blocks& of_process() {
         static torch_blocks* const all = new torch_blocks;
         return *all;
     }
 
-    /// From now on allocations on these streams of `device` are the owner's. Throws operation_error
-    /// (invalid_specification) if a stream is bound already; std::bad_alloc.
+    /// Makes allocations on these streams of `device` the owner's from now on. Throws
+    /// std::bad_alloc, and operation_error (invalid_specification) if a stream is already bound.
     void add(const std::shared_ptr<torch_owner>& who, int device, std::span<void* const> streams) {
         const std::lock_guard lock(mutex_);
         for (void* const s : streams)
@@ -126,10 +129,10 @@ public:
         for (void* const s : streams) routes_.push_back({device, s, who.get()});
         if (!std::exchange(who->listed_, true)) owners_.push_back(who);
     }
-    /// From now on only threads in the owner's scope allocate from the owner. It stays alive while
-    /// blocks are out.
+    /// From now on, only threads in the owner's scope allocate from the owner. The owner stays
+    /// alive while blocks are out.
     void remove(torch_owner& who) noexcept {
-        std::shared_ptr<torch_owner> last;  // destroyed under no lock
+        std::shared_ptr<torch_owner> last;  // destroyed while no lock is held
         const std::lock_guard lock(mutex_);
         std::erase_if(routes_, [&](const route& r) { return r.who == &who; });
         last = drop_if_unused(who);
@@ -151,14 +154,14 @@ public:
         if (a.whose != nullptr) allocate_of(a, stream, size, false);
         return a;
     }
-    /// The same from `whose`, for graphs.
+    /// Allocates from `whose`, for graphs.
     [[nodiscard]] answer try_allocate_for_graphs(std::shared_ptr<torch_owner> whose, std::size_t size) {
         answer a{.whose = std::move(whose)};
         allocate_of(a, nullptr, size, true);
         return a;
     }
 
-    /// Gives a block back to its owner. False if the block has no owner.
+    /// Gives a block back to its owner. Returns false if the block has no owner.
     bool deallocate(void* p) noexcept {
         record b;
         std::vector<void*> others;
@@ -186,7 +189,7 @@ public:
         return true;
     }
 
-    /// Notes that `stream` uses the block, too. False if the block isn't a tenant's. Throws
+    /// Notes that `stream` uses the block, too. Returns false if the block isn't a tenant's. Throws
     /// std::bad_alloc.
     bool use(void* p, void* stream) {
         const std::lock_guard lock(mutex_);
@@ -206,17 +209,18 @@ public:
         const std::lock_guard lock(mutex_);
         return out_.find(p) != nullptr;
     }
-    /// The blocks of one owner that torch has.
+    /// The number of one owner's blocks that torch has.
     [[nodiscard]] std::uint64_t out(const torch_owner& who) const noexcept {
         const std::lock_guard lock(mutex_);
         return who.out_;
     }
-    /// How many frees the owners refused. Those blocks stay charged until their tenant closes.
+    /// The number of frees that the owners refused. Those blocks stay charged until their tenant
+    /// closes.
     [[nodiscard]] std::uint64_t unfreed() const noexcept {
         const std::lock_guard lock(mutex_);
         return unfreed_;
     }
-    /// All owners give back what they keep.
+    /// Makes all owners give back the memory that they keep.
     void give_back() {
         std::vector<std::shared_ptr<torch_owner>> all;
         {
@@ -250,7 +254,7 @@ private:
         if (a.p == nullptr) return;
         try {
             const std::lock_guard lock(mutex_);
-            if (!a.whose->listed_) {  // its scope has ended meanwhile
+            if (!a.whose->listed_) {  // the owner's scope has ended in the meantime
                 owners_.push_back(a.whose);
                 a.whose->listed_ = true;
             }
@@ -263,8 +267,8 @@ private:
         }
     }
 
-    // Takes the owner off the list if it has neither routes nor blocks out. Returns the owner, to
-    // be destroyed under no lock.
+    // Removes the owner from the list if it has neither routes nor blocks out. Returns the owner,
+    // which the caller destroys while no lock is held.
     [[nodiscard]] std::shared_ptr<torch_owner> drop_if_unused(torch_owner& who) noexcept {
         const bool routed = std::ranges::any_of(routes_, [&](const route& r) { return r.who == &who; });
         if (routed || who.out_ != 0 || !who.listed_) return nullptr;
@@ -276,7 +280,7 @@ private:
     }
 
     mutable std::mutex mutex_;
-    std::vector<std::shared_ptr<torch_owner>> owners_;  // that have routes, or blocks out
+    std::vector<std::shared_ptr<torch_owner>> owners_;  // owners that have routes, or blocks out
     std::vector<route> routes_;                         // few: searched one by one
     pointer_table<record> out_;
     std::unordered_map<void*, std::vector<void*>> uses_;  // other streams that use a block

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Torch's allocator for the host with tenants in front of it: a thread in a scope allocates from
-// the tenant's memory, other threads from the allocator that was there before.
+// Torch's allocator for the host with tenants in front of it. A thread in a scope allocates from
+// the tenant's memory; other threads allocate from the previous allocator.
 //
 //   detail::torch_cpu_allocator::install();       // as often as one likes
 #pragma once
@@ -19,8 +19,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// An allocator of torch's that a derived class implements by `get(n)`. Torch 1.13 declares
-/// allocate() const and needs no copy_data(); later versions declare allocate() without const, and
+/// An allocator of torch's, which a derived class implements by `get(n)`. Torch 1.13 declares
+/// allocate() const and has no copy_data(). Later versions declare allocate() without const, and
 /// need copy_data().
 template <class Base>
 class torch_allocator_by : public Base {
@@ -41,10 +41,10 @@ private:
     virtual c10::DataPtr get(std::size_t n) const = 0;
 };
 
-/// Torch's allocator for the host with tenants in front of it. Safe from any thread.
+/// Torch's allocator for the host with tenants in front of it. Any thread may use it.
 class torch_cpu_allocator final : public torch_allocator_by<c10::Allocator> {
 public:
-    static constexpr int ordinal = -1;  ///< the host's, beside CUDA's devices
+    static constexpr int ordinal = -1;  ///< the host's number, beside those of CUDA's devices
 
     /// Puts the process's allocator in front of torch's, if it isn't there yet.
     static void install() {

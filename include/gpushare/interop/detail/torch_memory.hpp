@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A tenant's memory for torch, on one device: a pool over the tenant's memory, with a cache for
-// each of the tenant's streams. A block freed on the stream on which it was allocated is free there
-// at once, as in torch's own cache: without an event, or any other driver call. The pool gives its
-// free memory back when the tenant sleeps, and when the tenant or a neighbour needs it.
+// each of the tenant's streams. A block that is freed on the stream on which it was allocated is
+// free there at once, as in torch's own cache: without an event or any other driver call. The pool
+// gives its free memory back when the tenant sleeps, and when the tenant or a neighbour needs
+// memory.
 //
 //   auto mine = std::make_shared<torch_memory<memory, cuda::node>>(node, d, chat.memory(), streams);
 //   void* p = mine->try_allocate(1 << 20, stream, why);    mine->deallocate(p, 1 << 20, stream, {});
@@ -36,7 +37,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// The handle by which other libraries know a stream; on a node without handles, its address.
+/// The handle by which other libraries know a stream. On a node without handles, this is the
+/// stream's address.
 template <timeline Stream>
 [[nodiscard]] void* native_handle_of(Stream& s) noexcept {
     if constexpr (requires { s.native_handle(); })
@@ -45,8 +47,8 @@ template <timeline Stream>
         return &s;
 }
 
-/// Once the tenant is closed, this object refuses allocations, ignores frees, and touches neither
-/// the memory nor a stream, so it may outlive both. `Memory` is a tenant_memory.
+/// Memory for torch. Once the tenant is closed, the object refuses allocations, ignores frees, and
+/// touches neither the memory nor a stream, so it may outlive both. `Memory` is a tenant_memory.
 template <class Memory, node Node>
 class torch_memory final : public torch_owner {
     using stream = typename Node::stream;
@@ -54,8 +56,8 @@ class torch_memory final : public torch_owner {
     using pool = pool_resource<Memory, point>;
 
 public:
-    /// For `streams`, the tenant's streams on `d`. Without streams, all threads can use a freed
-    /// block at once, since work is over when its call returns. Throws std::bad_alloc.
+    /// `streams` are the tenant's streams on `d`. Without streams, all threads can use a freed
+    /// block at once, because work is over when its call returns. Throws std::bad_alloc.
     torch_memory(Node& on, device_id d, Memory& memory, std::span<stream* const> streams)
         : node_(&on),
           device_(d),
@@ -123,11 +125,12 @@ public:
         return memory_error(why, tenant_, "allocate for torch").what();
     }
 
-    /// The bytes that the pool holds, and how many of these are out.
+    /// The bytes that the pool holds, and how many of these bytes are out.
     [[nodiscard]] pool_usage usage() const noexcept { return pool_.usage(); }
 
 private:
-    static constexpr std::size_t alignment = 256;  // as cudaMalloc's; caches search longer for more
+    // as cudaMalloc's; caches search longer for larger alignments
+    static constexpr std::size_t alignment = 256;
 
     struct lane {
         using cache_type = typename pool::cache;
@@ -135,7 +138,7 @@ private:
         stream* on;
         void* handle;
         cache_type cache;
-        std::mutex mutex;  // guards the next two
+        std::mutex mutex;  // guards the next two members
         unsigned captured = 0;
         std::optional<typename cache_type::pause> quiet;
     };
@@ -166,8 +169,8 @@ private:
         }
     }
 
-    // Waits for all calls under way, so that no call uses a stream or the memory any more. False at
-    // the deadline.
+    // Waits for all calls under way, so that no call uses a stream or the memory any more. Returns
+    // false at the deadline.
     [[nodiscard]] bool close(instant deadline) noexcept {
         while (!calls_.try_lock()) {
             if (instant{std::chrono::steady_clock::now()} >= deadline) return false;
@@ -175,7 +178,7 @@ private:
         }
         closed_ = true;
         for (const auto& l : lanes_) l->quiet.reset();
-        lanes_.clear();  // records their last frees while the streams exist
+        lanes_.clear();  // records their last frees while the streams still exist
         anywhere_.reset();
         calls_.unlock();
         return true;
@@ -184,7 +187,7 @@ private:
     Node* node_;
     device_id device_;
     std::string tenant_;
-    mutable std::shared_mutex calls_;  // shared by calls, exclusive in close()
+    mutable std::shared_mutex calls_;  // shared by calls; exclusive in close()
     bool closed_ = false;
     pool pool_;
     quota_hook hook_;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tenant's scope for torch, without torch: interop/libtorch.hpp has the scope for libtorch on
-// CUDA, interop/libtorch_cpu.hpp the scope for the host. Both are this class, each with a runtime
-// of its own, which makes the calls to torch.
+// A tenant's scope for torch, without torch. interop/libtorch.hpp has the scope for libtorch on
+// CUDA, and interop/libtorch_cpu.hpp the scope for the host. Both are this class, with a runtime of
+// their own that makes the calls to torch.
 //
 //   basic_torch_scope<my_runtime, node_type, tenant_type> scope{node, chat};
 //   const auto inside = scope.enter();  // this thread's work and memory are the tenant's
@@ -30,10 +30,10 @@ inline namespace GPUSHARE_ABI {
 namespace detail {
 
 /// The operations of torch that a scope needs. `install` makes torch call torch_blocks for each
-/// allocation, and may be called again; `ordinal` is torch's number of a node's device. A `guard`
-/// makes a stream the thread's current one as long as the guard lives. `forget` drops the data that
-/// torch keeps for a stream that ends. If `on_streams` is false, work is over when its call
-/// returns, and streams play no part.
+/// allocation, and may be called again. `ordinal` is torch's number for a node's device. A `guard`
+/// makes a stream the thread's current stream as long as the guard lives. `forget` drops the data
+/// that torch keeps for a stream that is about to end. If `on_streams` is false, work is over when
+/// its call returns, and streams don't matter.
 template <class R, class Node>
 concept torch_runtime = node<Node> && requires(Node& on, device_id d, void* stream, int ordinal) {
     // clang-format off
@@ -45,7 +45,7 @@ concept torch_runtime = node<Node> && requires(Node& on, device_id d, void* stre
     // clang-format on
 };
 
-/// Takes the place of a launch gate if there is none: launches go as they come.
+/// Stands in for a launch gate if there is none: launches aren't held back.
 struct no_launch_gate {
     struct client_options {};  ///< no options
     struct client {};          ///< no client
@@ -53,7 +53,7 @@ struct no_launch_gate {
     struct binding {};         ///< binds nothing
     /// Adds nothing.
     [[nodiscard]] client add(const client_options&) const noexcept { return {}; }
-    /// Nothing waits.
+    /// Doesn't wait.
     [[nodiscard]] scope enter(const client&) const noexcept { return {}; }
     /// Binds nothing.
     template <class Stream>
@@ -63,17 +63,17 @@ struct no_launch_gate {
 };
 
 /// One tenant in torch, on one of its devices. Make the scope once, before threads of torch work
-/// for the tenant. From then on, torch's allocations on the tenant's streams, on whatever thread,
-/// come from the tenant's memory. Launches on these streams, on whatever thread, belong to a client
-/// of the gate.
+/// for the tenant. From then on, torch's allocations on the tenant's streams, by any thread, come
+/// from the tenant's memory. Launches on these streams, by any thread, belong to a client of the
+/// gate.
 ///
-/// Lifetimes: tensors and graphs end before the scope, the scope before its tenant, and the tenant
-/// before its tenancy and node. Tensors that outlive the scope are safe as long as the tenant is
-/// open: they stay charged, and go back in order. Tensors that outlive the tenant are its leaks:
-/// the tenant's close report counts them, their memory is taken back, and freeing them does
-/// nothing.
+/// Lifetimes: destroy tensors and graphs before the scope, the scope before its tenant, and the
+/// tenant before its tenancy and node. Tensors that outlive the scope are safe as long as the
+/// tenant is open: they stay charged, and their memory goes back in order. Tensors that outlive the
+/// tenant are its leaks: the tenant's close report counts them, their memory is taken back, and
+/// freeing them does nothing.
 ///
-/// enter() is safe from any thread. Don't make or destroy a scope while threads work on its
+/// Any thread may call enter() at any time. Don't make or destroy a scope while threads work on its
 /// streams.
 template <class Runtime, node Node, class Tenant, class Gate = no_launch_gate>
 requires torch_runtime<Runtime, Node>
@@ -81,12 +81,13 @@ class basic_torch_scope {
     using memory = torch_memory<typename Tenant::memory_type, Node>;
 
 public:
-    using stream = typename Node::stream;                  ///< the tenant's stream
-    using client_options = typename Gate::client_options;  ///< of the tenant's client at the gate
+    using stream = typename Node::stream;  ///< the type of the tenant's streams
+    /// Options of the tenant's client at the gate.
+    using client_options = typename Gate::client_options;
 
     /// A thread in the scope: the thread's allocations on the device are the tenant's, and the
-    /// tenant's stream is the thread's current one. The object must end on the thread that made it,
-    /// the last one first; otherwise the program ends.
+    /// tenant's stream is the thread's current stream. The object must end on the thread that made
+    /// it, the last object first; otherwise the program ends.
     class [[nodiscard]] inside {
     public:
         inside(const inside&) = delete;
@@ -96,26 +97,26 @@ public:
         friend basic_torch_scope;
         inside(basic_torch_scope& of, void* handle)
             : request_(of.gate_->enter(of.client_)), current_(of.ordinal_, handle), thread_(of.memory_, of.ordinal_) {}
-        typename Gate::scope request_;  // first: entering the gate may wait
+        typename Gate::scope request_;  // declared first, because entering the gate may wait
         typename Runtime::guard current_;
         torch_inside thread_;
     };
 
-    /// Without a gate. Throws operation_error: closed; no_device if the tenant has no such part;
-    /// invalid_specification if a stream has a scope already; not_supported if the tenant is in a
-    /// slice of SMs; std::bad_alloc.
+    /// A scope without a gate. Throws std::bad_alloc, and operation_error: closed; no_device if the
+    /// tenant has no such part; invalid_specification if a stream already has a scope;
+    /// not_supported if the tenant is in a slice of SMs.
     basic_torch_scope(Node& on, Tenant& who, std::size_t part = 0) requires std::same_as<Gate, no_launch_gate>
         : basic_torch_scope(on, who, none(), client_options{}, part) {}
-    /// With a gate. The client has the tenant's policy there, and follows its changes. All
-    /// arguments must outlive the scope, and the tenant's handle must not be moved meanwhile. For
-    /// another part than the first, pass a client that follows: {on, who, gate, gate.add(who),
-    /// part}. Throws as the constructor without a gate, and the gate's errors.
+    /// A scope with a gate. The client has the tenant's policy there, and follows its changes. All
+    /// arguments must outlive the scope, and the tenant's handle must not be moved in that time.
+    /// For another part than the first, pass a client that follows the tenant: {on, who, gate,
+    /// gate.add(who), part}. Throws as the constructor without a gate does, and the gate's errors.
     basic_torch_scope(Node& on, Tenant& who, Gate& gate) requires(!std::same_as<Gate, no_launch_gate>)
         : basic_torch_scope(on, who, gate, gate.add(who)) {}
-    /// The same with options `o`, which don't follow the tenant's policy.
+    /// A scope with client options `o`, which don't follow the tenant's policy.
     basic_torch_scope(Node& on, Tenant& who, Gate& gate, const client_options& o, std::size_t part = 0)
         : basic_torch_scope(on, who, gate, gate.add(o), part) {}
-    /// The same with an existing client of the gate.
+    /// A scope with an existing client of the gate.
     basic_torch_scope(Node& on, Tenant& who, Gate& gate, typename Gate::client&& made, std::size_t part = 0)
         : tenant_(&who),
           gate_(&gate),
@@ -145,8 +146,8 @@ public:
     }
 
     /// The calling thread is in the scope as long as the result lives, on the tenant's stream of
-    /// that number. With a gate, the result's life is a request: launches wait while others go
-    /// first. Throws operation_error: closed; invalid_specification if there is no such stream.
+    /// that number. With a gate, the result's life is a request: launches wait while other clients
+    /// go first. Throws operation_error: closed; invalid_specification if there is no such stream.
     [[nodiscard]] inside enter(std::size_t number = 0) {
         if (tenant_->closed()) raise({.code = errc::closed}, tenant_->name(), "enter a scope of torch");
         const bool any = Runtime::on_streams;
@@ -160,8 +161,8 @@ public:
     /// tenant that goes to sleep gives the memory back by itself, and so does a tenant whose
     /// neighbour needs memory that the tenant has borrowed.
     void give_back() noexcept { memory_->give_back(); }
-    /// The bytes of the tenant's memory that are held for torch, and how many of these are out. The
-    /// peak is the peak of the held bytes.
+    /// The bytes of the tenant's memory that are held for torch, and how many of these bytes are
+    /// out. The peak is the peak of the held bytes.
     [[nodiscard]] pool_usage usage() const noexcept { return memory_->usage(); }
     /// The blocks that torch has.
     [[nodiscard]] std::uint64_t live() const noexcept { return torch_blocks::of_process().out(*memory_); }
@@ -177,7 +178,8 @@ private:
         (void)who.memory(part);  // throws if there is no such part
         return part;
     }
-    // On a slice of SMs cuDNN's batch norm failed in tests, with an error that doesn't say why.
+    // On a slice of SMs, cuDNN's batch norm failed in tests, with an error that doesn't state the
+    // reason.
     static void refuse_a_slice(Tenant& who, stream& s) {
         if constexpr (requires { s.in_partition(); })
             if (s.in_partition())
