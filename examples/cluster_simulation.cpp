@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Days of a cluster in a blink: jobs arrive, wait for devices, run and leave in virtual time, the
-// same on every run. The queue and the policies are those that place real jobs.
+// Simulates days of a cluster in an instant: jobs arrive, wait for devices, run and leave in
+// virtual time, with the same result on every run. The queue and the policies are the ones that
+// place real jobs.
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -24,7 +25,7 @@ const gpushare::placement_request large{.cpu_milli = 16'000, .devices = 4, .each
 
 struct outcome {
     std::uint64_t jobs = 0, placed = 0;
-    gpushare::ns large_waited{};  // all of them together
+    gpushare::ns large_waited{};  // summed over all large jobs
     bool operator==(const outcome&) const = default;
 };
 
@@ -35,10 +36,11 @@ struct simulation {
     gpushare::sim::world world{};
     gpushare::sim::random any{42};
     gpushare::admission_queue queue{};
-    std::map<std::uint64_t, gpushare::instant> large_since{};  // of those that wait
+    // when each waiting large job arrived
+    std::map<std::uint64_t, gpushare::instant> large_since{};
     outcome all{};
 
-    // A job has found its place. It runs for some hours and leaves. A waiting job that then fits
+    // A job has found its place. It runs for some hours and leaves. Then a waiting job that fits
     // goes next.
     void run(const gpushare::placement& where) {
         ++all.placed;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the small examples check themselves: what is expected is printed, and the first that isn't so
-// ends the program.
+// The small examples check themselves with expect(), which prints each expectation. The first
+// expectation that doesn't hold ends the program.
 #pragma once
 
 #include <cstdio>

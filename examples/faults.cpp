@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What goes wrong, and how it is told: a kernel that throws, a client that fails again and again,
-// memory that somebody outside takes, work that doesn't end, a device that is lost. One tenant's
-// failure is its own.
+// Shows faults and how the library reports them: a kernel that throws, a client that fails again
+// and again, memory that another process takes, work that doesn't end, and a lost device. One
+// tenant's failure doesn't affect other tenants.
 #include <chrono>
 #include <stdexcept>
 #include <string>
@@ -49,7 +49,8 @@ int main() {
     again.wait();
     expect(again.status() == errc::none, "until it is pardoned");
 
-    // among others: on a busy machine a wait may have been longer than its bound
+    // the event may come among others: on a busy machine, a wait may have been longer than its
+    // bound
     bool kept = false;
     while (const auto event = shared.limiter_of({0}).take_event())
         kept = kept || event->what == gpushare::limiter_event::kind::quarantined;
@@ -57,7 +58,7 @@ int main() {
 
     (void)bad.memory().deallocate(&why, 100);
     expect(!told.empty() && told.back() == "wrong free", "a free of what isn't a block is told, and changes nothing");
-    node.faults({0}).take_memory(40_MiB);  // another process
+    node.faults({0}).take_memory(40_MiB);  // as if another process took the memory
     expect(shared.remeasure() > 0_B && told.back() == "overcommitted",
            "memory that others took of what was promised is told");
     node.faults({0}).take_memory(0_B);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A captured graph as a tenant's work: its memory is set aside before the capture and stays its
-// own, each launch is one submission, and the limiter charges it as one. Links with the CUDA
-// runtime; in the tests, with a stand-in for it.
+// Runs a captured graph as a tenant's work. Its memory is set aside before the capture and remains
+// the graph's own. Each launch is one submission, and the limiter charges the launch as one. Links
+// with the CUDA runtime or, in the tests, with a stand-in for it.
 #include <chrono>
 
 #include <gpushare/backend/cuda/graph.hpp>

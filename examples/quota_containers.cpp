@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Containers of the standard library in two tenants' memory: each is refused at its own quota, and
-// what one lacks the other never notices.
+// Puts containers of the standard library into two tenants' memory. Each tenant is refused at its
+// own quota, and neither notices what the other lacks.
 #include <cstdint>
 #include <map>
 #include <memory_resource>
@@ -18,10 +18,10 @@ using namespace gpushare::literals;
 
 int main() {
     gpushare::quota host{64_MiB};
-    // 40 more while they are free
+    // batch may use 40 MiB more while they are free
     gpushare::quota chat_quota{host, 8_MiB}, batch_quota{host, 16_MiB, 40_MiB};
 
-    // A quota in front of any allocator; counts by scope in front of that; and the whole as a
+    // A quota in front of any allocator, then statistics in front of the quota, then all of it as a
     // std::pmr resource.
     gpushare::quota_resource chat_limited{chat_quota, *std::pmr::new_delete_resource(), "chat"};
     gpushare::statistics_resource chat_counted{chat_limited};
@@ -33,7 +33,7 @@ int main() {
     big.resize(50 << 20);
     expect(batch_quota.usage().borrowed == 34_MiB, "batch has 16 MiB of its own and 34 that are lent");
 
-    // nodes and strings: all of it in chat's memory
+    // nodes and strings, all in chat's memory
     std::pmr::map<int, std::pmr::string> sessions(&chat);
     for (int i = 0; i < 1'000; ++i) sessions[i] = std::string(1'000, 'x');
     expect(chat_quota.usage().current >= 1'000'000_B, "what a container's elements allocate is charged as well");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Vectors and algorithms of Thrust in a tenant's memory: refused at its quota, temporary storage
-// charged as well. By Thrust's CPP system, so that it runs without a GPU; with nvcc take that line
-// away, and the node of CUDA.
+// Runs vectors and algorithms of Thrust in a tenant's memory. They are refused at the tenant's
+// quota, and temporary storage is charged as well. The example uses Thrust's CPP system, so it runs
+// without a GPU. With nvcc, remove that line and take CUDA's node.
 #define THRUST_DEVICE_SYSTEM THRUST_DEVICE_SYSTEM_CPP
 #include <cstdint>
 #include <functional>
@@ -48,7 +48,7 @@ int main() {
         expect(refused && v.size() == n, "over the quota it is refused, and the vector is as it was");
 
         vector theirs(2 * n, in_batch);
-        theirs = v;  // copied: the memory stays batch's
+        theirs = v;  // a copy: the memory is still batch's
         expect(theirs.get_allocator() == in_batch && !(in_chat == in_batch),
                "no tenant is charged for another's vector");
         expect(chat.usage().current >= 4_MiB && batch.usage().current >= 4_MiB, "each is charged for its own");

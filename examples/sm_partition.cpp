@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A device whose SMs are split: tenants of different slices never run on each other's SMs, and
-// never wait for each other, whatever their levels; those of one slice share its time.
+// Splits a device's SMs. Tenants of different slices never run on each other's SMs and never wait
+// for each other, whatever their levels are. Tenants of one slice share its time.
 #include <array>
 #include <chrono>
 #include <cstdint>
@@ -34,7 +34,7 @@ int main() {
     expect(shared.slice<gpushare::host::device_sms>(device, weights) == gpushare::errc::none, "it can be split");
     expect(shared.slices(device) == std::vector{75_pct, 25_pct}, "three of its four SMs, and one");
 
-    // A share is still one of the device, and has to fit into a slice.
+    // A share is still a share of the device, and has to fit into a slice.
     auto chat = shared.admit({.name = "chat", .memory = 1_MiB, .compute = 50_pct});
     auto voice = shared.admit({.name = "voice", .memory = 1_MiB, .compute = 25_pct, .slice = 1});
     auto batch = shared.admit({.name = "batch", .memory = 1_MiB, .compute = 25_pct});
@@ -52,11 +52,11 @@ int main() {
     expect(of_chat.all.size() <= 3 && of_voice.all.size() == 1, "a kernel has the SMs of its tenant's slice");
     expect(!of_chat.all.contains(*of_voice.all.begin()), "and no others");
 
-    // Work that waits in one slice delays no work in the other.
+    // Work that waits in one slice doesn't delay work in the other slice.
     std::vector<decltype(a)> line;
     for (int i = 0; i < 20; ++i) line.push_back(batch.submit([](auto& stream) { stream.enqueue(20ms); }));
     voice.submit([](auto& stream) { stream.enqueue(1ms); }).wait();
     expect(!line.back().done(), "voice is done long before batch's line is");
-    shared.verify(device);  // throws if a stream runs on everybody's SMs
+    shared.verify(device);  // throws if a stream isn't confined to its slice
     expect(batch.close(shared.now() + 10s).complete, "closed: what waited is cancelled");
 }

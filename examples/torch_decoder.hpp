@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// A small decoder on libtorch as an engine for batching by iteration: keys and values lie in pages,
+// A small decoder on libtorch as an engine for batching by iteration. Keys and values lie in pages,
 // of a page_store or of a tensor, and the tokens of all texts in a step go through each layer
-// together. Nothing in it is particular to a device: tensors say where they are.
+// together. The code works on any device, because the tensors determine the device.
 //
 //   const torch_decoder::model model({}, 1, at::kDouble);  // weights by chance, always the same
 //   auto cache = torch_decoder::pages_of(store.data(), 64, store.page_stride(), store.lane_stride(), 16, model);
 //   torch_decoder::engine engine(model, cache, on_the_host);              // for gpushare::run_step
 //   torch_decoder::alone(model, prompt, 20);  // one text, without pages
 //
-// On CUDA: .to(at::kCUDA) for the model, at::TensorOptions(at::kCUDA) for the pages, pinned memory
-// for those on the host, and a torch_scope around run_step(). A step ends with a copy of the next
-// tokens to the host, so all of it is done when step() returns.
+// On CUDA, use .to(at::kCUDA) for the model, at::TensorOptions(at::kCUDA) for the pages, pinned
+// memory for the pages on the host, and a torch_scope around run_step(). A step ends with a copy of
+// the next tokens to the host, so all of its work is done when step() returns.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -36,11 +36,11 @@ struct sizes {
     std::int64_t vocabulary = 97, width = 32, heads = 4, layers = 2;
 };
 
-/// Weights, and what a layer does with them. Copies share the weights. Const members from any
-/// thread.
+/// The weights, and the computations of a layer. Copies share the weights. Any thread may call
+/// const members.
 class model {
 public:
-    /// Weights by chance: the same for a seed, on every machine.
+    /// Random weights, which depend only on the seed and not on the machine.
     model(const sizes& s, std::uint64_t seed, at::ScalarType type) : sizes_(s) {
         auto chance = at::detail::createCPUGenerator(seed);
         const auto matrix = [&](std::int64_t rows, std::int64_t columns) {
@@ -53,7 +53,7 @@ public:
                                matrix(4 * s.width, s.width)});
         head_ = matrix(s.width, s.vocabulary);
     }
-    /// The same on another device.
+    /// The same model on another device.
     [[nodiscard]] model to(at::Device device) const {
         model there = *this;
         there.embedding_ = embedding_.to(device);
@@ -64,14 +64,14 @@ public:
     }
 
     [[nodiscard]] const sizes& size() const noexcept { return sizes_; }
-    /// Keys and values of each layer.
+    /// The number of lanes: keys and values of each layer.
     [[nodiscard]] std::int64_t lanes() const noexcept { return 2 * sizes_.layers; }
-    /// Of one token in one lane.
+    /// The bytes of one token in one lane.
     [[nodiscard]] gpushare::bytes token_bytes() const noexcept {
         return gpushare::bytes{static_cast<std::uint64_t>(sizes_.width) * embedding_.element_size()};
     }
     [[nodiscard]] at::TensorOptions options() const { return embedding_.options(); }
-    /// Numbers for index functions, where the model is.
+    /// Numbers for index functions, on the model's device.
     [[nodiscard]] at::Tensor numbers(const std::vector<std::int64_t>& n) const {
         const auto here = at::TensorOptions(at::kLong);
         return at::from_blob(const_cast<std::int64_t*>(n.data()), {static_cast<std::int64_t>(n.size())}, here)
@@ -79,8 +79,9 @@ public:
             .to(embedding_.device());
     }
 
-    /// The activations behind each of these tokens at these positions, one row each, before the
-    /// head. `attend(layer, query, key, value)` gives the attention of rows to what they can see.
+    /// The activations of these tokens at these positions before the head, one row for each token.
+    /// `attend(layer, query, key, value)` returns the attention of the rows to the tokens that they
+    /// may see.
     template <class Attend>
     [[nodiscard]] at::Tensor forward(const at::Tensor& tokens, const at::Tensor& positions, Attend attend) const {
         at::Tensor x = embedding_.index_select(0, tokens) + places(positions);
@@ -91,8 +92,8 @@ public:
         }
         return normal(x);
     }
-    /// The attention of rows at `begin` and on to the keys and values of all positions up to their
-    /// own.
+    /// The attention of rows, from position `begin` on, to the keys and values of all positions up
+    /// to their own.
     [[nodiscard]] at::Tensor attention(const at::Tensor& query, const at::Tensor& keys, const at::Tensor& values,
                                        std::int64_t begin) const {
         const auto by_head = [&](const at::Tensor& t) {
@@ -126,9 +127,9 @@ private:
     std::vector<layer> layers_;
 };
 
-/// Somebody's memory as pages: [page, lane, token of the page, width]. The strides are a
-/// page_store's whose slabs follow each other without gaps: slab_stride() is pages_per_slab() page
-/// strides.
+/// Existing memory as pages: [page, lane, token of the page, width]. The strides are those of a
+/// page_store whose slabs follow each other without gaps, so that slab_stride() is pages_per_slab()
+/// page strides.
 [[nodiscard]] inline at::Tensor pages_of(void* data, std::uint32_t pages, gpushare::bytes page_stride,
                                          gpushare::bytes lane_stride, std::uint32_t tokens, const model& m) {
     const auto elements = [&](gpushare::bytes b) {
@@ -137,16 +138,18 @@ private:
     return at::from_blob(data, {pages, m.lanes(), tokens, m.size().width},
                          {elements(page_stride), elements(lane_stride), m.size().width, 1}, m.options());
 }
-/// Pages of their own. `options` may be of the host and pinned.
+/// Pages in memory of their own. `options` may name pinned host memory.
 [[nodiscard]] inline at::Tensor make_pages(std::uint32_t pages, std::uint32_t tokens, const model& m,
                                            const at::TensorOptions& options) {
     return at::empty({pages, m.lanes(), tokens, m.size().width}, options);
 }
 
-/// Computes steps of an iteration_batch. Throws what torch throws. For one thread at a time.
+/// Computes the steps of an iteration_batch. Throws what torch throws. One thread at a time uses
+/// it.
 class engine {
 public:
-    /// `device` is where texts are computed; `host` has the pages of texts that yielded.
+    /// `device` has the pages in which texts are computed; `host` has the pages of texts that
+    /// yielded.
     engine(model m, at::Tensor device, at::Tensor host)
         : model_(std::move(m)), device_(std::move(device)), host_(std::move(host)) {}
 
@@ -168,7 +171,7 @@ private:
         to.select(0, m.to).copy_(from.select(0, m.from));
     }
 
-    // One number for each token of the step: f(entry, how many tokens of the entry are in front).
+    // One number for each token of the step: f(entry, the number of the entry's earlier tokens).
     template <class F>
     [[nodiscard]] at::Tensor for_tokens(const gpushare::step_plan& plan, F f) const {
         std::vector<std::int64_t> all;
@@ -190,7 +193,7 @@ private:
         return model_.numbers(last);
     }
 
-    // Keys and values go into the pages first. Then each text looks at its own pages.
+    // Keys and values go into the pages first. Then each text attends to its own pages.
     [[nodiscard]] at::Tensor attend(const gpushare::step_plan& plan, std::int64_t layer, const at::Tensor& q,
                                     const at::Tensor& k, const at::Tensor& v) {
         const auto per_page = static_cast<std::size_t>(device_.size(2));
@@ -220,9 +223,9 @@ private:
 };
 static_assert(gpushare::iteration_engine<engine>);
 
-/// The tokens added to a prompt that runs by itself. The whole text is computed anew for each
-/// token. If `margin` is given, it is lowered to the least distance between the scores of a best
-/// token and the next.
+/// The tokens added to a prompt that runs by itself. The whole text is computed again for each
+/// token. If `margin` is given, it is lowered to the least distance between the scores of the best
+/// token and the next best.
 [[nodiscard]] inline std::vector<token> alone(const model& m, std::span<const token> prompt, std::uint32_t most_new,
                                               double* margin = nullptr) {
     std::vector<std::int64_t> text(prompt.begin(), prompt.end());

@@ -16,7 +16,8 @@ constexpr std::size_t taps = 9, first_channels = 16, second_channels = 32, side 
 constexpr std::size_t features = second_channels * quarter * quarter;
 enum parameter_index : std::size_t { first_weight, first_bias, second_weight, second_bias, last_weight, last_bias };
 
-/// A 3 x 3 convolution of `from` planes of n x n into `to` planes, zeros around, and a rectifier.
+/// A 3 x 3 convolution of `from` planes of n x n into `to` planes, with zero padding, followed by a
+/// rectifier.
 void convolve(const float* in, std::size_t from, std::size_t n, const float* weight, const float* bias, std::size_t to,
               float* out) {
     for (std::size_t c = 0; c < to; ++c) {
@@ -25,7 +26,7 @@ void convolve(const float* in, std::size_t from, std::size_t n, const float* wei
         for (std::size_t k = 0; k < from; ++k)
             for (std::size_t t = 0; t < taps; ++t) {
                 const float w = weight[(c * from + k) * taps + t];
-                const std::size_t dy = t / 3, dx = t % 3;  // one more than the shift
+                const std::size_t dy = t / 3, dx = t % 3;  // the shift plus one
                 for (std::size_t y = dy == 0 ? 1 : 0; y < n - (dy == 2 ? 1 : 0); ++y) {
                     const float* const row = in + k * n * n + (y + dy - 1) * n;
                     for (std::size_t x = dx == 0 ? 1 : 0; x < n - (dx == 2 ? 1 : 0); ++x)
@@ -35,7 +36,8 @@ void convolve(const float* in, std::size_t from, std::size_t n, const float* wei
         for (std::size_t i = 0; i < n * n; ++i) plane[i] = std::max(plane[i], 0.0F);
     }
 }
-/// The way back: `d` is the gradient by what the convolution gave before the rectifier.
+/// The backward pass. `d` is the gradient with respect to the convolution's output before the
+/// rectifier.
 void convolve_back(const float* in, std::size_t from, std::size_t n, const float* weight, const float* d,
                    std::size_t to, float* d_weight, float* d_bias, float* d_in) {
     for (std::size_t c = 0; c < to; ++c) {
@@ -58,7 +60,7 @@ void convolve_back(const float* in, std::size_t from, std::size_t n, const float
             }
     }
 }
-/// The largest of 2 x 2.
+/// The largest of each 2 x 2 elements.
 void pool(const float* in, std::size_t channels, std::size_t n, float* out) {
     for (std::size_t c = 0; c < channels; ++c)
         for (std::size_t y = 0; y < n / 2; ++y)
@@ -67,7 +69,8 @@ void pool(const float* in, std::size_t channels, std::size_t n, float* out) {
                 *out++ = std::max(std::max(at[0], at[1]), std::max(at[n], at[n + 1]));
             }
 }
-/// To the first of the largest, through the rectifier.
+/// The backward pass: the gradient goes to the first of the largest elements, through the
+/// rectifier.
 void pool_back(const float* in, std::size_t channels, std::size_t n, const float* d_out, float* d_in) {
     std::fill_n(d_in, channels * n * n, 0.0F);
     for (std::size_t c = 0; c < channels; ++c)

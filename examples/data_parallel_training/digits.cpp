@@ -39,7 +39,8 @@ digits load_digits(const std::string& path) {
         }
     }
     if (all.size() == 0) throw std::runtime_error(path + ": no digits");
-    // The file has writer after writer: without this the last ones would be learnt from nobody.
+    // The file is sorted by writer. Without the shuffle, no digits of the last writers would be
+    // trained on.
     digits mixed = all;
     std::mt19937_64 any(1);
     std::vector<std::size_t> order(all.size());

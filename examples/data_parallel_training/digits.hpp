@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Handwritten digits, 8 x 8 pixels each: the file digits.csv that scikit-learn ships (E. Alpaydin
+// Handwritten digits of 8 x 8 pixels, from the file digits.csv that scikit-learn ships (E. Alpaydin
 // and C. Kaynak, "Optical recognition of handwritten digits", UCI Machine Learning Repository,
-// 1998). A row is 64 numbers from 0 to 16 and the digit.
+// 1998). A row has 64 numbers from 0 to 16, and the digit.
 //
 //   // throws std::runtime_error: one clear line
 //   const auto all = data_parallel_training::load_digits("digits.csv");
@@ -17,8 +17,8 @@ namespace data_parallel_training {
 
 struct digits {
     static constexpr std::size_t side = 8, pixels = side * side, classes = 10;
-    std::vector<float> images;         // 64 each, from 0 to 1
-    std::vector<std::uint8_t> labels;  // what they are
+    std::vector<float> images;         // 64 numbers for each image, from 0 to 1
+    std::vector<std::uint8_t> labels;  // the digit of each image
 
     [[nodiscard]] std::size_t size() const noexcept { return labels.size(); }
     [[nodiscard]] std::span<const float> image(std::size_t i) const {
@@ -26,10 +26,10 @@ struct digits {
     }
 };
 
-/// Where ./dev puts them; there may be none.
+/// The file that ./dev installs; it may not exist.
 [[nodiscard]] const char* digits_file() noexcept;
 
-/// In a random order, always the same.
+/// Loads the digits, and puts them into a random order, which is always the same.
 [[nodiscard]] digits load_digits(const std::string& path);
 
 }  // namespace data_parallel_training

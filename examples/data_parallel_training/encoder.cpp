@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The encoder of a transformer (Vaswani et al., "Attention is all you need", NeurIPS 2017), with
 // norms in front of each part (Xiong et al., ICML 2020). Tokens are an image's rows; the classifier
-// sees all of them.
+// sees all tokens.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -39,7 +39,7 @@ enum parameter_index : std::size_t {
     last_bias
 };
 
-/// Rows of I into rows of O, by a matrix of I x O. Without a bias, adds to `out`.
+/// Multiplies rows of I elements by a matrix of I x O. Without a bias, adds to `out`.
 template <std::size_t I, std::size_t O>
 void linear(std::size_t rows, const float* in, const float* weight, const float* bias, float* out) {
     for (; rows > 0; --rows, in += I, out += O) {
@@ -48,11 +48,11 @@ void linear(std::size_t rows, const float* in, const float* weight, const float*
             for (std::size_t o = 0; o < O; ++o) out[o] += in[i] * weight[i * O + o];
     }
 }
-/// The way back. `d_in` is added to, where it isn't null.
+/// The backward pass. Adds to `d_in` unless it is null.
 template <std::size_t I, std::size_t O>
 void linear_back(std::size_t rows, const float* in, const float* weight, const float* d, float* d_weight, float* d_bias,
                  float* d_in) {
-    // sums of a fixed order that are vectors all the same
+    // the order of each sum is fixed, and the compiler can still use vectors
     constexpr std::size_t lanes = O % 8 == 0 ? 8 : 1;
     for (; rows > 0; --rows, in += I, d += O) {
         if (d_bias != nullptr)
@@ -87,7 +87,7 @@ void norm(std::size_t rows, const float* in, const float* gain, const float* shi
         for (std::size_t i = 0; i < width; ++i) out[i] = (in[i] - s.mean) * s.scale * gain[i] + shift[i];
     }
 }
-/// Adds to `d_in`.
+/// The backward pass. Adds to `d_in`.
 void norm_back(std::size_t rows, const float* in, const float* gain, const float* d, float* d_gain, float* d_shift,
                float* d_in) {
     for (; rows > 0; --rows, in += width, d += width, d_in += width) {
@@ -107,8 +107,8 @@ void norm_back(std::size_t rows, const float* in, const float* gain, const float
     }
 }
 
-/// Of one image: `qkv` has of each token its query, key and value. Keeps what each token took of
-/// each.
+/// Attention within one image. `qkv` has the query, key and value of each token. `taken` keeps the
+/// weight with which each token attends to each other token.
 void attend(const float* qkv, float* taken, float* out) {
     const float scale = 1 / std::sqrt(static_cast<float>(of_head));
     std::fill_n(out, tokens * width, 0.0F);
@@ -131,7 +131,7 @@ void attend(const float* qkv, float* taken, float* out) {
             }
         }
 }
-/// `d_qkv` is zero before.
+/// The backward pass. `d_qkv` must be zero before the call.
 void attend_back(const float* qkv, const float* taken, const float* d, float* d_qkv) {
     const float scale = 1 / std::sqrt(static_cast<float>(of_head));
     for (std::size_t h = 0; h < heads; ++h)
@@ -196,7 +196,9 @@ public:
     void backward(const std::function<void(std::size_t)>& ready) override {
         clear_gradients();
         std::vector<std::array<float, features>> d(
-            batch_);  // by what is at the point where the way back is, of each image
+            // for each image: the gradient with respect to the activations that the backward pass
+            // has reached
+            batch_);
         const auto each = [&](auto f) {
             for (std::size_t i = 0; i < batch_; ++i) {
                 pause();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Data-parallel training by the threads of one process. The same by processes: mpi/main.cpp.
+// Data-parallel training by the threads of one process. mpi/main.cpp does the same with processes.
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/gradient/transport.hpp>
 

@@ -11,7 +11,7 @@ namespace data_parallel_training {
 
 void network::add(const char* name, std::size_t n, std::size_t inputs) {
     parameter p{name, std::vector<float>(n), std::vector<float>(n), std::vector<float>(n)};
-    // Not by a distribution of the standard library, which differ.
+    // Doesn't use a distribution of the standard library, because they differ between libraries.
     const float most = inputs == 0 ? 0.0F : std::sqrt(6.0F / static_cast<float>(inputs));
     for (float& x : p.value) x = (static_cast<float>(any_() >> 40) / 8388608.0F - 1.0F) * most;
     parameters_.push_back(std::move(p));
@@ -24,7 +24,7 @@ void network::clear_gradients() {
 float network::forward(std::span<const std::span<const float>> images, std::span<const std::uint8_t> labels) {
     run(images);
     float loss = 0;
-    for (std::size_t i = 0; i < batch_; ++i) {  // scores become their gradients
+    for (std::size_t i = 0; i < batch_; ++i) {  // replaces scores by their gradients
         float* const s = &scores_[i * digits::classes];
         const float most = *std::max_element(s, s + digits::classes);
         float sum = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two small networks with a backward pass, in plain loops: what they compute depends on nothing but
-// the parameters and the batch.
+// Two small networks with a backward pass, in plain loops. Their results depend only on the
+// parameters and the batch.
 //
 //   const auto net = make_network(network_kind::encoder, seed);
 //   const float loss = net->forward(images, labels);
@@ -28,7 +28,8 @@ struct parameter {
 
 enum class network_kind : std::uint8_t {
     convolutional,  ///< two convolutions and a linear layer
-    /// of a transformer, whose tokens are the rows: parameters from 10 to 4096 elements
+    /// the encoder of a transformer, whose tokens are the rows; parameters have from 10 to 4096
+    /// elements
     encoder,
 };
 
@@ -38,37 +39,40 @@ public:
     network(const network&) = delete;
     network& operator=(const network&) = delete;
 
-    /// The mean cross-entropy of a batch, which must stay until backward() is done.
+    /// The mean cross-entropy of a batch. The batch must stay in place until backward() is done.
     float forward(std::span<const std::span<const float>> images, std::span<const std::uint8_t> labels);
-    /// Calls ready(p) as soon as the gradient of parameter p is there.
+    /// Calls ready(p) as soon as the gradient of parameter p is complete.
     virtual void backward(const std::function<void(std::size_t)>& ready) = 0;
-    /// One step down all gradients, with momentum: of each parameter, one of so many shards.
+    /// A step along all gradients, with momentum. Steps only shard `shard` of `shards` of each
+    /// parameter.
     void step(float rate, float momentum, std::uint32_t shard = 0, std::uint32_t shards = 1);
     /// The class that the network gives the image.
     [[nodiscard]] std::size_t classify(std::span<const float> image);
 
     [[nodiscard]] std::vector<parameter>& parameters() noexcept { return parameters_; }
-    /// Differs if any bit of a parameter does.
+    /// A hash that depends on every bit of the parameters.
     [[nodiscard]] std::uint64_t fingerprint() const noexcept;
 
-    /// Called between the images of a batch, a few dozen microseconds apart: the moment to let
-    /// somebody else go on.
+    /// Called between the images of a batch, every few dozen microseconds. This is a good moment to
+    /// let other work run.
     std::function<void()> pause = [] {};
 
 protected:
     explicit network(std::uint64_t seed) : any_(seed) {}
 
-    /// Fills scores_ with so many for each image.
+    /// Fills scores_ with the scores of each image.
     virtual void run(std::span<const std::span<const float>> images) = 0;
 
-    /// Uniform, scaled for so many inputs as He et al. have it; 0 for none.
+    /// Adds a parameter with uniform random values, scaled for `inputs` inputs after He et al.;
+    /// zeros if there are no inputs.
     void add(const char* name, std::size_t n, std::size_t inputs);
     void clear_gradients();
     [[nodiscard]] const float* value(std::size_t p) const { return parameters_[p].value.data(); }
     [[nodiscard]] float* gradient(std::size_t p) { return parameters_[p].gradient.data(); }
 
     std::vector<parameter> parameters_;
-    std::vector<float> scores_;  // of the batch; after forward() the loss' gradients by them
+    // of the batch; after forward(), the gradients of the loss with respect to the scores
+    std::vector<float> scores_;
     std::size_t batch_ = 0;
 
 private:

@@ -36,7 +36,7 @@ constexpr std::array<std::string_view, 3> component_names{"compute", "exposed co
 constexpr std::array<std::string_view, 3> component_colours{"#4878a8", "#d1603d", "#6a9f58"};
 std::array<double, 3> components(const step_time& t) { return {t.compute, t.exposed, t.optimiser}; }
 
-/// Medians of so many steps each, so that a picture of a thousand steps has lines and not hairs.
+/// Medians over groups of steps, so that a picture of a thousand steps has readable lines.
 std::vector<std::array<double, 3>> smoothed(const std::vector<step_time>& times, std::size_t groups) {
     std::vector<std::array<double, 3>> all;
     for (std::size_t g = 0; g < groups; ++g) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The command line, the progress bar, the lines at the end and the picture, for threads and for
-// processes alike.
+// The command line, the progress bar, the results and the picture, for training by threads and by
+// processes.
 #pragma once
 
 #include <cstddef>
@@ -17,12 +17,12 @@ namespace data_parallel_training {
 
 struct command {
     training_options training{};
-    std::uint32_t ranks = 2;  // threads of this process
+    std::uint32_t ranks = 2;  // the threads of this process
     std::string data = digits_file(), svg = "data_parallel_training.svg";
-    bool go_on = false;           // without a process that is lost
-    bool tenant = false;          // beside a tenant that answers requests
-    std::uint32_t fail_rank = 0;  // a process that kills itself, to see what the others do,
-    std::size_t fail_step = 0;    // behind this step; 0: none
+    bool go_on = false;           // continue without a process that is lost
+    bool tenant = false;          // train beside a tenant that answers requests
+    std::uint32_t fail_rank = 0;  // the process that kills itself, to show what the others do
+    std::size_t fail_step = 0;    // the step after which it does so; 0 means never
     bool help = false;
 };
 
@@ -31,17 +31,17 @@ public:
     using std::runtime_error::runtime_error;
 };
 
-/// `arguments` without the program's name. Throws usage_error.
+/// `arguments` doesn't include the program's name. Throws usage_error.
 [[nodiscard]] command parse(std::span<const char* const> arguments);
 [[nodiscard]] std::string_view help_text();
-/// That a batch can be divided among so many ranks, and the like. Throws usage_error.
+/// Checks that a batch can be divided among the ranks, and similar conditions. Throws usage_error.
 void check(const command& asked, const digits& data, std::uint32_t ranks);
 
 void draw_progress(std::size_t step, std::size_t steps, float loss);
-/// Prints the accuracy, the parameters' fingerprint and the times, or the ranks that failed. True
-/// if the training was good.
+/// Prints the accuracy, the parameters' fingerprint and the times, or the ranks that failed.
+/// Returns true if the training was good.
 bool print(const training_result& result, std::string_view who);
-/// Loss and where the time goes, step by step. Throws std::runtime_error.
+/// Draws the loss and the parts of each step's time. Throws std::runtime_error.
 void write_svg(const training_result& result, std::string_view who, const std::string& path);
 
 }  // namespace data_parallel_training

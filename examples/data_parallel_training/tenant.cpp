@@ -19,8 +19,8 @@ constexpr std::size_t digits_of_a_request = 4;
 
 double seconds(clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
-/// One device's requests until a stop: they come when they come (Poisson), and each counts from
-/// then on.
+/// Answers one device's requests until a stop. Requests arrive at random times (Poisson), and each
+/// latency counts from the request's arrival.
 std::vector<double> answer(shared_devices::tenant& who, std::size_t part, const digits& data, double per_second,
                            const std::stop_token& stop) {
     std::vector<double> after;
@@ -44,7 +44,7 @@ std::vector<double> answer(shared_devices::tenant& who, std::size_t part, const 
     return after;
 }
 
-/// Of all devices, while `meanwhile()` runs.
+/// Answers requests on all devices while `meanwhile()` runs.
 template <class F>
 std::vector<double> answered_while(shared_devices::tenant& who, std::uint32_t devices, const digits& data,
                                    double per_second, F meanwhile) {

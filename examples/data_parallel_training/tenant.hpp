@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The same training as a tenant of devices on which another tenant answers requests. The other
 // tenant goes first. Each computation of a rank is a submission of the training tenant. So is each
-// piece of a collective, which runs on all devices or on none. All are admitted and charged, and
-// the other tenant's requests run between any two of them. Where the device can preempt, these
-// requests also run between two images of one computation.
+// piece of a collective, which runs on all devices or on none. All submissions are admitted and
+// charged, and the other tenant's requests run between any two of them. If the device can preempt,
+// these requests also run between two images of one computation.
 //
 //   device_ranks devices(node, training);  // `training` is admitted on a device for each rank
 //   device_transport net(devices, r);               // in thread r
@@ -37,15 +37,16 @@ namespace data_parallel_training {
 
 using shared_devices = gpushare::tenancy<gpushare::host::node>;
 
-/// Computes on one device of a tenant, whose stream lets more urgent work in between images.
+/// Computes on one device of a tenant. Between images, the stream lets more urgent work run.
 class by_tenant {
 public:
     static constexpr bool overlaps =
-        false;  // a collective that waits on one device for another's backward pass keeps its SMs
+        // a collective that waits on one device for another device's backward pass keeps its SMs
+        false;
 
     by_tenant(shared_devices::tenant& who, std::size_t part) : who_(&who), part_(part) {}
 
-    /// Throws gpushare::operation_error if the tenant may not, and what `f` throws.
+    /// Throws gpushare::operation_error if the tenant may not submit, and what `f` throws.
     template <class F>
     void operator()(network& model, F f) {
         auto done = who_->submit(
@@ -66,16 +67,17 @@ private:
     std::size_t part_;
 };
 
-/// The ranks of a training on a tenant's devices, and how many collectives they had. Each rank's
-/// thread calls all_reduce; the last to come submits it for all, in pieces.
+/// The ranks of a training on a tenant's devices, and the number of their collectives. Each rank's
+/// thread calls all_reduce; the last thread to arrive submits the collective for all ranks, in
+/// pieces.
 class device_ranks {
 public:
-    /// `piece`: elements of a submission.
+    /// `piece` is the number of elements in a submission.
     device_ranks(gpushare::host::node& node, shared_devices::tenant& who, std::size_t piece = 2048);
 
     [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(members_.size()); }
     [[nodiscard]] gpushare::member rank(std::uint32_t r) const { return between_threads_.rank(r); }
-    /// submitted so far, on each device
+    /// The number of pieces submitted so far, on each device.
     [[nodiscard]] std::uint64_t pieces() const noexcept { return pieces_; }
 
     template <gpushare::reducible T, class Op>
@@ -93,7 +95,7 @@ public:
             all_done_.notify_all();
             return fault_;
         }
-        // A condition variable's wait until the last instant there is may overflow.
+        // A condition variable's wait may overflow if it lasts until the latest possible time.
         const gpushare::instant far = std::chrono::steady_clock::now() + std::chrono::hours(24);
         if (!all_done_.wait_until(lock, std::min(deadline, far), [&] { return meetings_ != meeting || fault_; })) {
             const auto absent =
@@ -103,7 +105,7 @@ public:
         }
         return fault_;
     }
-    /// Nobody waits any more.
+    /// Ends all waits with this fault.
     void abort(std::uint32_t rank, gpushare::errc why) {
         const std::lock_guard lock(mutex_);
         if (!fault_) end({why, gpushare::collective_kind::all_reduce, rank, 0});
@@ -121,7 +123,7 @@ private:
         fault_ = fault;
         all_done_.notify_all();
     }
-    /// All are here, and wait.
+    /// Submits the collective. All ranks have arrived, and wait.
     template <class T, class Op>
     gpushare::collective_fault submit(const Op& op, gpushare::instant deadline) {
         const auto kind = gpushare::collective_kind::all_reduce;
@@ -216,17 +218,18 @@ static_assert(gpushare::host_transport<device_transport>);
 struct tenant_run {
     training_result training;
     double steps_per_second = 0;
-    gpushare::tenant_usage charged;      // to the training
-    std::uint64_t pieces = 0;            // of collectives, on each device
-    std::vector<double> answered_after;  // of each request, in seconds, rising
+    gpushare::tenant_usage charged;  // the usage that was charged to the training
+    std::uint64_t pieces = 0;        // pieces of collectives, on each device
+    // the latency of each request, in seconds, in ascending order
+    std::vector<double> answered_after;
 };
 struct tenant_report {
-    tenant_run alone, beside;             // a training without and with requests
-    std::vector<double> answered_before;  // requests without a training
+    tenant_run alone, beside;             // the training without requests, and with requests
+    std::vector<double> answered_before;  // latencies of requests without a training
 };
 
-/// Trains on `ranks` devices, once alone, and once behind a tenant that answers `requests` a second
-/// on each device (Poisson).
+/// Trains on `ranks` devices, once alone, and once behind a tenant that answers `requests` requests
+/// a second on each device (Poisson).
 [[nodiscard]] tenant_run train_as_tenant(const command& asked, const digits& data, double requests);
 [[nodiscard]] tenant_report train_as_tenant(const command& asked, const digits& data);
 void print(const tenant_report& report);

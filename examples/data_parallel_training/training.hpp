@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Trains a network on digits, each rank on its part of every batch: gradients go in buckets while
-// the backward pass goes on.
+// Trains a network on digits. Each rank works on its part of every batch, and gradients are sent in
+// buckets while the backward pass goes on.
 //
 //   trainer mine(digits, options);                       // of every rank
 //   // over any transport, to the end or until a rank doesn't come
@@ -38,38 +38,39 @@ namespace data_parallel_training {
 
 struct training_options {
     network_kind kind = network_kind::convolutional;
-    std::size_t epochs = 20, batch = 32;  // of all ranks together
-    std::size_t held_out = 297;           // the last digits: what accuracy is measured on
-    float rate = 0, momentum = 0.9F;      // 0: what suits the network and, in proportion, the batch
+    std::size_t epochs = 20, batch = 32;  // the batch of all ranks together
+    std::size_t held_out = 297;           // the last digits, which measure the accuracy
+    // a rate of 0 takes one that suits the network, in proportion to the batch
+    float rate = 0, momentum = 0.9F;
     gpushare::bucket_choice fusion{gpushare::bytes{16384}, 1};
     gpushare::wire_format wire = gpushare::wire_format::as_is;
-    std::size_t least_on_wire = 1000;  // elements: smaller gradients stay float32
-    // each rank steps its shard of every parameter, and the others get it from there
+    std::size_t least_on_wire = 1000;  // in elements; smaller gradients stay float32
+    // each rank steps its shard of every parameter, and the other ranks get the shard from it
     bool sharded = false;
-    // what 16 bits round off is added to the next step's
+    // the next step adds the rounding error of 16 bits
     bool error_feedback = false;
-    gpushare::ns patience = std::chrono::seconds(30);  // with another rank
+    gpushare::ns patience = std::chrono::seconds(30);  // how long to wait for another rank
     std::uint64_t seed = 1;
 };
 
-/// Where the time of a step goes, in seconds.
+/// The parts of a step's time, in seconds.
 struct step_time {
     double compute = 0, exposed = 0, optimiser = 0;
 };
 
 struct training_result {
-    std::vector<float> losses;     // of each step, over the whole batch
+    std::vector<float> losses;     // the loss of each step, over the whole batch
     std::vector<step_time> times;  // of this rank
     std::size_t skipped = 0;       // steps with a gradient that wasn't finite
     double accuracy = 0;
-    std::uint64_t fingerprint = 0;  // of the parameters
-    bool all_alike = false;         // all ranks have these
+    std::uint64_t fingerprint = 0;  // a hash of the parameters
+    bool all_alike = false;         // whether all ranks have these parameters
     gpushare::collective_fault fault{};
-    // where there was a fault: the gradient that this rank didn't have, if any
+    // after a fault: the gradient that this rank lacked, if any
     std::string waiting_for{};
 };
 
-/// Digits in the same random order on all ranks, another one in each epoch.
+/// Digits in a random order that is the same on all ranks, and different in each epoch.
 class batches {
 public:
     batches(std::size_t samples, std::uint64_t seed) : order_(samples), any_(seed) {
@@ -87,7 +88,7 @@ private:
     std::mt19937_64 any_;
 };
 
-/// Where a rank computes: on its own thread. See by_tenant in tenant.hpp for another place.
+/// A place in which a rank computes: its own thread. tenant.hpp has another place, by_tenant.
 struct on_this_thread {
     // gradients are handed over while the backward pass goes on
     static constexpr bool overlaps = true;
@@ -97,10 +98,10 @@ struct on_this_thread {
     }
 };
 
-/// Called behind every step with its number, of how many, and its loss.
+/// Called after every step with its number, the number of steps, and its loss.
 using progress_function = std::function<void(std::size_t, std::size_t, float)>;
 
-/// One rank. The digits must outlive it.
+/// One rank. The digits must outlive the object.
 class trainer {
 public:
     trainer(const digits& data, const training_options& options)
@@ -114,20 +115,21 @@ public:
         if (options_.rate == 0) options_.rate = of_32 * static_cast<float>(options.batch) / 32;
     }
 
-    /// Trains over `net` from where it stands. `compute(network, f)` calls f() where the rank
-    /// computes.
+    /// Trains over `net` from the current step on. `compute(network, f)` calls f() at the place
+    /// where the rank computes.
     template <gpushare::host_transport Net, class Compute = on_this_thread>
     gpushare::collective_fault run(Net& net, const progress_function& progress = {}, Compute&& compute = {}) {
         result_.fault = {};
         float loss = 0;
         gpushare::gradient_buckets<> gradients(options_.fusion);
-        // its mean comes along, without a collective of its own
+        // the mean of the loss comes along, without a collective of its own
         gradients.add("loss", std::span(&loss, 1));
         for (auto& p : model_->parameters())
             gradients.add(p.name, p.gradient,
                           {.wire = gpushare::mixed_format{options_.wire, options_.least_on_wire}.of(p.gradient.size()),
                            .error_feedback = options_.error_feedback});
-        std::vector<std::span<float>> gathered{std::span(&loss, 1)};  // behind a step by shards
+        // gathered after a step on shards
+        std::vector<std::span<float>> gathered{std::span(&loss, 1)};
         for (auto& p : model_->parameters()) gathered.emplace_back(p.value);
         std::jthread communicating([&] {
             const auto step = [&] {
@@ -188,9 +190,9 @@ public:
         return result_.fault;
     }
 
-    /// After a fault, before run() over a transport of the remaining ranks: all take the state of
-    /// the rank that got furthest. A missing rank may have sent its part of a step to some ranks
-    /// only.
+    /// Call this after a fault, before run() over a transport of the remaining ranks. All ranks
+    /// take the state of the rank that got furthest, because a missing rank may have sent its part
+    /// of a step to some ranks only.
     template <gpushare::host_transport Net>
     gpushare::collective_fault agree(Net& net) {
         std::vector<std::uint64_t> all(net.size());
@@ -210,9 +212,9 @@ public:
         return {};
     }
 
-    /// how many are done
+    /// The number of steps that are done.
     [[nodiscard]] std::size_t step() const noexcept { return result_.losses.size(); }
-    /// of the whole training
+    /// The number of steps in the whole training.
     [[nodiscard]] std::size_t steps() const noexcept { return steps_; }
     [[nodiscard]] const training_result& result() const noexcept { return result_; }
 
@@ -222,8 +224,8 @@ private:
         gpushare::gradient_buckets<>& gradients;
         ~stopped_at_end() { gradients.stop(); }
     };
-    /// It rises over the first steps and falls to nothing: a transformer that begins at its full
-    /// rate may diverge.
+    /// The learning rate, which rises over the first steps and then falls to zero. A transformer
+    /// that begins at its full rate may diverge.
     [[nodiscard]] float rate_now() const noexcept {
         const auto done = static_cast<float>(step()) / static_cast<float>(steps_);
         return options_.rate * std::min(1.0F, 0.01F + 10 * done) * (1 - done);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two devices whose tenants are put where a plan says: who finds no room waits, somebody in the way
-// is moved with its data while it lives, somebody of a lower level is told to go, and room is
-// reserved ahead of time. Each plan is a value; then it is carried out.
+// Two devices, whose tenants are placed by a plan. A tenant that finds no room waits; a tenant that
+// is in the way moves with its data while it lives; a tenant of a lower level is told to leave; and
+// room is reserved ahead of time. Each plan is a value, which is then carried out.
 #include <chrono>
 #include <cstring>
 #include <map>
@@ -25,7 +25,7 @@ int main() {
     gpushare::tenancy shared{node};
     const gpushare::tenant_spec small{.memory = 16_MiB, .compute = 25_pct}, large{.memory = 48_MiB, .compute = 100_pct};
     const auto part = gpushare::placement_of(small), whole = gpushare::placement_of(large);
-    const gpushare::workload usual(std::vector{part, part, whole});  // what is expected to come
+    const gpushare::workload usual(std::vector{part, part, whole});  // the expected arrivals
     gpushare::tenant_planner plan{shared, gpushare::value_descent(gpushare::as_cluster(shared), usual)};
 
     std::map<std::string, decltype(plan)::tenant> tenants;
@@ -36,15 +36,15 @@ int main() {
         return a.outcome;
     };
     const auto leave = [&](const std::string& name) {
-        tenants.erase(name);  // closes it
+        tenants.erase(name);  // closes the tenant
         plan.left(name);
-        for (auto& next : plan.advance())  // who waited, and fits now
+        for (auto& next : plan.advance())  // tenants that waited, and fit now
             if (next.who) tenants.emplace(next.name, *std::move(next.who));
     };
 
     for (const char* name : {"a", "b", "c", "d", "e"})
         expect(arrive(small, name) == gpushare::admission_result::placed, "a small one is admitted");
-    leave("a"), leave("b"), leave("c");  // d and e are left, one on each device
+    leave("a"), leave("b"), leave("c");  // d and e remain, one on each device
     expect(arrive(large, "large") == gpushare::admission_result::queued, "a large one waits: no device is whole");
 
     std::map<std::string, std::vector<gpushare::moving_block>> data;
@@ -64,7 +64,7 @@ int main() {
     gpushare::tenant_spec urgent{.name = "urgent", .memory = 60_MiB, .compute = 100_pct, .level = {1}};
     const auto notice = plan.preempt(urgent, 10s);
     expect(notice && !notice->victims.empty(), "for an urgent one somebody has to go, and is told");
-    // by themselves; else by notice->until
+    // the victims leave by themselves; otherwise they would be evicted at notice->until
     for (const auto& victim : notice->victims) leave(victim);
     tenants.emplace("urgent", plan.take_place(*notice, urgent));
 

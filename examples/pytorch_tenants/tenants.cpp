@@ -23,7 +23,7 @@ using tenancy = gpushare::tenancy<node>;
 using scope = gpushare::torch_scope<node, tenancy::tenant>;
 using inside = decltype(std::declval<scope&>().enter());
 
-/// One tenant: its scope goes first.
+/// One tenant. Its scope is destroyed first.
 struct member {
     member(node& on, tenancy& of, gpushare::tenant_spec what) : who(of.admit(std::move(what))), in_torch(on, who) {}
     tenancy::tenant who;
@@ -45,7 +45,7 @@ struct world {
     std::deque<member> members;
 };
 
-/// PyTorch frees its last tensors when the process ends: nobody destroys it by then.
+/// Never destroyed, because PyTorch frees its last tensors when the process ends.
 std::unique_ptr<world>& running() {
     static auto* const all = new std::unique_ptr<world>;
     return *all;

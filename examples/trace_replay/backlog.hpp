@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shares while backlogged: what tenants got of a device in the windows in which they wanted more of
-// it all the time.
+// Shares under backlog: the device time that tenants got in the windows in which they always had
+// work waiting.
 //
 //   backlog_meter meter(tenants, start, end);
 //   meter.add_device(backlogs, weights, busy_between);   meter.largest_error_pp();
@@ -21,7 +21,7 @@ struct interval {
     gpushare::instant from{}, to{};
 };
 
-/// Overlapping and touching intervals joined, by time.
+/// Joins overlapping and touching intervals, in the order of time.
 [[nodiscard]] inline std::vector<interval> joined(std::vector<interval> all) {
     std::ranges::sort(all, {}, &interval::from);
     std::vector<interval> out;
@@ -38,7 +38,7 @@ struct interval {
     return std::ranges::any_of(all, [&](const interval& i) { return i.from <= from && to <= i.to; });
 }
 
-/// Windows are whole seconds from the start of the run, the first one left out.
+/// Windows are whole seconds from the start of the run. The first window isn't counted.
 class backlog_meter {
 public:
     struct account {
@@ -49,8 +49,8 @@ public:
     backlog_meter(std::size_t tenants, gpushare::instant start, gpushare::instant end)
         : accounts_(tenants), start_(start), end_(end), together_(static_cast<std::size_t>((end - start) / tick)) {}
 
-    /// `backlogs` and `weights` by tenant (weight 0: takes part in no comparison);
-    /// `busy_between(from, to)` gives the device time by tenant.
+    /// `backlogs` and `weights` are indexed by tenant; a tenant of weight 0 isn't compared.
+    /// `busy_between(from, to)` returns the device time by tenant.
     template <std::invocable<gpushare::instant, gpushare::instant> Busy>
     void add_device(std::vector<std::vector<interval>> backlogs, const std::vector<double>& weights,
                     Busy busy_between) {
@@ -85,11 +85,11 @@ public:
     }
 
     [[nodiscard]] const std::vector<account>& tenants() const { return accounts_; }
-    /// Percentage points; over all tenants, windows and devices.
+    /// The largest error in percentage points, over all tenants, windows and devices.
     [[nodiscard]] double largest_error_pp() const { return largest_error_ * 100; }
-    /// The same in percent of the tenant's share.
+    /// The largest error in percent of the tenant's share.
     [[nodiscard]] double largest_relative_error() const { return largest_relative_ * 100; }
-    /// How long at least three tenants were backlogged on one and the same device.
+    /// How long at least three tenants were backlogged on the same device.
     [[nodiscard]] gpushare::ns together() const { return std::ranges::count(together_, true) * tick; }
 
 private:
@@ -98,7 +98,7 @@ private:
     std::vector<account> accounts_;
     gpushare::instant start_, end_;
     double largest_error_ = 0, largest_relative_ = 0;
-    std::vector<bool> together_;  // by tick
+    std::vector<bool> together_;  // indexed by tick
 };
 
 }  // namespace trace_replay

@@ -18,14 +18,14 @@
 namespace trace_replay {
 namespace {
 
-// ---- looks ----
+// ---- appearance ----
 
 struct colour {
     std::string_view fill;
-    std::string_view ink;  // for text on top of it
+    std::string_view ink;  // for text on top of this colour
 };
-// After Okabe and Ito: told apart with any kind of colour vision. Grey instead of black, and no
-// yellow, which is hard to see as a line on white.
+// After Okabe and Ito: people with any kind of colour vision can tell these colours apart. Grey
+// replaces black, and yellow is left out, because it is hard to see as a line on white.
 constexpr std::array<colour, 7> palette{{{"#0072b2", "#fff"},
                                          {"#e69f00", "#222"},
                                          {"#009e73", "#fff"},
@@ -37,7 +37,7 @@ constexpr std::string_view ink = "#222", soft_ink = "#666", grid = "#e4e4e4", fr
 
 constexpr double width = 1600, height = 900;
 constexpr double left = 92, right = 1540, top = 226, bottom = 832;
-constexpr double column_gap = 62, row_gap = 56;  // the former holds the values of the guides
+constexpr double column_gap = 62, row_gap = 56;  // the column gap holds the values of the guides
 
 // ---- axes ----
 
@@ -55,7 +55,7 @@ std::string short_number(double value) {
     return fixed(value, size >= 100 ? 0 : size >= 1 ? 1 : 4);
 }
 
-// Nobody draws more than this, and below it no sum or power of the arithmetic here overflows.
+// Larger values aren't drawn. Below this limit, no sum or power in this file overflows.
 constexpr double largest = 1e12;
 
 bool drawable(double value, bool log) { return std::abs(value) <= largest && (!log || value > 0); }
@@ -65,14 +65,14 @@ struct axis {
     bool log = false;
     std::vector<double> ticks;
 
-    /// 0 at the low end, 1 at the high one. Values outside are at the edge.
+    /// 0 at the low end, 1 at the high end. Values outside of the axis are at its edge.
     [[nodiscard]] double place(double value) const {
         const double at = log ? std::log(value / low) / std::log(high / low) : (value - low) / (high - low);
         return std::clamp(at, 0.0, 1.0);
     }
 };
 
-/// 1, 2 or 5 times a power of ten: the smallest that isn't below `value`.
+/// The smallest number of the form 1, 2 or 5 times a power of ten that isn't below `value`.
 double round_up(double value) {
     const double power = std::pow(10, std::floor(std::log10(value)));
     for (const double step : {1.0, 2.0, 5.0}) {
@@ -111,7 +111,7 @@ axis log_axis(double low, double high) {
     return a;
 }
 
-/// Heights of the stacked areas' upper edges, from the first series up. Gaps count as nothing.
+/// The heights of the upper edges of stacked areas, from the first series up. Gaps count as zero.
 std::vector<std::vector<double>> stack(const panel& p) {
     std::vector<std::vector<double>> edges;
     std::vector<double> sum;
@@ -126,7 +126,7 @@ std::vector<std::vector<double>> stack(const panel& p) {
     return edges;
 }
 
-/// One axis for the panels of a row, so that columns compare by eye.
+/// One axis for all panels of a row, so that a reader can compare columns by eye.
 axis row_axis(const std::vector<const panel*>& row) {
     double low = std::numeric_limits<double>::infinity(), high = 0;
     std::optional<double> wanted;
@@ -276,8 +276,8 @@ private:
         }
     }
 
-    /// A line through the middles of the bins, interrupted by gaps. The first series is drawn last,
-    /// on top.
+    /// Draws a line through the middles of the bins, interrupted by gaps. The first series is drawn
+    /// last, on top.
     void lines(const panel& p) {
         for (const series& s : p.lines | ranges::views::reverse) {
             const auto is_gap = [this](double value) { return !drawable(value, y_.log); };
@@ -295,8 +295,8 @@ private:
         }
     }
 
-    /// Steps, since a bin's share holds for all of it. Painted from the top area down, each over
-    /// the one above.
+    /// Draws steps, since a bin's share applies to the whole bin. Areas are painted from the top
+    /// down, each over the area above.
     void areas(const panel& p) {
         const auto edges = stack(p);
         for (std::size_t n = edges.size(); n-- > 0;) {
@@ -317,8 +317,8 @@ private:
         }
     }
 
-    /// Writes the name into its area where that is wide and thick enough: of the places nearly as
-    /// thick as the thickest, the one next to the middle of the panel.
+    /// Writes the name into its area if the area is wide and thick enough. Of the places that are
+    /// nearly as thick as the thickest, takes the one nearest to the middle of the panel.
     void name_area(const std::string& full_name, const std::vector<double>* below, const std::vector<double>& above) {
         constexpr double size = 14, least = 20, enough = 44;
         if (above.empty()) return;
@@ -348,8 +348,8 @@ private:
         std::string_view stroke, fill;
     };
 
-    /// Dashed guides, equal ones drawn once, with their values to the right of the panel: beside
-    /// the guide, or in a stack beside the room that the level gives.
+    /// Draws dashed guides, equal guides only once, with their values to the right of the panel:
+    /// beside the guide, or in a stack if values would overlap.
     void levels(const panel& p) {
         std::vector<guide> guides;
         double sum = 0;

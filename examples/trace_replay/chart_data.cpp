@@ -20,7 +20,7 @@ std::string number(double x) {
     return {digits.data(), end};
 }
 
-/// `text(item)` of each, between commas.
+/// `text(item)` of each item, separated by commas.
 template <class List, class F>
 std::string each(const List& all, const F& text) {
     std::string out;

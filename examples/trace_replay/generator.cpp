@@ -15,12 +15,11 @@
 namespace trace_replay {
 namespace {
 
-// ---- random numbers: the standard's distributions differ from library to library, these don't
-// ----
+// ---- random numbers. The standard's distributions differ between libraries; these don't. ----
 
 using engine = std::mt19937_64;
 
-/// Uniform in [0, 1), 53 bits.
+/// Uniform in [0, 1), with 53 bits.
 double uniform(engine& random) { return static_cast<double>(random() >> 11) * 0x1p-53; }
 
 std::size_t below(engine& random, std::size_t n) {
@@ -29,7 +28,7 @@ std::size_t below(engine& random, std::size_t n) {
 
 bool chance(engine& random, double p) { return uniform(random) < p; }
 
-/// A point of a quantile function, which is taken as linear between its points.
+/// A point of a quantile function, which is linear between its points.
 struct knot {
     double p, value;
 };
@@ -44,7 +43,7 @@ double draw(engine& random, std::span<const knot> quantiles) {
 template <class T>
 struct weighted {
     T value;
-    double weight;  // those of a table sum to 1; what rounding leaves over goes to the last
+    double weight;  // the weights of a table sum to 1; the last entry gets the rounding error
 };
 
 template <std::ranges::bidirectional_range Range>
@@ -57,28 +56,30 @@ const auto& pick(engine& random, const Range& table) {
     return (std::end(table) - 1)->value;
 }
 
-// ---- what was measured ----
+// ---- measured data ----
 
-// Seconds between the requests of a session; a session ends with a pause of 900 s.
+// Seconds between the requests of a session. A session ends with a pause of 900 s.
 constexpr knot gap_s[] = {{0, 0},      {0.01, 1},  {0.05, 17},  {0.1, 27},   {0.25, 41}, {0.5, 67},
                           {0.75, 123}, {0.9, 242}, {0.95, 372}, {0.99, 704}, {1, 900}};
 
-// Requests of a session over their mean: busy groups send a few huge batches, the others hardly
-// vary.
+// Requests of a session, relative to their mean: busy groups send a few huge batches, and other
+// groups hardly vary.
 constexpr knot bursty[] = {{0, 0.1},   {0.25, 0.2}, {0.5, 0.5},  {0.75, 1.1},
                            {0.9, 2.2}, {0.95, 3.4}, {0.99, 6.4}, {1, 14}};
 constexpr knot steady[] = {{0, 0.2}, {0.25, 0.45}, {0.5, 0.9}, {0.75, 1.4}, {0.9, 1.9}, {1, 2.9}};
 
-// Log-normal with a deviation of 0.26: how groups, and the requests of a group, differ in seconds.
+// A log-normal distribution with a deviation of 0.26: how groups, and the requests of a group,
+// differ in seconds.
 constexpr knot spread[] = {{0, 0.4},      {0.001, 0.448}, {0.01, 0.546}, {0.05, 0.652}, {0.1, 0.717},
                            {0.25, 0.839}, {0.5, 1},       {0.75, 1.192}, {0.9, 1.395},  {0.95, 1.534},
                            {0.99, 1.831}, {0.999, 2.233}, {1, 3.5}};
 
-/// Groups from the busiest down, alike within a class. The last is so wide that most of its groups
-/// never come. The very first varies less than measured: its luck alone would move the whole.
+/// Groups from the busiest down; groups within a class are alike. The last class is so wide that
+/// most of its groups never come. The first class varies less than measured, because its random
+/// choices alone would shift the whole.
 struct popularity_class {
     std::size_t groups;
-    double session_size;  // mean number of requests
+    double session_size;  // the mean number of requests
     std::span<const knot> sizes;
 };
 constexpr std::array<weighted<popularity_class>, 6> classes{{{{1, 29.8, steady}, 0.0064},
@@ -90,13 +91,13 @@ constexpr std::array<weighted<popularity_class>, 6> classes{{{{1, 29.8, steady},
 
 struct model_profile {
     std::size_t id;
-    double seconds;  // median with 30 steps and no LoRA
+    double seconds;  // the median with 30 steps and no LoRA
     double with_loras;
 };
-constexpr std::size_t rare_model = 79;  // stands for those below
+constexpr std::size_t rare_model = 79;  // stands for all rarer models
 constexpr std::size_t first_rare = 100, num_rare = 68;
 constexpr std::size_t model_with_40_steps = 1;
-// Weights outside the ten busiest groups, which have their own favourites.
+// Weights outside of the ten busiest groups, which have favourites of their own.
 constexpr std::array<weighted<model_profile>, 12> models{{{{2, 18, 0.001}, 0.3582},
                                                           {{1, 34, 0.315}, 0.1273},
                                                           {{4, 20.5, 0.083}, 0.1105},
@@ -110,7 +111,7 @@ constexpr std::array<weighted<model_profile>, 12> models{{{{2, 18, 0.001}, 0.358
                                                           {{26, 20, 0.061}, 0.0115},
                                                           {{rare_model, 21.5, 0.2}, 0.1051}}};
 
-// The ten busiest groups' favourite models (by id) and how often they ask for it.
+// The favourite models of the ten busiest groups (by id), and how often they ask for them.
 constexpr std::array<std::pair<std::size_t, double>, 10> favourites{
     {{26, 0.58}, {1, 0.69}, {3, 0.89}, {1, 0.98}, {3, 0.70}, {3, 0.86}, {1, 0.58}, {10, 0.93}, {3, 0.96}, {2, 0.91}}};
 constexpr double usual_favour = 0.55;
@@ -123,10 +124,10 @@ constexpr count other_steps[] = {{30, 0.6217}, {40, 0.32},   {38, 0.0229},  {50,
                                  {25, 0.0075}, {35, 0.0048}, {100, 0.0010}, {37, 0.0035}};
 constexpr count lora_counts[] = {{1, 0.934}, {2, 0.0564}, {3, 0.008}, {4, 0.0007}, {6, 0.0009}};
 
-// How often a request repeats what the session's last one asked for.
+// How often a request repeats the choice of the session's previous request.
 constexpr double same_model = 0.55, same_steps = 0.93, same_loras = 0.97;
 
-// Sessions that start, over their mean, by hour and by weekday from Monday.
+// Sessions that start, relative to their mean, by hour and by weekday from Monday.
 constexpr double by_hour[24] = {3.39, 0.94, 1.10, 0.88, 0.48, 0.31, 0.26, 0.14, 0.08, 0.02, 0.02, 0.01,
                                 0,    0.01, 0,    0.03, 0.75, 2.33, 2.36, 0.47, 1.26, 2.99, 2.95, 3.21};
 constexpr double by_weekday[7] = {1.30, 1.21, 1.13, 1.44, 0.76, 0.26, 0.90};
@@ -140,8 +141,8 @@ constexpr std::chrono::sys_days monday = std::chrono::year{2024} / 11 / 18;
 struct group_profile {
     std::string name;
     model_profile favourite;
-    double favour;  // how often it asks for its favourite
-    double pace;    // its factor on seconds
+    double favour;  // how often the group asks for its favourite
+    double pace;    // the group's factor on seconds
 };
 
 std::string numbered(char letter, std::size_t n) {
@@ -172,7 +173,7 @@ private:
     [[nodiscard]] group_profile make_group(engine& random) const {
         const std::size_t rank = groups_.size();
         group_profile g{numbered('G', rank), pick(random, models), usual_favour,
-                        draw(random, spread)};  // drawn left to right
+                        draw(random, spread)};  // drawn from left to right
         if (rank < favourites.size()) {
             const auto [id, favour] = favourites[rank];
             const auto is_it = [id = id](const auto& m) { return m.value.id == id; };
@@ -206,12 +207,12 @@ private:
     void choose_model(engine& random) {
         const auto before = model_ ? model_->id : rare_model + 1;
         model_ = chance(random, group_->favour) ? group_->favourite : pick(random, models);
-        // Squared: the first of the rare ones are the less rare.
+        // Squared, because the first of the rare models are less rare.
         const double u = uniform(random);
         const auto rare = first_rare + static_cast<std::size_t>(u * u * num_rare);
         name_ = numbered('M', model_->id == rare_model ? rare : model_->id);
         if (model_->id == before) return;
-        steps_ = 0;  // both go with the model
+        steps_ = 0;  // steps and LoRAs depend on the model
         loras_.reset();
     }
 
@@ -259,7 +260,8 @@ trace generate(std::uint64_t seed, std::size_t requests) {
     trace result;
     auto& all = result.requests;
 
-    // Sessions overlap: go on until no later session can add to the first `requests` arrivals.
+    // Sessions overlap, so generation continues until no later session can add to the first
+    // `requests` arrivals.
     const auto complete_by = [&all, requests](double now_s) {
         return std::cmp_greater_equal(
             std::ranges::count_if(all, [now_s](const request& r) { return r.arrival_s < now_s; }), requests);

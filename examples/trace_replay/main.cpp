@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The main job of the library, end to end: tenants of a production trace share the devices of one
-// software node, under memory quotas and compute shares, and the node's own ledger says what each
-// of them got. See --help.
+// The library's main use, end to end: tenants of a production trace share the devices of one
+// software node, under memory quotas and compute shares. The node's own ledger says what each
+// tenant got. See --help.
 #include <array>
 #include <cstddef>
 #include <cstdio>
@@ -36,10 +36,11 @@ constexpr auto legend =
     "  another had work waiting all the time; configured: its part of their shares; device seconds: how many of them\n"
     "  there were, all devices together. From the node's ledger.\n";
 
-constexpr std::size_t most_drawn = 200'000;  // records of the timeline: the latest of a long run
+// the most records of the timeline; of a long run, the latest
+constexpr std::size_t most_drawn = 200'000;
 
-/// The head of a chart's data: what another run would have to be like. The commit is what
-/// GPUSHARE_BENCH_COMMIT says: ./dev demo sets it.
+/// The head of a chart's data: the conditions that another run would have to match. The commit
+/// comes from GPUSHARE_BENCH_COMMIT, which ./dev demo sets.
 std::string head(const options& o, const bench::machine_load& load) {
     const char* commit = std::getenv("GPUSHARE_BENCH_COMMIT");
     char percents[128];
@@ -76,7 +77,8 @@ void run(const options& o) {
         w.arrival_speedup, w.speedup, o.seconds, o.load, o.devices, static_cast<unsigned long long>(o.memory_gib));
     std::printf("%s\n", legend);
 
-    std::ofstream svg(o.svg);  // now: a file that can't be written should not cost a minute
+    // opened now, so that a file that can't be written is reported before the run
+    std::ofstream svg(o.svg);
     if (!svg) throw usage_error("cannot write the chart to '" + o.svg + "'");
     std::ofstream data_file;
     if (!o.data.empty()) {
@@ -99,7 +101,7 @@ void run(const options& o) {
     }
     std::printf("%s\n", verdict(w, runs).c_str());
     const auto data = data_of(to_chart(w, runs), head(o, load));
-    svg << to_svg(chart_of(data));  // what is kept is what is drawn
+    svg << to_svg(chart_of(data));  // drawn from the data that is kept
     svg.close();
     if (!o.data.empty() && !(data_file << data).flush())
         throw usage_error("cannot write the chart's data to '" + o.data + "'");

@@ -14,17 +14,19 @@
 namespace trace_replay {
 
 struct options {
-    std::string trace{};  // empty: the built-in generator
+    std::string trace{};  // empty for the built-in generator
     std::string svg = "trace_replay.svg";
-    std::string data{};      // of the chart; empty: none is written
-    std::string draw{};      // data of a chart that is drawn, and nothing is replayed
-    std::string timeline{};  // empty: none is written
+    std::string data{};      // the file for the chart's data; empty for none
+    std::string draw{};      // data of a chart to draw, without a replay
+    std::string timeline{};  // empty for none
     std::uint32_t devices = 2;
-    std::uint64_t memory_gib = 16;  // of each device
-    double load = 1.5;              // device time asked for, over device time there is
-    std::uint32_t tenants = 4;      // named ones; the rest of the groups share one more
+    std::uint64_t memory_gib = 16;  // memory of each device
+    // the requested device time, relative to the available device time
+    double load = 1.5;
+    // tenants with names; the remaining groups share one more tenant
+    std::uint32_t tenants = 4;
     std::uint64_t seed = 1;
-    double seconds = 8;  // how long requests arrive in each of the three runs
+    double seconds = 8;  // how long requests arrive, in each of the three runs
     bool help = false;
 };
 
@@ -33,7 +35,7 @@ public:
     using std::runtime_error::runtime_error;
 };
 
-/// `arguments` without the program's name.
+/// `arguments` doesn't include the program's name.
 [[nodiscard]] options parse_options(std::span<const char* const> arguments);
 
 [[nodiscard]] std::string_view help_text();

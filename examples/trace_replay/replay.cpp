@@ -29,15 +29,15 @@ namespace {
 
 constexpr std::uint32_t sms_per_device = 2;
 
-/// Blocks that a workload can run at most: the kernels of its steps, a model's loading and a copy
-/// per job.
+/// The most blocks that a workload can run: the kernels of its steps, and for each job the loading
+/// of a model and a copy.
 std::size_t blocks_of(const workload& w) {
     std::size_t blocks = 0;
     for (const auto& j : w.jobs) blocks += (std::size_t{j.steps} * j.kernels + 2) * sms_per_device;
     return blocks;
 }
 
-/// Without limits: the device's memory and a stream, as if nobody else were there.
+/// Access without limits: the device's memory and a stream, as if there were no other tenants.
 class bare_access final : public access {
 public:
     bare_access(host::node& node, device_id d, std::uint32_t tag)
@@ -61,14 +61,14 @@ private:
     gpushare::bytes held_, peak_;
 };
 
-/// The device of each job: a tenant's requests take the devices in turn.
+/// The device of each job. A tenant's requests take the devices in turn.
 std::vector<std::uint32_t> in_turn(const workload& w, std::uint32_t devices) {
     std::vector<std::uint32_t> turn(w.tenants.size()), device_of;
     for (const auto& j : w.jobs) device_of.push_back(turn[j.tenant]++ % devices);
     return device_of;
 }
 
-/// Under gpushare: the tenant's quota and its queue.
+/// Access under gpushare: the tenant's quota and its queue.
 class tenant_access final : public access {
 public:
     tenant_access(gpushare::tenant<host::node>& tenant, std::size_t part) : tenant_(tenant), part_(part) {}
@@ -84,7 +84,7 @@ private:
     std::size_t part_;
 };
 
-/// A ledger's blocks in bins of time, so that a window needs to look at its own only.
+/// A ledger's blocks in bins of time, so that a window looks only at its own bins.
 class blocks_by_time {
 public:
     blocks_by_time(std::span<const host::block_record> blocks, instant start, gpushare::ns bin, std::size_t bins)
@@ -93,7 +93,7 @@ public:
             for (auto i = index(b.start); i <= index(b.end); ++i) bins_[i].push_back(b);
     }
 
-    /// A block may come twice, which changes nothing about when its tag was active.
+    /// May return a block twice, which doesn't change when its tag was active.
     [[nodiscard]] std::vector<host::block_record> within(instant from, instant to) const {
         std::vector<host::block_record> all;
         for (auto i = index(from); i <= index(to); ++i) all.insert(all.end(), bins_[i].begin(), bins_[i].end());
@@ -110,7 +110,7 @@ private:
     std::vector<std::vector<host::block_record>> bins_;
 };
 
-/// One run: everything that lives while it lasts, in the order in which it must be made.
+/// One run: all objects that live while it lasts, in the order in which they must be made.
 class run {
 public:
     run(const workload& w, const options& o, way how, gpushare::timeline_trace* timeline)
@@ -220,7 +220,7 @@ private:
         }
     }
 
-    /// From the ledger alone: the limiter's own account plays no part.
+    /// Uses only the ledger; the limiter's own account isn't used.
     void measure_shares(outcome& out) {
         out.bin = 250ms;
         const auto bins = static_cast<std::size_t>((end_ - start_) / out.bin) + 1;
@@ -261,8 +261,8 @@ private:
         return static_cast<std::size_t>(std::ranges::find(tags_, tag) - tags_.begin());
     }
 
-    /// The share of each tenant; none for one that goes before the others, and equal ones without
-    /// limits.
+    /// The share of each tenant. A tenant that goes before the others has none, and without limits
+    /// all shares are equal.
     std::vector<double> weights() const {
         std::vector<double> all;
         for (const auto& t : workload_.tenants)
@@ -270,9 +270,9 @@ private:
         return all;
     }
 
-    /// When each tenant had work waiting for device `d`: from the hand-over of a job to its last
-    /// kernel's turn. Without limits nothing waits before the device, so there the job counts until
-    /// it is finished.
+    /// When each tenant had work waiting for device `d`: from the time when a job is handed over
+    /// until the turn of its last kernel. Without limits, work doesn't wait before the device, so a
+    /// job counts until it is finished.
     std::vector<std::vector<interval>> backlogs(std::uint32_t d) const {
         std::vector<std::vector<interval>> all(workload_.tenants.size());
         for (std::size_t i = 0; i < records_.size(); ++i) {
@@ -287,16 +287,17 @@ private:
     way how_;
     host::node node_;
     std::optional<gpushare::tenancy<host::node>> tenancy_;
-    std::vector<std::uint32_t> tags_;  // of each tenant, in the ledger
+    std::vector<std::uint32_t> tags_;  // the tag of each tenant, in the ledger
     std::deque<gpushare::tenant<host::node>> tenants_;
     // device by device
     std::deque<gpushare::limiter_trace<gpushare::tenancy<host::node>::limiter>> drawn_;
-    std::vector<std::unique_ptr<access>> accesses_;  // tenant by tenant, device by device
+    std::vector<std::unique_ptr<access>> accesses_;  // by tenant, then by device
     std::vector<job_record> records_;
-    std::deque<server> servers_;            // as the accesses
-    std::vector<std::uint32_t> device_of_;  // of each job
+    std::deque<server> servers_;            // in the order of the accesses
+    std::vector<std::uint32_t> device_of_;  // the device of each job
     instant start_{}, end_{};
-    std::vector<std::jthread> dispatchers_;  // last: stop before what they drive goes
+    // declared last, so that they stop before the objects that they drive are destroyed
+    std::vector<std::jthread> dispatchers_;
 };
 
 }  // namespace

@@ -30,7 +30,7 @@ std::string milliseconds(double ms) {
 
 std::string gib(gpushare::bytes b) { return print("%.1f", static_cast<double>(b.count()) / (1ULL << 30)); }
 
-/// The one that goes first in the weighted run.
+/// The tenant that goes first in the weighted run.
 std::size_t urgent_tenant(const workload& w) {
     return static_cast<std::size_t>(std::ranges::find(w.tenants, true, &tenant_profile::urgent) - w.tenants.begin());
 }
@@ -41,11 +41,11 @@ std::size_t refused(const outcome& o) {
     return n;
 }
 
-/// Whether any two tenants were backlogged together for a second: else there is no share error to
-/// speak of.
+/// Whether any two tenants were backlogged together for a second. Otherwise there is no share error
+/// to report.
 bool compared(const outcome& o) { return std::ranges::any_of(o.tenants, &tenant_outcome::windows); }
 
-/// "5.1x shorter", "1.3x longer"
+/// For example "5.1x shorter" or "1.3x longer".
 std::string change(double from, double to) {
     return to <= from ? print("%.1fx shorter", from / to) : print("%.1fx longer", to / from);
 }
@@ -56,7 +56,7 @@ std::size_t biggest_loser(const workload& w, const outcome& from, const outcome&
     double growth = 1;
     for (std::size_t t = 0; t < w.tenants.size(); ++t) {
         const double factor = quantile(to.tenants[t].latency_ms, 0.99) / quantile(from.tenants[t].latency_ms, 0.99);
-        if (!(factor > growth)) continue;  // NaN without requests done
+        if (!(factor > growth)) continue;  // NaN if no requests were done
         growth = factor;
         loser = t;
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What three runs of a workload have to say: a table each, one sentence, one chart.
+// Reports three runs of a workload: a table for each, one sentence, one chart.
 //
 //   std::cout << trace_replay::to_table(w, outcome) << trace_replay::verdict(w, outcomes) << '\n';
 #pragma once
@@ -14,12 +14,13 @@
 
 namespace trace_replay {
 
-/// The smallest value that at least a fraction `q` of `values` doesn't exceed; NaN without values.
+/// The smallest value that at least a fraction `q` of `values` doesn't exceed; NaN if there are no
+/// values.
 [[nodiscard]] double quantile(std::vector<double> values, double q);
 
 [[nodiscard]] std::string to_table(const workload& w, const outcome& o);
 
-/// How many jobs that two or more runs finished had not the same bits in all of them.
+/// The number of jobs that two or more runs finished with different bits.
 [[nodiscard]] std::size_t differing_results(std::span<const outcome> runs);
 
 /// The effect of sharing. `runs`: unlimited, fair, weighted.

@@ -19,7 +19,7 @@ std::uint64_t mix(std::uint64_t x) {
 }
 
 /// A kernel of a denoising step, in miniature: a small real computation whose result depends on all
-/// kernels before.
+/// earlier kernels.
 struct denoise {
     float* x;
     std::uint32_t size;
@@ -35,12 +35,12 @@ struct denoise {
     }
 };
 
-/// Nothing to compute: time passes as if the bytes went over the bus.
+/// Computes nothing. Time passes as if the bytes went over the bus.
 struct load_model {
     void operator()(auto&) const {}
 };
 
-// Host to device, PCIe 4 x16 as servers see it.
+// The rate from host to device over PCIe 4 x16, as servers measure it.
 constexpr double load_bytes_per_second = 25e9;
 
 }  // namespace
@@ -74,7 +74,7 @@ server::start server::try_start(std::size_t index) {
     r->job = index;
     if (!acquire(*r, j)) {
         release(*r);
-        // Running jobs will free something. If no job runs, all memory has been tried.
+        // Running jobs will free memory. If no job runs, all memory has been tried.
         return running_.empty() ? start::never : start::later;
     }
     submit(*r, j);
@@ -82,8 +82,8 @@ server::start server::try_start(std::size_t index) {
     return start::started;
 }
 
-/// Memory for `size` bytes, after evicting idle models, the least recently used first. Null if that
-/// isn't enough.
+/// Memory for `size` bytes, if necessary after evicting idle models, the least recently used first.
+/// Null if that isn't enough.
 void* server::make_room(gpushare::bytes size) {
     for (;;) {
         if (void* p = access_->try_allocate(size)) return p;

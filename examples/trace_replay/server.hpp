@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tenant's server on one device: requests in order, models kept in memory for a while and evicted
-// when room is needed, a few requests under way at once. It doesn't know whether memory and device
-// time are limited: it asks an `access` for both, and the access is what a run changes.
+// A tenant's server on one device. It takes requests in order, keeps models in memory for a while
+// and evicts them when it needs room, and has a few requests under way at once. It doesn't know
+// whether memory and device time are limited: it asks an `access` for both, and each run has its
+// own kind of access.
 #pragma once
 
 #include <atomic>
@@ -25,23 +26,25 @@ namespace host = gpushare::host;
 
 using ticket = gpushare::tenant<host::node>::ticket;
 
-/// Where a server gets memory and device time.
+/// The source of a server's memory and device time.
 class access {
 public:
     virtual ~access() = default;
-    [[nodiscard]] virtual void* try_allocate(gpushare::bytes size) = 0;  // null: not now
-    virtual void free(void* p, gpushare::bytes size) = 0;                // nothing uses it any more
-    /// Adds a ticket for the work, if there is anything between it and the device.
+    // null: no memory at the moment
+    [[nodiscard]] virtual void* try_allocate(gpushare::bytes size) = 0;
+    // no work uses the memory any more
+    virtual void free(void* p, gpushare::bytes size) = 0;
+    /// Adds a ticket for the work, if a limiter stands between the work and the device.
     virtual void submit(gpushare::submission_work<host::stream> work, std::vector<ticket>& tickets) = 0;
 };
 
 /// The outcome of a job. Times are instants of the node's clock.
 struct job_record {
     bool done = false, refused = false, failed = false;
-    gpushare::instant submitted{};  // its kernels were handed over
-    gpushare::instant let_in{};     // its last kernel went to the device's stream
+    gpushare::instant submitted{};  // when its kernels were handed over
+    gpushare::instant let_in{};     // when its last kernel went to the device's stream
     gpushare::instant finished{};
-    std::uint64_t result = 0;  // checksum of what it computed
+    std::uint64_t result = 0;  // a checksum of its result
 };
 
 class server {
@@ -51,18 +54,18 @@ public:
         : workload_(&w), records_(&records), access_(&from), sms_(sms), clock_(clock) {}
 
     void arrive(std::size_t job) { waiting_.push_back(job); }
-    /// Notes what is finished, starts what can be. Never blocks.
+    /// Notes finished work, and starts the work that can start. Never blocks.
     void step();
     [[nodiscard]] bool idle() const { return waiting_.empty() && running_.empty(); }
-    /// Evicts everything. The server must be idle.
+    /// Evicts all models. The server must be idle.
     void clear();
 
 private:
-    // Two under way: while one ends, the kernels of the next are there already.
+    // Two under way: while one request ends, the kernels of the next are already there.
     static constexpr std::size_t under_way = 2;
-    // A model stays for a while after its last request, as servers keep theirs.
+    // A model stays for a while after its last request, as in real servers.
     static constexpr gpushare::ns keep_alive = std::chrono::milliseconds(200);
-    static constexpr std::uint32_t latent_size = 4096;  // floats
+    static constexpr std::uint32_t latent_size = 4096;  // number of floats
 
     struct resident {
         std::size_t model;
@@ -78,7 +81,7 @@ private:
         std::vector<float> read_back;
         std::vector<ticket> tickets;
         host::stream::point end;
-        std::atomic<bool> let_in{false};  // release: `end` is set
+        std::atomic<bool> let_in{false};  // release: `end` is set before
     };
 
     enum class start : std::uint8_t { started, later, never };
@@ -97,7 +100,7 @@ private:
     host::steady_clock clock_;
     std::deque<std::size_t> waiting_;
     std::deque<std::unique_ptr<running>> running_;
-    std::list<resident> residents_;  // least recently used first
+    std::list<resident> residents_;  // the least recently used first
 };
 
 }  // namespace trace_replay

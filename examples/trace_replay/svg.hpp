@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes SVG elements one after the other; knows nothing of what they show.
+// Writes SVG elements one after the other, without knowing what they show.
 //
 //   canvas c(1600, 900);
 //   c.text({20, 40}, "a < b", {.size = 18, .bold = true});
@@ -17,13 +17,14 @@
 
 namespace trace_replay {
 
-/// Bytes of the UTF-8 letter that `text` starts with; 0 if that isn't one.
+/// The number of bytes of the UTF-8 letter at the beginning of `text`; 0 if there is no valid
+/// letter.
 [[nodiscard]] inline std::size_t letter_size(std::string_view text) noexcept {
     const auto byte = [text](std::size_t i) { return static_cast<unsigned char>(text[i]); };
     if (byte(0) < 0x80) return 1;
     const std::size_t size = byte(0) < 0xC2 ? 0 : byte(0) < 0xE0 ? 2 : byte(0) < 0xF0 ? 3 : byte(0) < 0xF5 ? 4 : 0;
     if (size == 0 || text.size() < size) return 0;
-    // Neither longer than needed, nor half of a surrogate pair, nor beyond the last code point.
+    // Not overlong, not half of a surrogate pair, and not beyond the last code point.
     const unsigned low = byte(0) == 0xE0 ? 0xA0 : byte(0) == 0xF0 ? 0x90 : 0x80;
     const unsigned high = byte(0) == 0xED ? 0x9F : byte(0) == 0xF4 ? 0x8F : 0xBF;
     if (byte(1) < low || byte(1) > high) return 0;
@@ -31,7 +32,8 @@ namespace trace_replay {
     return std::ranges::all_of(text.substr(2, size - 2), continues) ? size : 0;
 }
 
-/// For element content and attribute values. What XML can't hold becomes '?'.
+/// Escapes text for element content and attribute values. Characters that XML can't hold become
+/// '?'.
 [[nodiscard]] inline std::string escaped(std::string_view text) {
     std::string out;
     while (!text.empty()) {
@@ -56,7 +58,7 @@ namespace trace_replay {
     return out;
 }
 
-/// At most that many decimals, no trailing zeros. For |value| below 1e300.
+/// A number with at most `decimals` decimals and no trailing zeros. For |value| below 1e300.
 [[nodiscard]] inline std::string fixed(double value, int decimals) {
     std::array<char, 340> digits{};
     const auto end =
@@ -69,14 +71,14 @@ namespace trace_replay {
     return out == "-0" ? "0" : out;
 }
 
-/// A mean advance of sans-serif letters: close enough to keep labels apart.
+/// Uses a mean advance of sans-serif letters, which is precise enough to keep labels apart.
 [[nodiscard]] inline double text_width(std::string_view text, double size) {
     const auto letters =
         std::ranges::count_if(text, [](char c) { return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U; });
     return 0.58 * size * static_cast<double>(letters);
 }
 
-/// `text`, or as much of it as fits into `room` with an ellipsis behind.
+/// `text`, or as much of it as fits into `room` with an ellipsis at the end.
 [[nodiscard]] inline std::string fitted(std::string_view text, double size, double room) {
     if (text_width(text, size) <= room) return std::string(text);
     std::size_t end = 0;
@@ -93,7 +95,8 @@ struct point {
     double x, y;
 };
 
-/// Collects elements. Text is escaped here; colours and dashes are the program's own and are not.
+/// Collects elements. Text is escaped here. Colours and dashes come from the program and aren't
+/// escaped.
 class canvas {
 public:
     canvas(double width, double height) : width_(width), height_(height) {}
@@ -103,7 +106,7 @@ public:
         std::string_view fill = "#222";
         std::string_view anchor = "start";
         bool bold = false;
-        double turned = 0;  // degrees
+        double turned = 0;  // in degrees
     };
 
     void text(point at, std::string_view words, const text_style& s) {
@@ -146,7 +149,7 @@ public:
         out_ += "/>\n";
     }
 
-    /// The whole picture, white behind.
+    /// The whole picture, on a white background.
     [[nodiscard]] std::string finish(std::string_view title) && {
         const std::string size = fixed(width_, 0) + "\" height=\"" + fixed(height_, 0);
         std::string head = "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"" + size + "\" viewBox=\"0 0 " +

@@ -30,21 +30,21 @@ constexpr std::array<std::string_view, num_columns> column_names{
     "groupId",    "num_inference_steps", "checkpoint_model_version_id",
     "num_lora"};
 
-// A line longer than this is no request, and a file without line breaks must not fill the memory.
+// A longer line isn't a request, and a file without line breaks must not fill the memory.
 constexpr std::size_t longest_line = 1 << 16;
-// Seconds, steps or adapters beyond this are a slip: a request of eleven days.
+// More seconds, steps or adapters than this are an error: it would be a request of eleven days.
 constexpr double largest_number = 1e6;
 
-// A status can be any word: beyond so many reasons, the rest are counted together.
+// A status can be any word. Beyond this number of reasons, the remaining ones are counted together.
 constexpr std::size_t most_reasons = 40;
 const std::string other_reasons = "other reasons";
 
-/// Lines of a stream, each cut at `longest_line`.
+/// The lines of a stream, each cut at `longest_line`.
 class line_reader {
 public:
     explicit line_reader(std::istream& in) : in_(&in), buffer_(longest_line, '\0') {}
 
-    /// False at the end of the file.
+    /// Returns false at the end of the file.
     bool next() {
         in_->getline(buffer_.data(), static_cast<std::streamsize>(buffer_.size()));
         const auto taken = static_cast<std::size_t>(in_->gcount());
@@ -72,8 +72,8 @@ private:
     bool too_long_ = false;
 };
 
-/// False if a quote isn't closed on its line or stands within a cell: a row never spans lines, so
-/// that one stray quote can't swallow the rest of the file.
+/// Returns false if a quote isn't closed on its line or stands within a cell. A row never spans
+/// lines, so a stray quote can't swallow the rest of the file.
 bool split_cells(std::string_view line, std::vector<std::string>& cells) {
     cells.clear();
     for (std::size_t at = 0;; ++at) {
@@ -95,7 +95,7 @@ bool split_cells(std::string_view line, std::vector<std::string>& cells) {
     }
 }
 
-/// Exactly "YYYY-MM-DD HH:MM:SS", a day that the calendar has.
+/// Accepts exactly "YYYY-MM-DD HH:MM:SS", with a day that exists.
 std::optional<sys_seconds> parse_time(std::string_view text) {
     constexpr std::string_view shape = "dddd-dd-dd dd:dd:dd";
     const auto fits = [](char c, char s) { return s == 'd' ? c >= '0' && c <= '9' : c == s; };
@@ -119,8 +119,8 @@ struct timed_request {
     request what;
 };
 
-/// Turns the cells of one row into a request. The first thing that is wrong stays as the reason;
-/// the numbers are looked at all the same, because a negative one condemns the file.
+/// Turns the cells of one row into a request. The first error becomes the reason. The numbers are
+/// checked after an error, too, because a negative number condemns the file.
 class row_parser {
 public:
     row_parser(std::span<const std::string> cells, std::span<const std::size_t, num_columns> places) noexcept
@@ -196,7 +196,7 @@ private:
     column negative_ = num_columns;
 };
 
-/// Where each column stands in the rows of this file.
+/// The position of each column in the rows of this file.
 std::array<std::size_t, num_columns> find_columns(std::string_view header, const std::string& name,
                                                   std::vector<std::string>& cells) {
     constexpr std::string_view byte_order_mark = "\xEF\xBB\xBF";
@@ -231,9 +231,9 @@ std::string quoted_if_needed(const std::string& cell) {
     return out + '"';
 }
 
-/// "32.0", as the published file has it, or as many digits as the number needs.
+/// A number such as "32.0", as in the published file, or with as many digits as needed.
 std::string decimal(double value) {
-    std::array<char, 400> digits{};  // the shortest fixed form of a double has at most 328
+    std::array<char, 400> digits{};  // the shortest fixed form of a double has at most 328 digits
     const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), value, std::chars_format::fixed).ptr;
     std::string out(digits.data(), end);
     return out.find('.') == std::string::npos ? out + ".0" : out;

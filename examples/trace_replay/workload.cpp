@@ -22,17 +22,17 @@ using namespace gpushare::literals;
 
 namespace {
 
-// A step of the replay is about this long: long enough for a thread to wake up in time, short
-// enough for hundreds of requests in seconds.
+// A step of the replay takes about this long: long enough for a thread to wake up in time, and
+// short enough for hundreds of requests in a few seconds.
 constexpr double step_seconds = 1e-3;
-// A step of a big model is several kernels, as it is on a device.
+// As on a device, a step of a big model consists of several kernels.
 constexpr double longest_kernel = 1e-3;
 
 using window = std::span<const request>;
 
 double device_seconds(window w) { return ranges::accumulate(w, 0.0, std::plus{}, &request::exec_s); }
 
-/// Groups by device time, the biggest first.
+/// Groups by device time, the largest first.
 std::vector<std::pair<std::string, double>> groups_of(window w) {
     std::map<std::string, double> seconds;
     for (const auto& r : w) seconds[r.group] += r.exec_s;
@@ -41,7 +41,7 @@ std::vector<std::pair<std::string, double>> groups_of(window w) {
     return sorted;
 }
 
-/// How many requests fill the run, at steps of about step_seconds.
+/// The number of requests that fill the run, with steps of about step_seconds.
 std::size_t window_size(const trace& t, const options& o) {
     const double steps = ranges::accumulate(t.requests, 0.0, std::plus{}, &request::steps);
     const double mean_steps = steps / static_cast<double>(t.requests.size());
@@ -49,22 +49,22 @@ std::size_t window_size(const trace& t, const options& o) {
     return std::min(t.requests.size(), std::max<std::size_t>(1, static_cast<std::size_t>(wanted)));
 }
 
-/// Whether nobody asks for anything during a tenth of the window: a night, say.
+/// Whether there are no requests during a tenth of the window, for example at night.
 bool has_pause(window w) {
     const double longest = (w.back().arrival_s - w.front().arrival_s) / 10;
     return std::ranges::adjacent_find(
                w, [&](const request& a, const request& b) { return b.arrival_s - a.arrival_s > longest; }) != w.end();
 }
 
-/// The window in which the named tenants ask for most, those without a pause before all others; the
-/// seed counts further down the ranking.
+/// The window in which the named tenants ask for most. Windows without a pause come before all
+/// others. The seed selects a window further down the ranking.
 window choose_window(const trace& t, const options& o) {
     const window all(t.requests);
     const auto size = window_size(t, o);
     const auto step = std::max<std::size_t>(1, size / 4);
     struct candidate {
         bool busy;
-        double named;  // part of the device time
+        double named;  // the fraction of the device time
         std::size_t start;
         auto operator<=>(const candidate&) const = default;
     };
@@ -85,10 +85,11 @@ window choose_window(const trace& t, const options& o) {
     return all.subspan(ranking[(o.seed == 0 ? 0 : o.seed - 1) % ranking.size()].start, size);
 }
 
-/// Checkpoints come in a few sizes; which one a model has is a property of its name.
+/// Checkpoints come in a few sizes. The size of a model is derived from its name.
 gpushare::bytes model_size(const std::string& name) {
     constexpr std::array<std::uint64_t, 4> mib{2048, 2048, 4096, 6656};
-    std::uint64_t hash = 14695981039346656037ULL;  // FNV-1a: std::hash differs between libraries
+    // FNV-1a, because std::hash differs between libraries
+    std::uint64_t hash = 14695981039346656037ULL;
     for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ULL;
     return gpushare::bytes{mib[(hash >> 32) % mib.size()] << 20};
 }
@@ -97,9 +98,9 @@ gpushare::share to_share(double fraction) {
     return gpushare::share::of_permille(static_cast<unsigned long long>(std::max(1.0, std::round(fraction * 1000))));
 }
 
-/// Shares of device time. Weighted: each named tenant gets somewhat more than its part of what is
-/// asked for, so the others get less than they ask for and everybody is short of something; the
-/// smallest named tenant goes first.
+/// Sets shares of device time. In the weighted run, each named tenant gets somewhat more than its
+/// part of the demand, so the remaining tenants get less than they ask for, and every tenant is
+/// short of something. The smallest named tenant goes first.
 void entitle(std::vector<tenant_profile>& tenants) {
     const auto n = tenants.size();
     auto& others = tenants.back();
@@ -115,9 +116,9 @@ void entitle(std::vector<tenant_profile>& tenants) {
     for (auto& t : tenants) t.fair = gpushare::share::of_permille(1000 / n);
 }
 
-/// Memory on each device, in whole MiB: a named tenant gets its biggest model and 1 GiB for LoRAs
-/// and the like, but all of them no more than two thirds; the others, with their many models, get
-/// the rest.
+/// Sets memory on each device, in whole MiB. A named tenant gets its biggest model and 1 GiB for
+/// LoRAs and similar data, but all named tenants together get at most two thirds. The remaining
+/// groups, with their many models, get the rest.
 void set_quotas(workload& w, const options& o) {
     std::vector<gpushare::bytes> wanted(w.tenants.size() - 1, 1_GiB);
     for (const auto& j : w.jobs)

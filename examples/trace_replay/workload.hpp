@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is replayed: a window of a trace, its groups turned into tenants, its models into memory,
-// its requests into jobs whose arrivals and lengths are scaled to a stated load.
+// The workload of a replay: a window of a trace, with its groups as tenants, its models as memory,
+// and its requests as jobs whose arrivals and lengths are scaled to a given load.
 //
 //   const auto w = trace_replay::make_workload(trace, options);
 #pragma once
@@ -24,8 +24,8 @@ struct job {
     std::size_t model = 0;   // index into workload::models
     std::uint32_t loras = 0;
     std::uint32_t steps = 0;
-    std::uint32_t kernels = 0;   // of a step, of equal length
-    gpushare::ns kernel_time{};  // of a kernel that has the device for itself
+    std::uint32_t kernels = 0;   // kernels in a step, of equal length
+    gpushare::ns kernel_time{};  // the time of a kernel that has the device to itself
 };
 
 struct model {
@@ -36,22 +36,22 @@ struct model {
 struct tenant_profile {
     std::string name;
     std::size_t requests = 0;
-    double demand = 0;           // device time asked for, as a fraction of all that is asked for
-    gpushare::share fair{};      // equal for all
+    double demand = 0;           // requested device time, as a fraction of the total request
+    gpushare::share fair{};      // equal for all tenants
     gpushare::share weighted{};  // the configured share of the weighted run
-    bool urgent = false;         // goes first in the weighted run
+    bool urgent = false;         // whether it goes first in the weighted run
     gpushare::bytes quota{};     // over all devices
 };
 
 struct workload {
-    std::vector<job> jobs;  // by arrival
+    std::vector<job> jobs;  // in the order of arrival
     std::vector<model> models;
     std::vector<tenant_profile> tenants;  // the biggest groups by device time, then "others"
-    std::string window;                   // which part of the trace, in words
-    // trace seconds of work that become one second of device time
+    std::string window;                   // a description of the part of the trace
+    // seconds of work in the trace that become one second of device time
     double speedup = 0;
-    double arrival_speedup = 0;  // trace seconds between arrivals that become one second
-    // device time asked for while requests arrive, over what there is
+    double arrival_speedup = 0;  // seconds between arrivals in the trace that become one second
+    // the device time requested while requests arrive, relative to the available device time
     double load = 0;
     gpushare::ns arrivals{};  // how long requests arrive
 };

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The same training by processes of an MPI, with --ranks threads in each:
+// The same training by processes of an MPI, each with --ranks threads:
 //
 //   mpirun -n 4 data_parallel_training_mpi --ranks 1
 //
-// When a process is lost, the others say which, and stop or go on without it. OpenMPI's launcher
-// ends them all unless it is called with --enable-recovery:
+// When a process is lost, the other processes say which, and stop or continue without it. OpenMPI's
+// launcher ends all processes unless it is called with --enable-recovery:
 //
 //   mpirun --enable-recovery -n 4 data_parallel_training_mpi --ranks 1 --lost go-on --fail 2:100 --patience 1000
 #include <gpushare/collective/communicator.hpp>
@@ -30,13 +30,14 @@ namespace {
 
 using namespace data_parallel_training;
 
-/// MPI_Finalize would wait for processes that are gone.
+/// Doesn't call MPI_Finalize, which would wait for processes that are gone.
 [[noreturn]] void leave(int code) {
     std::fflush(nullptr);
     std::_Exit(code);
 }
 
-/// All threads of this process over one transport. `again`: behind a fault.
+/// Trains in all threads of this process over one transport. `again` says that this follows a
+/// fault.
 gpushare::collective_fault train_over(gpushare::mpi_transport& between, std::vector<trainer>& threads,
                                       const progress_function& progress, bool again) {
     const auto one = [&](auto net, trainer& mine, const progress_function& told) {
@@ -76,7 +77,7 @@ int run(int argc, char** argv) {
         if (first) draw_progress(step, steps, loss);
         if (asked.fail_step == step && asked.fail_rank == number) (void)std::raise(SIGKILL);
     };
-    // behind faults; the earlier ones stay
+    // transports after faults; earlier transports must stay
     std::vector<std::unique_ptr<gpushare::mpi_transport>> rests;
     auto* net = &between;
     for (;;) {
