@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the server counts of a tenant. It stays when the tenant goes and comes back.
+// The counters that the server keeps for a tenant. They stay when the tenant goes and comes back.
 #pragma once
 
 #include <array>
@@ -12,19 +12,19 @@
 
 namespace inference_server {
 
-/// Thread-safe. Relaxed everywhere: each is a count of its own, and nothing is concluded from two
-/// of them.
+/// Any thread may use the counters. All accesses are relaxed: each counter stands alone, and no
+/// code draws a conclusion from two of them.
 class account {
 public:
-    /// how many of its requests may wait for one model; 0: 64
+    /// The most requests of the tenant that may wait for one model; 0 stands for 64.
     std::atomic<std::uint32_t> queue_limit{0};
-    /// bytes of its bodies that are being received or served
+    /// The bytes of the tenant's bodies that are being received or served.
     std::atomic<std::size_t> uploads{0};
-    std::atomic<std::size_t> calls{0};    ///< of gRPC that are open
-    std::atomic<std::size_t> streams{0};  ///< of these
+    std::atomic<std::size_t> calls{0};    ///< open gRPC calls
+    std::atomic<std::size_t> streams{0};  ///< the open calls that are streams
     std::atomic<std::uint64_t> requests{0}, refusals{0}, failures{0}, tokens{0}, batches{0}, rows{0}, pieces{0};
 
-    /// A request was answered.
+    /// Counts an answered request.
     void answered(gpushare::ns took) noexcept {
         requests.fetch_add(1, std::memory_order_relaxed);
         const auto us = static_cast<std::uint64_t>(took.count() < 0 ? 0 : took.count()) / 1000;
@@ -34,7 +34,8 @@ public:
     }
 
     static constexpr std::size_t buckets = 26;
-    /// Bucket i: answered in less than 2^i us. The last: all others.
+    /// Bucket i counts the requests answered in less than 2^i us; the last bucket counts all slower
+    /// requests.
     [[nodiscard]] std::uint64_t in_bucket(std::size_t i) const noexcept {
         return latency_[i].load(std::memory_order_relaxed);
     }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The gate that the engines' launches pass on CUDA, and the threads that make the calls. Each call
-// under way has a thread of its own, so an urgent tenant's call is enqueued while a batch tenant's
-// thread is held in the middle of its call, or computes there.
+// under way has a thread of its own, so an urgent tenant's call is enqueued even while a batch
+// tenant's thread is held in the middle of its call, or computes there.
 //
 //   call_gate gate(node, {});                         // throws gpushare::error without CUPTI
 //   const auto calls = gate.add(tenant);              // once for each tenant, a shared_ptr
 //   calls->call(options, [](server_stream& to) { ... }, [](const completion& how) { ... });
 //
-// On the host there is no gate: the thread that drives the device makes all calls.
+// On the host there is no gate, and the thread that drives the device makes all calls.
 #pragma once
 
 #include <cstddef>
@@ -37,12 +37,13 @@
 
 namespace inference_server {
 
-/// Launches that went at the gate since the last question, since they were held for the longest
-/// time.
+/// The launches that passed the gate since the last question because they had been held for the
+/// longest allowed time.
 struct forced_launches {
     std::size_t count = 0;
-    std::uint32_t client = 0, held_by = 0;  ///< of the last of them, as tenant_calls::number()
-    gpushare::ns held{};                    ///< how long the last of them was
+    /// Clients of the last such launch, as tenant_calls::number().
+    std::uint32_t client = 0, held_by = 0;
+    gpushare::ns held{};  ///< how long that launch was held
 };
 
 #ifdef INFERENCE_SERVER_ON_CUDA
@@ -50,8 +51,8 @@ struct forced_launches {
 constexpr bool has_call_gate = true;
 using call_gate_options = gpushare::launch_gate_options;
 
-/// Threads for functions that may wait: each function has a thread of its own while it runs. A
-/// thread that is done with one takes the next.
+/// Threads for functions that may wait. Each function has a thread of its own while it runs. A
+/// thread that is done with a function takes the next one.
 class call_threads {
 public:
     call_threads() = default;
@@ -59,9 +60,9 @@ public:
     call_threads& operator=(const call_threads&) = delete;
     ~call_threads() { end(); }
 
-    /// Runs `f` soon, which doesn't throw. From any thread. Where the system has no further thread,
-    /// `f` waits for one of those that are there. Throws std::bad_alloc, and std::system_error
-    /// where there is none at all.
+    /// Runs `f`, which doesn't throw, soon. Any thread may call it. If the system has no further
+    /// thread, `f` waits for one of the existing threads. Throws std::bad_alloc, and
+    /// std::system_error if there is no thread at all.
     void run(std::function<void()> f) {
         {
             const std::lock_guard lock(mutex_);
@@ -70,7 +71,7 @@ public:
         }
         comes_.notify_one();
     }
-    /// Returns when all functions have run. Nobody calls run() any more.
+    /// Returns when all functions have run. No thread may call run() any more.
     void end() {
         std::vector<std::thread> all;
         {
@@ -83,8 +84,8 @@ public:
     }
 
 private:
-    // Under the mutex. A thread is free before it has begun: else each function that leaves the
-    // next one here, as a call does, would get a thread more.
+    // Called under the mutex. A new thread counts as free before it has begun. Otherwise each
+    // function that leaves the next function here, as a call does, would get one more thread.
     void add_thread() try {
         threads_.emplace_back([this] { work(); });
         ++free_;
@@ -103,7 +104,7 @@ private:
             waiting_.pop_front();
             lock.unlock();
             f();
-            f = {};  // what it keeps alive goes under no lock
+            f = {};  // objects that `f` owns are destroyed without the lock
             lock.lock();
             ++free_;
         }
@@ -112,36 +113,37 @@ private:
     std::mutex mutex_;
     std::condition_variable comes_;
     std::deque<std::function<void()>> waiting_;
-    std::size_t free_ = 0;  // threads that run nothing
+    std::size_t free_ = 0;  // threads that don't run a function
     bool over_ = false;
     std::vector<std::thread> threads_;
 };
 
-/// The calls of one tenant: those that wait for their turns, the one that is being enqueued, and
-/// those that the device computes. Lanes of the tenant share it. Goes before its gate.
+/// The calls of one tenant: those that wait for their turn, the call that is being enqueued, and
+/// those that the device computes. All lanes of the tenant share the object. Destroy it before its
+/// gate.
 class tenant_calls {
 public:
     using tenant = gpushare::tenancy<server_node>::tenant;
     using gate = gpushare::cuda::launch_gate<gpushare::launch_gate>;
 
-    /// The client follows the tenant. Throws std::bad_alloc.
+    /// The client at the gate follows the tenant. Throws std::bad_alloc.
     tenant_calls(gate& at, call_threads& threads, const std::shared_ptr<tenant>& who)
         : gate_(at), threads_(threads), who_(*who), whose_(who), client_(gate_.add(*who)) {}
 
-    /// Whether they are the tenant's, and not those of one that is gone and had its name.
+    /// Whether the calls belong to this tenant, and not to an earlier tenant with the same name.
     [[nodiscard]] bool are_of(const tenant& t) const noexcept { return whose_.lock().get() == &t; }
-    /// At the gate.
+    /// The client's number at the gate.
     [[nodiscard]] std::uint32_t number() const noexcept { return client_.number(); }
 
     /// Returns at once. A thread waits for the tenant's turn, calls `run(stream)` there, waits for
     /// the work, and calls `done(how)`, which doesn't throw. The launches of `run` pass the gate.
-    /// `done` keeps these calls alive. Throws as call_threads::run().
+    /// `done` keeps this object alive. Throws as call_threads::run() does.
     template <class Run, class Done>
     void call(const gpushare::submit_options& o, Run run, Done done) {
         threads_.run([this, o, run = std::move(run), done = std::move(done)] { done(carry_out(o, run)); });
     }
-    /// Runs `f` between two calls of the tenant. False, without `f`, if one is being enqueued: that
-    /// may last as long as a launch is held.
+    /// Runs `f` between two calls of the tenant. Returns false without running `f` if a call is
+    /// being enqueued, which may last as long as a launch is held.
     template <class F>
     bool between_calls(const F& f) {
         if (!try_begin()) return false;
@@ -149,15 +151,15 @@ public:
         f();
         return true;
     }
-    /// The device time of all calls' launches. Asks the device.
+    /// The device time of all calls' launches. Queries the device.
     [[nodiscard]] gpushare::ns device_time() const noexcept { return gate_.usage(client_).device_time; }
-    /// The same without the launches' widths. Asks the device.
+    /// The same without the launches' widths. Queries the device.
     [[nodiscard]] gpushare::ns launch_time() const noexcept { return gate_.usage(client_).time; }
 
 private:
     using permit = tenant::permit;
 
-    // Engines of a tenant share its scratch, and an engine has one call at a time.
+    // Engines of a tenant share its scratch, and an engine has only one call at a time.
     [[nodiscard]] bool try_begin() {
         const std::lock_guard lock(mutex_);
         return !std::exchange(enqueues_, true);
@@ -178,9 +180,10 @@ private:
     private:
         tenant_calls& of_;
     };
-    // With the turn to enqueue, until an `ending`. A permit counts at the limiter as work on the
-    // device. So a call that waits for another one of the tenant has none: the other one may take
-    // as long as the host computes, and the level's other tenants would wait behind the permit.
+    // Returns with the turn to enqueue, which ends with an `ending`. A permit counts at the limiter
+    // as work on the device. So a call that waits for another call of the tenant holds no permit:
+    // the other call may take as long as the host computes, and the other tenants of the level
+    // would wait behind the permit.
     [[nodiscard]] gpushare::result<permit> turn(const gpushare::submit_options& o) {
         for (;;) {
             {
@@ -189,14 +192,14 @@ private:
             }
             auto p = permit_for(o);
             if (!p || try_begin()) return p;
-        }  // the permit is given back: another call was first
+        }  // the permit is given back, because another call was first
     }
-    // A tenant that sleeps is woken.
+    // Wakes a tenant that sleeps.
     [[nodiscard]] gpushare::result<permit> permit_for(const gpushare::submit_options& o) {
         auto p = who_.acquire(o);
         if (p.code() != gpushare::errc::asleep) return p;
         const auto why = who_.try_wake();
-        if (why.code != gpushare::errc::none) return why;  // others have its memory
+        if (why.code != gpushare::errc::none) return why;  // other tenants have its memory
         return who_.acquire(o);
     }
     template <class Run>
@@ -208,7 +211,8 @@ private:
             if (p) make(*p, o.stream, run, how);
         } catch (...) {
             how.status = gpushare::errc::submission_failed;
-            if (!how.error) how.error = std::current_exception();  // else the engine's was first
+            // otherwise the engine's error came first
+            if (!how.error) how.error = std::current_exception();
         }
         return how;
     }
@@ -225,7 +229,7 @@ private:
             how.error = std::current_exception();
             how.tenant = who_.name();
         }
-        // An engine that threw may have enqueued work before, which uses the call's tensors.
+        // An engine that threw may have enqueued work before. That work uses the call's tensors.
         if (how.error) {
             if (to != nullptr) (void)to->record().wait(gpushare::never);
             return;
@@ -246,28 +250,28 @@ private:
     const std::weak_ptr<tenant> whose_;
     std::mutex mutex_;
     std::condition_variable next_;
-    bool enqueues_ = false;  // a call, or what runs between two calls does
+    bool enqueues_ = false;  // whether a call, or a function between two calls, has the turn
     gate::client client_;
 };
 
 /// The gate of the server's device, and its threads.
 class call_gate {
 public:
-    /// Throws cuda::subscriber_taken where a profiler has the process's subscriber to CUPTI, and
-    /// operation_error where CUPTI fails.
+    /// Throws cuda::subscriber_taken if a profiler holds the process's subscriber to CUPTI, and
+    /// operation_error if CUPTI fails.
     call_gate(server_node& on, const call_gate_options& o) : gate_(on, server_device, gpushare::launch_gate(o)) {}
 
     [[nodiscard]] std::shared_ptr<tenant_calls> add(const std::shared_ptr<tenant_calls::tenant>& who) {
         return std::make_shared<tenant_calls>(gate_, threads_, who);
     }
-    /// How many threads are held in the middle of a call.
+    /// The number of threads that are held in the middle of a call.
     [[nodiscard]] std::size_t held() const noexcept { return gate_.held(); }
     [[nodiscard]] forced_launches take_forced() noexcept {
         forced_launches all;
         while (const auto one = gate_.take_forced()) all = {all.count + 1, one->client, one->held_by, one->held};
         return all;
     }
-    /// Returns when all calls are over. Nobody calls any more.
+    /// Returns when all calls are over. No thread may make a call any more.
     void end() { threads_.end(); }
 
 private:
@@ -280,7 +284,7 @@ private:
 constexpr bool has_call_gate = false;
 struct call_gate_options {};
 
-/// None: see above.
+/// Without a gate: see above.
 struct tenant_calls {
     template <class Run, class Done>
     static void call(const gpushare::submit_options&, const Run&, const Done&) noexcept {}

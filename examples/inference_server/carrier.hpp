@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread that carries bytes of many connections. A protocol has two: one accepts strangers and
-// has them until they show a key, the other one has them from then on. So a storm of strangers
-// fills no queue in which a tenant's request stands, and the system prefers the tenants' thread.
+// A thread that carries the bytes of many connections. A protocol has two of them: one accepts
+// strangers and serves them until they show a key, and the other serves them from then on. So a
+// storm of strangers can't fill a queue in which a tenant's request waits, and the system prefers
+// the tenants' thread.
 //
 //   carrier strangers(carrier::rank::strangers), tenants(carrier::rank::tenants);
 //   strangers.start("HTTP");
@@ -26,7 +27,7 @@
 
 namespace inference_server {
 
-/// A socket between two threads.
+/// A socket on its way from one thread to the other.
 struct descriptor {
     explicit descriptor(int of) noexcept : fd(of) {}
     descriptor(const descriptor&) = delete;
@@ -48,20 +49,21 @@ public:
     /// For sockets and timers. One thread runs it.
     [[nodiscard]] boost::asio::io_context& io() noexcept { return io_; }
 
-    /// An exception of a function's is printed on standard error with `protocol`, and harms nobody
-    /// else.
+    /// If a function throws, the exception is printed on standard error with `protocol`; other
+    /// functions aren't affected.
     void start(std::string protocol) {
         protocol_ = std::move(protocol);
         thread_ = std::thread([this] {
             if (rank_ == rank::strangers) step_back();
-            // Until end(): a connection may still move in where there is none just now.
+            // Runs until end(), because a connection may move in even when there is none at the
+            // moment.
             const auto stays = boost::asio::make_work_guard(io_);
             (void)run([this] { return io_.run(); });
         });
     }
 
-    /// Runs `f` on the thread, soon. From any thread. Nothing is left to do where there is no
-    /// memory for that, or no such thread any more.
+    /// Runs `f` on the thread, soon. Any thread may call it. If there is no memory for the call, or
+    /// the thread no longer exists, there is nothing left to do, and `f` is dropped.
     template <class F>
     void later(F f) noexcept try {
         const std::lock_guard lock(mutex_);
@@ -70,8 +72,9 @@ public:
     }
 
     [[nodiscard]] bool runs() const noexcept { return thread_.joinable(); }
-    /// Runs `last` as the last function of the thread, ends the thread, and runs what is left here,
-    /// so that no connection stays which was on its way. Not from the thread itself.
+    /// Runs `last` as the last function of the thread, ends the thread, and runs the remaining
+    /// functions here, so that no connection on its way to the thread is left. Don't call it from
+    /// the thread itself.
     template <class F>
     void end(F last) {
         if (!runs()) return;
@@ -83,12 +86,12 @@ public:
         (void)run_rest();
     }
     /// Drops functions that are posted from now on. Functions posted before would keep their
-    /// connections, which keep this carrier, for ever: run_rest() runs them.
+    /// connections forever, and the connections keep this carrier; run_rest() runs these functions.
     void refuse_more() {
         const std::lock_guard lock(mutex_);
         over_ = true;
     }
-    /// After end(). False: there was nothing.
+    /// Call this after end(). Returns false if there was no function to run.
     bool run_rest() {
         io_.restart();
         return run([this] { return io_.poll(); }) != 0;
@@ -99,22 +102,23 @@ private:
     std::size_t run(F f) noexcept {
         for (;;) try {
                 return f();
-            } catch (const std::exception& e) {  // of memory, as a rule: its connection is closed
+                // usually for lack of memory; its connection is closed
+            } catch (const std::exception& e) {
                 std::fprintf(stderr, "inference_server: %s: %s\n", protocol_.c_str(), e.what());
             }
     }
-    /// Strangers wait rather than requests where both want a processor. They still have a quarter
-    /// of one beside a thread that always works, since every tenant begins as a stranger.
+    /// If both want a processor, strangers wait rather than requests. Beside a thread that always
+    /// works, they still get a quarter of a processor, since every tenant begins as a stranger.
     static void step_back() noexcept {
         constexpr int a_quarter = 5;
-        (void)::setpriority(PRIO_PROCESS, 0, a_quarter);  // of this thread alone, on Linux
+        (void)::setpriority(PRIO_PROCESS, 0, a_quarter);  // only for this thread, on Linux
     }
 
     boost::asio::io_context io_{1};
     const rank rank_;
     std::string protocol_;
     std::mutex mutex_;
-    bool over_ = false;  // under it
+    bool over_ = false;  // guarded by mutex_
     std::thread thread_;
 };
 

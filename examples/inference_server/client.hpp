@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A client of the server for tests, benchmarks and the demonstration: one connection by hand, over
-// loopback.
+// A client of the server for tests, benchmarks and the demonstration: one connection over loopback,
+// controlled step by step.
 //
 //   connection c(port);
 //   c.ask("POST", "/v2/models/mlp/infer", key, body).status;
@@ -31,7 +31,7 @@ struct reply {
     }
 };
 
-/// A connection, used by hand.
+/// A connection that the caller controls step by step.
 class connection {
 public:
     explicit connection(std::uint16_t port) : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
@@ -58,7 +58,7 @@ public:
             text.remove_prefix(static_cast<std::size_t>(n));
         }
     }
-    /// False at the end.
+    /// Returns false at the end.
     bool receive() {
         char some[4096];
         ::pollfd p{fd_, POLLIN, 0};
@@ -75,19 +75,19 @@ public:
         const auto n = ::recv(fd_, room, N, 0);
         return {room, n > 0 ? static_cast<std::size_t>(n) : 0};
     }
-    /// Sends nothing more; it can still be read.
+    /// Ends the requests; answers can still be read.
     void end_of_requests() const { (void)::shutdown(fd_, SHUT_WR); }
-    /// Leaves nothing behind: else a port would stay taken for a minute.
+    /// Makes the connection end by a reset. Otherwise its port would stay taken for a minute.
     void reset_at_end() const {
         const ::linger none{1, 0};
         (void)::setsockopt(fd_, SOL_SOCKET, SO_LINGER, &none, sizeof none);
     }
-    /// Whether something can be read now.
+    /// Whether there are bytes to read now.
     [[nodiscard]] bool has_some() const {
         ::pollfd p{fd_, POLLIN, 0};
         return !read_.empty() || ::poll(&p, 1, 0) == 1;
     }
-    /// Whether the server closes it.
+    /// Waits until the server closes the connection.
     bool ends() {
         while (receive()) {
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an engine does that doesn't say otherwise.
+// Default implementations of an engine's members.
 #include "inference_server/engine.hpp"
 
 #include <stdexcept>

@@ -27,7 +27,7 @@ void check_name(const std::string& name) {
     if (name.empty() || name.size() > longest_name) throw refused(400, "a name must be 1 to 256 bytes");
 }
 
-/// A list's numbers as elements of type T.
+/// The numbers of a list as elements of type T.
 template <class T, class U>
 std::vector<std::byte> elements(const tensor& t, const RepeatedField<U>& from) {
     std::vector<std::byte> data(static_cast<std::size_t>(from.size()) * sizeof(T));
@@ -65,7 +65,7 @@ std::vector<std::byte> elements_of_list(const tensor& t, const InferTensorConten
     throw json::error("tensor '" + t.name + "': elements of this type come as bytes");
 }
 
-/// A parameter that is a number.
+/// The value of a parameter that is a number.
 std::optional<std::uint64_t> number(const inference::ModelInferRequest& m, const std::string& name) {
     const auto found = m.parameters().find(name);
     if (found == m.parameters().end()) return std::nullopt;
@@ -75,7 +75,7 @@ std::optional<std::uint64_t> number(const inference::ModelInferRequest& m, const
     throw refused(400, "the parameter '" + name + "' isn't a number from 0 on");
 }
 
-/// Of a request, an input or an output.
+/// Checks the parameters of a request, an input or an output.
 template <class Message>
 void check_parameters(const Message& m) {
     for (const auto& [name, value] : m.parameters()) check_parameter(name);
@@ -235,7 +235,7 @@ void write_config(inference::ModelConfig& to, const model_info& m) {
     to.set_platform(m.platform);
     to.set_backend(std::string(server_name));
     to.set_max_batch_size(static_cast<std::int32_t>(m.max_batch));
-    // A configuration leaves the batch out of the extents.
+    // A configuration states the extents without the batch.
     const auto write = [skip = m.max_batch != 0 ? 1 : 0](auto& info, const tensor_info& t) {
         info.set_name(t.name);
         info.set_data_type(config_type(t.type));

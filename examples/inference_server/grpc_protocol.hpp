@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The open inference protocol's messages of gRPC as the values of protocol.hpp, and back. Plain
-// functions, as there.
+// Converts the open inference protocol's gRPC messages to the values of protocol.hpp, and back.
+// Plain functions, as in protocol.hpp.
 //
 //   auto request = read_infer(message);             // throws refused
 //   write_infer(reply, response, outputs);          // its tensors as bytes, as Triton answers
@@ -19,20 +19,22 @@ namespace inference_server {
 /// The timeout in a call's head, `grpc-timeout`. Throws refused (400).
 [[nodiscard]] std::chrono::nanoseconds timeout_of(std::string_view text);
 
-/// Looks at a request's bytes before a message is made of them, which takes many times their memory
-/// where they are many small things. Throws refused: 413 where more than `most` bytes are no raw
-/// tensors, 400 for more than 64 tensors or what isn't a message.
+/// Checks a request's bytes before a message is made of them, because a message with many small
+/// fields takes many times the memory of its bytes. Throws refused: 413 if more than `most` bytes
+/// aren't raw tensors, and 400 for more than 64 tensors or for bytes that aren't a message.
 void check_lists(google::protobuf::io::ZeroCopyInputStream& bytes, std::size_t most);
-/// Tensors as bytes (raw_input_contents), as lists, or some so and some so. Throws refused (400).
-[[nodiscard]] infer_request read_infer(const inference::ModelInferRequest& m);
-/// Of a request to a model that streams, which was checked: its text, and the parameter max_tokens.
+/// Reads a request whose tensors are bytes (raw_input_contents), lists, or a mixture of both.
 /// Throws refused (400).
+[[nodiscard]] infer_request read_infer(const inference::ModelInferRequest& m);
+/// Reads a checked request to a model that streams: its text, and the parameter max_tokens. Throws
+/// refused (400).
 [[nodiscard]] generate_request read_generate(const inference::ModelInferRequest& m, const infer_request& r);
-/// `asked`: the outputs that are wanted; none: all. Throws refused (400) for one that isn't there.
+/// `asked` names the wanted outputs; an empty list stands for all. Throws refused (400) for an
+/// output that doesn't exist.
 void write_infer(inference::ModelInferResponse& to, const infer_response& r, std::span<const requested_output> asked);
-/// Of an answer without outputs, which ends a stream.
+/// Writes an answer without outputs, which ends a stream.
 void write_head(inference::ModelInferResponse& to, const model_info& m, const std::string& id);
-/// A token, as the output of a model that streams.
+/// Writes a token as the output of a model that streams.
 void write_token(inference::ModelInferResponse& to, const model_info& m, const std::string& id,
                  const std::string& token);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread for strangers and one for those whose key is known carry bytes (http2.hpp). Messages are
-// made of bytes on others, one after the other and in turns by tenant. Engines answer by posting to
-// a thread that makes bytes of answers.
+// One thread carries the bytes of strangers, and one the bytes of clients whose key is known
+// (http2.hpp). Other threads parse messages, one after the other and with tenants in turn. Engines
+// answer by posting to a thread that makes bytes of answers.
 #include "inference_server/grpc_server.hpp"
 
 #include <algorithm>
@@ -59,7 +59,7 @@ int code_of(int http) noexcept {
     }
 }
 
-// As over HTTP, one thread makes messages of what is as short, and another one of what takes
+// As over HTTP, one thread parses short messages, and another thread parses messages that take
 // longer.
 constexpr std::size_t quick_message = 65'536, short_message = 4096;
 
@@ -112,8 +112,8 @@ std::string bytes_of(const Message& m) {
 
 class link;
 
-/// A call's part in the counts of its tenant and of all calls, until the call goes. For its
-/// connection's thread.
+/// A call's part in the counts of its tenant and of all calls, until the call ends. Only its
+/// connection's thread uses it.
 struct share {
     explicit share(std::atomic<std::size_t>& of_all) : all(of_all) {}
     share(const share&) = delete;
@@ -129,8 +129,8 @@ struct share {
         counts->calls.fetch_add(1, std::memory_order_relaxed);
         if ((is_stream = stream)) counts->streams.fetch_add(1, std::memory_order_relaxed);
     }
-    /// Throws refused where there are more than `most` of all, or more than half as many of the
-    /// tenant.
+    /// Throws refused if there are more than `most` calls in all, or more than half as many of the
+    /// tenant's.
     void take(std::size_t n, std::size_t most) {
         bytes += n;
         const auto of_all = all.fetch_add(n, std::memory_order_relaxed) + n;
@@ -151,8 +151,8 @@ struct share {
     bool is_stream = false;
 };
 
-/// One call. Of its connection's thread, but for what engines are told by: `gone`, and what doesn't
-/// change.
+/// One call. It belongs to its connection's thread, except for the members through which engines
+/// are told: `gone`, and members that never change.
 struct call {
     call(std::weak_ptr<link> l, http2::call_id i, std::atomic<std::size_t>& all)
         : of(std::move(l)), id(i), counted(all) {}
@@ -166,15 +166,15 @@ struct call {
 
     share counted;
     message_reader in{0};
-    std::string ahead{};      // what came of the next request while one is being served
-    std::size_t serving = 0;  // bytes of that one
-    bool busy = false;        // one is being served
-    bool over = false;        // it has its status
-    bool all_said = false;    // the client sends nothing more
-    when due = when::max();   // the message has to be there, or the next one to begin
-    std::size_t written = 0;  // as it was when it last moved
+    std::string ahead{};      // bytes of the next request that came while a request is being served
+    std::size_t serving = 0;  // the bytes of the request that is being served
+    bool busy = false;        // whether a request is being served
+    bool over = false;        // whether the call has its status
+    bool all_said = false;    // whether the client sends no more
+    when due = when::max();   // when the message must be complete, or the next one must begin
+    std::size_t written = 0;  // the value when it last changed
     when moved{};
-    // Of a stream's request.
+    // Facts about a stream's request.
     std::shared_ptr<const model_source> model;
     std::string request_id{};
     bool empty_end = false, piece_runs = false;
@@ -182,7 +182,7 @@ struct call {
 };
 using call_ptr = std::shared_ptr<call>;
 
-/// A thread with the connections that are its own. Of that thread.
+/// A thread with the connections that it owns. Only that thread uses it.
 struct room {
     explicit room(carrier::rank r) : thread(r) {}
     [[nodiscard]] std::vector<std::shared_ptr<link>> all() const {
@@ -194,7 +194,7 @@ struct room {
     carrier thread;
     std::map<front_door::id, std::shared_ptr<link>> links{};
     asio::steady_timer clockwork{thread.io()};
-    std::array<char, 65'536> bytes{};  // what is read, of whichever connection
+    std::array<char, 65'536> bytes{};  // bytes read from whichever connection
     bool stopping = false;
 };
 
@@ -216,32 +216,34 @@ struct grpc_server::shell {
     void tick(room& r);
     void known(front_door::id id, const void* whose);
     void gone(front_door::id id) noexcept;
-    /// Takes no more calls there. On its thread.
+    /// Takes no more calls there. Called on its thread.
     void close_idle(room& r);
     static void close(room& r, front_door::id id);
-    /// Runs it on the tenants' thread. Nothing is left to do where there is no memory for that, or
-    /// no such thread any more.
+    /// Runs `f` on the tenants' thread. If there is no memory for the call, or the thread no longer
+    /// exists, there is nothing left to do.
     template <class F>
     void later(F f) noexcept {
         tenants.thread.later(std::move(f));
     }
-    /// Where messages are made of bytes. Not on the threads that have the bytes of all to carry.
+    /// Where messages are parsed. This doesn't happen on the threads that carry the bytes of all
+    /// connections.
     worker& reader_of(std::size_t message) noexcept { return message <= quick_message ? reads : long_reads; }
 
     room strangers{carrier::rank::strangers}, tenants{carrier::rank::tenants};
     service& of;
     const grpc_options options;
-    std::mutex mutex;  // of the next four; never held for long, since both threads wait for it
+    // guards the next four members; never held for long, because both threads wait for it
+    std::mutex mutex;
     front_door door;
     std::condition_variable leaves;
     int rooms_open = 2;
-    bool in_a_hurry = false;            // nobody has patience
-    std::atomic<std::size_t> count{0};  // of connections
+    bool in_a_hurry = false;            // whether the end no longer waits
+    std::atomic<std::size_t> count{0};  // the number of connections
     tcp::acceptor front;
     const tcp protocol;
     const std::uint16_t port;
     std::atomic<std::size_t> message_bytes{0};
-    bool is_shut = false;  // of the strangers' thread
+    bool is_shut = false;  // for the strangers' thread
     std::weak_ptr<shell> self;
     worker reads, long_reads, answers;
 };
@@ -281,7 +283,7 @@ public:
         leave_door();
         home_->links.erase(id_);
     }
-    /// Takes no more calls, and closes once those that are there are over.
+    /// Takes no more calls, and closes once the existing calls are over.
     void go_away(bool because_of_the_client = false) {
         if (!session_) return close();
         if (std::exchange(leaving_, true)) return;
@@ -306,7 +308,7 @@ public:
 private:
     // ---- bytes
 
-    // A stranger's turn is short, so that many of them keep others waiting for little.
+    // A stranger's turn is short, so that many strangers delay other connections only little.
     [[nodiscard]] std::size_t turn() const noexcept { return uploads_ ? 65'536 : known_ ? 8192 : 2048; }
 
     void read_some() {
@@ -332,8 +334,8 @@ private:
         if (may_read()) read();
     }
     [[nodiscard]] bool moves() const noexcept { return known_ && home_ == &shell_->strangers && !ends_ && !lingers_; }
-    /// From here on no stranger stands in a line with it. Nothing is read before, and what is being
-    /// written goes first.
+    /// From now on the connection doesn't wait in a line with strangers. It isn't read before the
+    /// move, and output that is being written goes out first.
     void move_in() {
         if (writing_) return;
         const auto self = shared_from_this();
@@ -360,7 +362,7 @@ private:
     void leave_door() noexcept {
         if (!std::exchange(has_left_, true)) shell_->gone(id_);
     }
-    // Nothing is kept for a connection before it speaks HTTP/2.
+    // Memory for a connection is only kept once it speaks HTTP/2.
     [[nodiscard]] bool begins(std::string_view& bytes) {
         start_.append(bytes.substr(0, http2_preface.size() - start_.size()));
         if (!http2_preface.starts_with(start_)) return close(), false;
@@ -372,7 +374,7 @@ private:
         used_ = heard_;
         return true;
     }
-    // A client that doesn't read what it caused to be written isn't read either.
+    // If a client doesn't read its answers, the server doesn't read its requests either.
     [[nodiscard]] bool may_read() const { return !writing_ || session_->waiting() < 256; }
 
     void flush() {
@@ -394,7 +396,7 @@ private:
             self->read();
         });
     }
-    // Closes without losing what was written: a socket with unread data in it would be reset.
+    // Closes without losing written data. A socket that still has unread data would be reset.
     void linger() {
         error_code ignored;
         socket_.shutdown(tcp::socket::shutdown_send, ignored);
@@ -423,7 +425,7 @@ private:
         leave(*c);
         session_->finish(c->id, {code_of(why.status), why.what(), why.retry_after});
     }
-    /// Runs `f`. An exception of `f` is the call's answer.
+    /// Runs `f`. An exception of `f` becomes the call's answer.
     template <class F>
     void attempt(const call_ptr& c, F f) {
         try {
@@ -439,7 +441,7 @@ private:
         calls_.emplace(id, c);
         attempt(c, [&] { begin(*c, head); });
     }
-    // Refuses all that can be refused before a message comes.
+    // Refuses everything that can be refused before a message comes.
     void begin(call& c, const call_head& head) {
         const auto& o = shell_->options;
         if (leaving_) throw refused(503, "the server is going down");
@@ -452,7 +454,7 @@ private:
         if (!head.timeout.empty()) c.deadline = clock::now() + timeout_of(head.timeout);
         c.due = clock::now() + o.message_timeout;
         if (!needs_key(c.what)) {
-            constexpr std::size_t nothing = 64, few = 4;  // there is nothing to say
+            constexpr std::size_t nothing = 64, few = 4;  // such a message has no content
             c.in = message_reader(nothing);
             if (!known_ && calls_.size() > few) throw refused(503, "too many calls without a key", 1);
             return;
@@ -487,7 +489,8 @@ private:
         while (!bytes.empty() && !c->over) {
             if (c->busy) {
                 if (c->what == method::stream) return void(c->ahead.append(bytes));
-                return session_->consumed(c->id, bytes.size());  // behind its only request
+                // bytes after the call's only request
+                return session_->consumed(c->id, bytes.size());
             }
             const bool began = c->in.has_begun();
             const auto n = c->in.take(bytes);
@@ -517,7 +520,7 @@ private:
         leave(*c);
         used_ = clock::now();
     }
-    /// Ends a call that is too slow, past its deadline, or whose key was taken away.
+    /// Ends a call that is too slow, is past its deadline, or whose key was revoked.
     void check(const call_ptr& c, when now) {
         const auto written = session_->written(c->id);
         if (written != c->written || session_->is_drained(c->id)) {
@@ -549,7 +552,7 @@ private:
         if (c->what == method::load) return load(c, parsed<inference::RepositoryModelLoadRequest>(message));
         answer(c, at_once(*c, message));
     }
-    /// The answer of what is short. It is read on this thread, whoever asks.
+    /// The answer to a short request. It is parsed on this thread, for every client.
     [[nodiscard]] std::string at_once(const call& c, const std::string& message) const {
         auto& of = shell_->of;
         switch (c.what) {
@@ -627,14 +630,15 @@ private:
             });
         });
     }
-    /// The only answer.
+    /// Sends the only answer.
     void answer(const call_ptr& c, std::string bytes) {
         if (c->over) return;
         session_->send(c->id, std::move(bytes));
         session_->finish(c->id, {});
         leave(*c);
     }
-    /// On the tenants' thread: for a call that isn't over, whose connection is there.
+    /// Runs `f` on the tenants' thread, for a call that isn't over and whose connection still
+    /// exists.
     template <class F>
     static void with(const call_ptr& c, F f) {
         const auto l = c->over ? nullptr : c->of.lock();
@@ -643,14 +647,14 @@ private:
         l->flush();
     }
 
-    /// The sooner one of the request's own and of the call.
+    /// The earlier of the request's own deadline and the call's.
     static std::uint64_t timeout(const call& c, std::uint64_t us) {
         if (c.deadline == when::max()) return us;
         const auto left = std::chrono::duration_cast<std::chrono::microseconds>(c.deadline - clock::now()).count();
         const auto mine = static_cast<std::uint64_t>(std::max<std::int64_t>(left, 1));
         return us == 0 ? mine : std::min(us, mine);
     }
-    // Reads on another thread. An exception there comes back as the answer.
+    // Parses on another thread. An exception there comes back as the answer.
     void read_tensors(const call_ptr& c, std::string message) {
         auto& reader = shell_->reader_of(message.size());
         reader.later(
@@ -666,7 +670,7 @@ private:
             },
             c->who.counts.get());
     }
-    /// Of somebody whose key is known, and counted.
+    /// Handles a request of a client whose key is known, and counts it.
     static inference::ModelInferRequest infer_message(const shell& sh, const std::string& bytes) {
         google::protobuf::io::ArrayInputStream in(bytes.data(), static_cast<int>(bytes.size()));
         check_lists(in, sh.options.max_lists);
@@ -711,12 +715,12 @@ private:
             },
             c->who.counts.get());
     } catch (...) {
-        // nothing is left to do where there is no memory for that: the call's deadline ends it
+        // if there is no memory for that, there is nothing left to do: the call's deadline ends it
     }
 
-    // ---- streams: one request after the other, each with one answer or with a token each. The
-    // next one is looked at when the last one is answered, and the next piece of a text made when
-    // the last one is written: who reads slowly is waited for.
+    // ---- streams: one request after the other, each with one answer or with an answer for each
+    // token. The next request is looked at once the last request is answered, and the next piece of
+    // a text is made once the last piece is written. So the server waits for slow readers.
 
     static void stream_request(const std::shared_ptr<shell>& sh, const call_ptr& c, const std::string& bytes) {
         const auto q = infer_message(*sh, bytes);
@@ -725,7 +729,7 @@ private:
         const auto wants = q.parameters().find("triton_enable_empty_final_response");
         const bool empty_end = wants != q.parameters().end() && wants->second.bool_param();
         auto r = read_infer(q);
-        sh->later([c, id = q.id()] { c->request_id = id; });  // of an error, too
+        sh->later([c, id = q.id()] { c->request_id = id; });  // also for an error
         if (model.streams) {
             check_inputs(model, r);
             auto text = sh->of.generate(c->who, model.name, read_generate(q, r));
@@ -753,7 +757,7 @@ private:
     static void mark_final(inference::ModelStreamInferResponse& r) {
         (*r.mutable_infer_response()->mutable_parameters())["triton_final_response"].set_bool_param(true);
     }
-    /// Its request is answered by an error: that ends a call, but for a stream.
+    /// Answers the call's request with an error. That ends a call, unless it is a stream.
     void failed(const call_ptr& c, const refused& why) {
         if (c->over) return;
         if (c->what != method::stream) return refuse(c, why);
@@ -765,7 +769,7 @@ private:
             answered(c);
         });
     }
-    /// A stream's request is.
+    /// Answers a stream's request with an error.
     void answered(const call_ptr& c) {
         c->busy = c->piece_runs = false;
         c->text.reset();
@@ -782,7 +786,7 @@ private:
             if (c->text != nullptr && !c->piece_runs) waiting.push_back(c);
         for (const auto& c : waiting) step(c);
     }
-    /// Does what comes next, unless something is under way.
+    /// Does the next step, unless a step is under way.
     void step(const call_ptr& c) {
         if (c->over || c->what != method::stream) return;
         if (c->text != nullptr && !c->piece_runs && session_->is_drained(c->id)) {
@@ -797,7 +801,7 @@ private:
     }
     void make_piece(const call_ptr& c) {
         constexpr std::uint32_t tokens = 8;
-        const auto text = c->text;  // an end that comes at once lets go of the other one
+        const auto text = c->text;  // an end that comes at once drops the member
         text->more(
             tokens,
             [sh = shell_, c, model = c->model, id = c->request_id](const std::string& token) {
@@ -830,8 +834,10 @@ private:
     room* home_ = &shell_->strangers;
     tcp::socket socket_;
     const front_door::id id_;
-    const void* whose_ = nullptr;                              // the last key that it has shown
-    std::vector<std::pair<call_ptr, std::string>> waiting_{};  // for the move, with their messages
+    // the last key that the connection has shown
+    const void* whose_ = nullptr;
+    // calls with their messages, waiting for the move
+    std::vector<std::pair<call_ptr, std::string>> waiting_{};
     const when began_;
     when heard_, used_{}, wrote_{}, lingered_{};
     std::string start_, out_;
@@ -839,7 +845,7 @@ private:
     std::map<http2::call_id, call_ptr> calls_;
     std::size_t refusals_ = 0;
     static constexpr long most_credit = 1000, credit_of_stranger = 100;
-    long credit_ = credit_of_stranger;  // of frames that carry nothing
+    long credit_ = credit_of_stranger;  // the allowance of frames without content
     bool known_ = false, uploads_ = false, reading_ = false, writing_ = false, pinged_ = false;
     bool leaving_ = false, ends_ = false, lingers_ = false, has_left_ = false;
 };
@@ -852,11 +858,12 @@ void grpc_server::shell::accept() {
         const bool fails = e && e != asio::error::connection_aborted;
         if (fails != std::exchange(is_shut, fails)) of.shut(fails);
         if (!fails) {
-            accept();  // first: the next one comes also where there is no memory for this one
+            // first, because the next connection comes even if there is no memory for this one
+            accept();
             if (!e) came(std::move(socket));
             return;
         }
-        // no file descriptors, as a rule
+        // usually there are no file descriptors
         auto pause = std::make_shared<asio::steady_timer>(strangers.thread.io(), 50ms);
         pause->async_wait([this, pause](error_code) {
             if (!strangers.stopping) accept();
@@ -920,7 +927,7 @@ void grpc_server::shell::tick(room& r) {
     r.clockwork.expires_after(250ms);
     r.clockwork.async_wait([this, &r](error_code e) {
         if (e) return;
-        tick(r);  // first: what throws for want of memory is done the next time
+        tick(r);  // first: a step that throws for lack of memory is done the next time
         const auto now = clock::now();
         for (const auto& l : r.all()) l->tick(now);
     });
@@ -938,7 +945,7 @@ void grpc_server::shell::close_idle(room& r) {
 
 grpc_server::grpc_server(service& s, grpc_options o) : shell_(std::make_shared<shell>(s, std::move(o))) {
     shell_->self = shell_;
-    // It has a line for each text that isn't UTF-8: whoever asks could fill the log.
+    // Protobuf logs a line for each text that isn't UTF-8, so any client could fill the log.
     google::protobuf::SetLogHandler(nullptr);
     shell_->accept();
     for (auto* const r : {&shell_->strangers, &shell_->tenants}) {
@@ -955,7 +962,7 @@ grpc_server::~grpc_server() {
     const std::array all{&shell_->strangers.thread, &shell_->tenants.thread};
     for (auto* c : all) c->refuse_more();
     while (std::ranges::count_if(all, &carrier::run_rest) != 0) {
-    }  // what engines have posted since
+    }  // work that engines have posted since
 }
 
 std::uint16_t grpc_server::port() const noexcept { return shell_->port; }
@@ -981,7 +988,7 @@ void grpc_server::stop(std::chrono::milliseconds patience) {
             return s->in_a_hurry || (s->rooms_open == 0 && s->count.load(std::memory_order_relaxed) == 0);
         });
     }
-    // The strangers' first: from then on nobody moves in.
+    // The strangers' thread first: after that, no connection moves in.
     for (auto* const r : {&s->strangers, &s->tenants})
         r->thread.end([s, r] {
             r->clockwork.cancel();

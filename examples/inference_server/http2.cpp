@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The only file that includes nghttp2. Its callbacks are C: nothing is thrown through them.
+// The only file that includes nghttp2. Its callbacks are C functions, so they must not throw.
 #include "inference_server/http2.hpp"
 
 #include <algorithm>
@@ -27,7 +27,7 @@ nghttp2_nv field(std::string_view name, std::string_view value) {
     return {bytes_of(name), bytes_of(value), name.size(), value.size(), NGHTTP2_NV_FLAG_NONE};
 }
 
-/// As gRPC wants messages of a status: what isn't printable ASCII is encoded.
+/// Encodes a status message as gRPC requires: characters that aren't printable ASCII are encoded.
 std::string percent_encoded(std::string_view text) {
     constexpr std::string_view digits = "0123456789ABCDEF";
     std::string out;
@@ -69,12 +69,12 @@ struct http2::parts {
         call_head head{};
         std::size_t head_bytes = 0;
         std::deque<std::string> out{};  // messages with their prefixes
-        std::size_t written = 0;        // of the first
+        std::size_t written = 0;        // bytes written of the first message
         std::size_t all_written = 0;
         std::unique_ptr<trailers> last{};
-        bool answered = false;  // its head is sent
-        bool asked = false;     // its request's head is there
-        bool ended = false;     // the client has said all
+        bool answered = false;  // whether the answer's head is sent
+        bool asked = false;     // whether the request's head is there
+        bool ended = false;     // whether the client has sent everything
     };
 
     [[nodiscard]] call* find(call_id c) noexcept {
@@ -87,7 +87,7 @@ struct http2::parts {
     template <class F>
     static int guarded(F f) noexcept try {
         return f();
-    } catch (...) {  // of memory: this connection ends, and no other
+    } catch (...) {  // for lack of memory: this connection ends, and no other
         return NGHTTP2_ERR_CALLBACK_FAILURE;
     }
     static int on_begin_headers(nghttp2_session*, const nghttp2_frame* f, void* user) {
@@ -101,9 +101,9 @@ struct http2::parts {
         auto* const c = p.find(f->hd.stream_id);
         if (c == nullptr) return 0;
         c->head_bytes += name_size + size + 32;
-        // A short block can stand for megabytes that the table repeats: it isn't read on.
+        // A short block can stand for megabytes that the table repeats, so the rest isn't read.
         if (c->head_bytes > p.most.head) return NGHTTP2_ERR_CALLBACK_FAILURE;
-        if (c->asked) return 0;  // trailers say nothing that is used
+        if (c->asked) return 0;  // trailers have no fields that the server uses
         return guarded([&] { return keep(c->head, view(name, name_size), view(value, size)), 0; });
     }
     static void keep(call_head& h, std::string_view name, std::string_view value) {
@@ -136,7 +136,7 @@ struct http2::parts {
     static int on_data(nghttp2_session* s, std::uint8_t, std::int32_t id, const std::uint8_t* data, std::size_t size,
                        void* user) {
         auto& p = *static_cast<parts*>(user);
-        // what one call waits for is no other's matter
+        // released at once for the connection, so that one call's backpressure doesn't block others
         (void)nghttp2_session_consume_connection(s, size);
         return guarded([&] { return p.what.on_data(id, view(data, size)), 0; });
     }
@@ -147,7 +147,7 @@ struct http2::parts {
             return 0;
         });
     }
-    // A call that is answered before its client has said all: the client is to stop.
+    // The call is answered before the client has sent everything, so the client is told to stop.
     static int on_sent(nghttp2_session* s, const nghttp2_frame* f, void* user) {
         auto& p = *static_cast<parts*>(user);
         const bool ends = (f->hd.type == NGHTTP2_HEADERS || f->hd.type == NGHTTP2_DATA) &&

@@ -21,7 +21,7 @@ int hex(char c) noexcept {
     return -1;
 }
 
-/// The length of the UTF-8 character at the beginning; 0 if that isn't one.
+/// The length of the UTF-8 character at the beginning; 0 if there is no valid character.
 std::size_t character(std::string_view s) noexcept {
     const auto byte = [s](std::size_t i) { return i < s.size() ? static_cast<unsigned char>(s[i]) : 0U; };
     const auto follows = [&](std::size_t i) { return (byte(i) & 0xC0U) == 0x80U; };
@@ -35,7 +35,7 @@ std::size_t character(std::string_view s) noexcept {
     return 0;
 }
 
-/// Four hexadecimal digits at `at`; -1 if they aren't.
+/// The value of the four hexadecimal digits at `at`; -1 if they aren't hexadecimal digits.
 int code_unit(std::string_view s, std::size_t at) noexcept {
     if (s.size() < at + 4) return -1;
     int unit = 0;
@@ -47,7 +47,7 @@ int code_unit(std::string_view s, std::size_t at) noexcept {
     return unit;
 }
 
-/// Goes through a text that may be anything.
+/// Goes through a text that may have any content.
 class checker {
 public:
     explicit checker(std::string_view text) noexcept : text_(text) {}
@@ -216,7 +216,7 @@ std::size_t value::first() const noexcept {
     return at;
 }
 
-// The text was checked, so each loop meets what it looks for.
+// The text was checked, so each loop finds what it looks for.
 std::size_t value::end_of(std::size_t at) const noexcept {
     std::size_t depth = 0;
     for (;; ++at) {
@@ -230,7 +230,7 @@ std::size_t value::end_of(std::size_t at) const noexcept {
             case '{': ++depth; break;
             case ']':
             case '}':
-                if (depth == 0) return at;  // behind a number or a word
+                if (depth == 0) return at;  // after a number or a word
                 if (--depth == 0) return at + 1;
                 break;
             default:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// JSON without a tree: a text is checked once, whole, and then read where it lies. So a body never
-// takes more memory than it is long, whatever it nests, and numbers keep all their digits until
-// somebody says what type they are.
+// JSON without a tree. A text is checked once, as a whole, and is then read in place. So a body
+// never takes more memory than its own length, however deep it nests, and numbers keep all their
+// digits until a caller asks for a type.
 //
 //   const auto body = json::parse(text);                       // throws json::error
 //   for (const auto& input : body.at("inputs").elements()) use(input.at("name").string());
@@ -20,29 +20,29 @@
 
 namespace inference_server::json {
 
-/// Says what is wrong, and where if it is the text.
+/// Says what is wrong, and where, if the text is wrong.
 struct error : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
 enum class kind : std::uint8_t { null, boolean, number, string, array, object };
 
-/// A value inside a text that was checked. Points into it.
+/// A value inside a checked text, to which it points.
 class value {
 public:
     [[nodiscard]] kind what() const noexcept;
-    /// As it stands in the text.
+    /// The value as it stands in the text.
     [[nodiscard]] std::string_view text() const noexcept { return text_; }
 
-    /// Of an object: its first member of that name. Throws error if it isn't an object.
+    /// The first member of that name of an object. Throws error if the value isn't an object.
     [[nodiscard]] std::optional<value> find(std::string_view name) const;
-    /// The same; throws error where there is none.
+    /// As find(), but throws error if there is no such member.
     [[nodiscard]] value at(std::string_view name) const;
-    /// Of an array. Throws error for anything else, and for more than `most`, before it has taken
-    /// memory for them.
+    /// The elements of an array. Throws error for any other value, and for more than `most`
+    /// elements, before it has allocated memory for them.
     [[nodiscard]] std::vector<value> elements(std::size_t most = ~std::size_t{0}) const;
     /// Calls `f(value)` for each element of an array and of the arrays in it, in order. Throws
-    /// error for anything else.
+    /// error for any other value.
     template <class F>
     void each_leaf(F f) const {
         each([&](value v) {
@@ -53,7 +53,7 @@ public:
         });
     }
 
-    /// These throw error if it is something else, or no such number.
+    /// These functions throw error if the value is of another kind, or if the number doesn't fit T.
     [[nodiscard]] std::string string() const;
     [[nodiscard]] bool boolean() const;
     template <class T>
@@ -83,16 +83,16 @@ private:
     std::string_view text_;
 };
 
-/// Checks all of it: RFC 8259, in UTF-8, nested at most 32 deep. Throws error.
+/// Checks the whole text: RFC 8259, in UTF-8, nested at most 32 deep. Throws error.
 [[nodiscard]] value parse(std::string_view text);
 
-/// Whether it is UTF-8: no overlong forms, no halves of surrogate pairs.
+/// Whether the text is UTF-8, without overlong forms and halves of surrogate pairs.
 [[nodiscard]] bool is_utf8(std::string_view text) noexcept;
 
 /// Appends a string in quotes. Each byte that isn't UTF-8 becomes U+FFFD.
 void append(std::string& out, std::string_view text);
-/// Appends a number that reads back as the same number. NaN and infinity, which JSON lacks, become
-/// null.
+/// Appends a number that reads back as the same number. NaN and infinity become null, since JSON
+/// doesn't have them.
 void append(std::string& out, double x);
 void append(std::string& out, float x);
 template <std::integral T>

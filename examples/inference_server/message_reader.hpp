@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// gRPC's messages out of the bytes of a call: each has a prefix of five bytes, a flag and its
-// length. A compressed message is refused before a byte of it is kept, since a megabyte could
-// expand to a gigabyte.
+// Takes gRPC's messages out of the bytes of a call. Each message has a prefix of five bytes: a flag
+// and the message's length. A compressed message is refused before a byte of it is kept, since a
+// megabyte could expand to a gigabyte.
 //
 //   message_reader in(4096);
 //   while (!bytes.empty()) {
@@ -26,8 +26,8 @@ class message_reader {
 public:
     explicit message_reader(std::size_t most) : most_(most) {}
 
-    /// How many bytes it took: none where a message is complete. Throws refused: 413 for one that
-    /// says it is longer than there may be, 501 for one that is compressed.
+    /// Returns how many bytes it took: none while a message is complete. Throws refused: 413 for a
+    /// message that announces more than the allowed length, 501 for a compressed message.
     std::size_t take(std::string_view bytes) {
         std::size_t taken = 0;
         while (prefix_ < bytes_.size() && taken < bytes.size()) {
@@ -45,9 +45,9 @@ public:
     [[nodiscard]] bool is_complete() const noexcept { return prefix_ == bytes_.size() && message_.size() == size_; }
     /// Whether a part of a message has come.
     [[nodiscard]] bool has_begun() const noexcept { return prefix_ != 0; }
-    /// Bytes that the message says it has.
+    /// The length that the message announces.
     [[nodiscard]] std::size_t announced() const noexcept { return size_; }
-    /// The complete one; the next one may come.
+    /// The complete message. Afterwards the next message may come.
     [[nodiscard]] std::string message() {
         prefix_ = 0;
         size_ = 0;

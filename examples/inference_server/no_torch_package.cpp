@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// For a libtorch without AOTInductor.
+// The functions of torch_package.hpp for a libtorch without AOTInductor.
 #include "inference_server/engine.hpp"
 #include "inference_server/torch_package.hpp"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// All paths, in one table. Any other path is answered 404.
+// All paths in one table. Any other path is answered with 404.
 #include <algorithm>
 #include <span>
 
@@ -18,7 +18,7 @@ int hex(char c) noexcept {
     return -1;
 }
 
-/// One part between slashes. It is decoded once, so nothing that is encoded twice turns into
+/// One part between slashes. It is decoded once, so a part that is encoded twice doesn't turn into
 /// something else later.
 std::string decoded(std::string_view part) {
     std::string out;
@@ -54,7 +54,7 @@ std::vector<std::string> parts_of(std::string_view target) {
 
 struct pattern {
     action what;
-    std::string_view method, path;  ///< {m}: a model. {v}: its version
+    std::string_view method, path;  ///< {m} is a model, {v} its version
 };
 constexpr pattern patterns[] = {
     {action::server_live, "GET", "v2/health/live"},
@@ -97,7 +97,7 @@ bool fits(std::string_view path, std::span<const std::string> parts, route& r) {
 
 route route_of(std::string_view method, std::string_view target) {
     auto parts = parts_of(target);
-    if (parts.size() > 1 && parts.back().empty()) parts.pop_back();  // "/v2/" is "/v2"
+    if (parts.size() > 1 && parts.back().empty()) parts.pop_back();  // "/v2/" counts as "/v2"
     bool there = false;
     for (const auto& p : patterns) {
         route r{p.what, {}, {}};

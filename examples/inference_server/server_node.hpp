@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The node whose device the server's tenants share: the host's, or CUDA's where
-// INFERENCE_SERVER_ON_CUDA is defined. The rest of the server uses the names of this header alone,
+// The node whose device the server's tenants share: the host's, or CUDA's if
+// INFERENCE_SERVER_ON_CUDA is defined. The rest of the server uses only the names of this header,
 // so the server's code compiles for either node. A program has one of the two.
 //
 //   void run(std::span<const tensor> inputs, std::vector<tensor>& outputs, place& on) override;
 //
-// An engine's call gets a `place`. On the host that is a block of the device, and the call computes
-// there. On CUDA a place has a stream: the call enqueues its work and returns. A function that the
-// call gives to place::afterwards() makes the outputs when the work is over.
+// An engine's call gets a `place`. On the host a place is a block of the device, and the call
+// computes there. On CUDA a place has a stream: the call enqueues its work and returns. A function
+// that the call passes to place::afterwards() makes the outputs when the work is over.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ namespace inference_server {
 /// The server has one device.
 constexpr gpushare::device_id server_device{0};
 
-/// Functions that a submission's calls leave; they are called when the calls' work is over.
+/// Functions that a submission's calls leave. They are called when the calls' work is over.
 using when_over = std::vector<std::function<void()>>;
 
 #ifdef INFERENCE_SERVER_ON_CUDA
@@ -47,11 +47,11 @@ class place {
 public:
     place(gpushare::cuda::stream& on, when_over& later) noexcept : stream_(on), later_(later) {}
 
-    /// The tenant's. A call that waits for it keeps the tenant's other calls waiting, and those of
-    /// all tenants where there is no gate: see call_gate.hpp.
+    /// The tenant's stream. If a call waits for it, the tenant's other calls wait, too; without a
+    /// gate, the calls of all tenants wait: see call_gate.hpp.
     [[nodiscard]] gpushare::cuda::stream& stream() const noexcept { return stream_; }
-    /// `f` is called when the work of the whole submission is over, unless the submission failed.
-    /// `f` keeps what it needs alive, but for the call's outputs, and waits for nothing.
+    /// Calls `f` when the work of the whole submission is over, unless the submission failed. `f`
+    /// keeps everything that it needs alive, except for the call's outputs, and must not wait.
     void afterwards(std::function<void()> f) { later_.push_back(std::move(f)); }
     [[nodiscard]] static std::uint32_t num_blocks() noexcept { return 1; }
 
@@ -87,7 +87,7 @@ using place = gpushare::host::kernel_context;
 
 constexpr bool calls_end_by_returning = true;
 
-/// Puts the call behind what is on the stream, on so many blocks that start together.
+/// Enqueues the call on the stream, with `blocks` blocks that start together.
 template <class F>
 void put_call(gpushare::host::stream& to, std::uint32_t blocks, when_over&, const F& call) {
     if (blocks == 1)

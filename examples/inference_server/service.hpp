@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The server without its protocols: tenants from a file that is read again when it changes, their
-// models, what they are billed. The protocols' shells call it from their threads, and are called
-// back.
+// models, and their bills. The protocols' shells call the service from their threads, and it calls
+// them back.
 //
 //   service s{{.tenants = "tenants.conf", .journal = "usage"}, {tiny_mlp(), tiny_letters()}};
 //   const auto who = s.authenticate(key);                                     // throws refused
@@ -38,77 +38,80 @@
 namespace inference_server {
 
 struct service_options {
-    std::string tenants{};  ///< the file; see tenants_file.hpp
-    std::string journal{};  ///< of what is used; empty: none
+    std::string tenants{};  ///< the file of tenants; see tenants_file.hpp
+    std::string journal{};  ///< the journal of usage; empty for none
     node_options node = usual_node();
     std::chrono::milliseconds idle_after{
-        /// weights of a model that nobody asked for so long are given back; its caches after a
-        /// quarter
+        /// After this time without a request, a model's weights are given back, and its caches
+        /// after a quarter of the time.
         60'000};
-    /// but not of one that is known to take longer to load; 0: however long
+    /// No model sleeps if it is known to take longer than this to load; 0 means no limit.
     std::chrono::milliseconds wake_within{0};
-    /// at most, work of a tenant or a model that a reload removes
+    /// The longest wait for the work of a tenant or a model that a reload removes.
     std::chrono::milliseconds closes_within{5'000};
-    std::chrono::milliseconds text_waits{30'000};  ///< at most, for memory of its cache
-    /// Makes a model of a tenant's, by its words in the file of tenants, as onnx_models.hpp does.
-    /// Checks what can be checked before somebody asks for it, and throws what an engine's or a
-    /// model's error is. Empty: built without.
+    /// The longest wait for memory of a text's cache.
+    std::chrono::milliseconds text_waits{30'000};
+    /// Makes a tenant's model from its words in the file of tenants, as onnx_models.hpp does.
+    /// Checks as much as possible before the first request, and throws errors of engines and
+    /// models. Empty if the server was built without such engines.
     std::function<model_source(const model_setting&, const std::string& path)> model_of{};
-    /// of the journal, where it can't be written; beyond that they are summed by tenant
+    /// The lines kept for a journal that can't be written; further lines are summed by tenant.
     std::size_t kept_lines = 10'000;
     call_gate_options gate{};  ///< on CUDA: how launches are held
 };
 
 class service {
 public:
-    /// The client of a request. Like all that a service hands out, it must be gone before the
-    /// service.
+    /// The client of a request. Like everything that a service hands out, it must be destroyed
+    /// before the service.
     struct caller {
         std::shared_ptr<tenant> who{};
         std::shared_ptr<account> counts{};
-        std::shared_ptr<const std::atomic<bool>> revoked{};  // its key is gone from the file
+        // set when its key is gone from the file
+        std::shared_ptr<const std::atomic<bool>> revoked{};
         [[nodiscard]] bool is_revoked() const noexcept {
             return revoked != nullptr && revoked->load(std::memory_order_relaxed);
         }
     };
 
-    /// Throws std::runtime_error, or gpushare::error, where the file of tenants can't be read or a
-    /// tenant not be admitted; model_setting_error where one of its models can't be served.
+    /// Throws std::runtime_error or gpushare::error if the file of tenants can't be read or a
+    /// tenant can't be admitted, and model_setting_error if a model can't be served.
     service(service_options o, std::vector<model_source> models);
     service(const service&) = delete;
     service& operator=(const service&) = delete;
-    /// Waits until calls and loads have ended, however long they take: nothing can end an engine's
-    /// thread, and the memory that it uses must stay. A program that can't wait asks stop() first,
-    /// and then ends by leave().
+    /// Waits until calls and loads have ended, however long they take, because nothing can end an
+    /// engine's thread, and the memory that it uses must stay. A program that can't wait calls
+    /// stop() first, and then ends by leave().
     ~service();
 
-    /// Throws refused: 401. Takes as long however many keys there are, and waits for nobody.
+    /// Throws refused (401). Takes the same time however many keys there are, and doesn't wait for
+    /// other calls.
     [[nodiscard]] caller authenticate(std::string_view key);
-    /// The server's, or one of the caller's own. Never null. Throws refused: 404.
+    /// One of the server's models, or of the caller's own. Never null. Throws refused (404).
     [[nodiscard]] std::shared_ptr<const model_source> model(const caller& c, std::string_view name,
                                                             std::string_view version = {}) const;
 
     /// Throws refused, or answers.
     void infer(const caller& c, std::string_view model, infer_request r, on_answer reply);
     [[nodiscard]] std::shared_ptr<token_stream> generate(const caller& c, std::string_view model, generate_request r);
-    /// Null: it is loaded.
+    /// Calls `done` with null once the model is loaded.
     void load(const caller& c, std::string_view model, std::function<void(const refused*)> done);
     void unload(const caller& c, std::string_view model);
     [[nodiscard]] bool ready(const caller& c, std::string_view model);
-    /// Of one that isn't there: its reason isn't empty.
+    /// A model in the index. A model that isn't ready has a reason that isn't empty.
     struct index_entry {
         std::string name;
         bool ready = false;
     };
     [[nodiscard]] std::vector<index_entry> index(const caller& c);
 
-    /// Whether it takes requests: the device is there, no protocol is shut, and it isn't told to
-    /// drain.
+    /// Whether the service takes requests: the device is there, no protocol is shut, and the
+    /// service isn't draining.
     [[nodiscard]] bool ready() const;
-    /// A protocol takes no connections for a while, or takes them again.
+    /// Says that a protocol takes no connections for a while, or takes connections again.
     void shut(bool is) noexcept { shut_.fetch_add(is ? 1 : -1, std::memory_order_relaxed); }
-    /// Takes no new requests, and waits until those that are there have been answered. False at the
-    /// deadline, or when `hurry` is requested.
+    /// Takes no new requests, and waits until the existing requests have been answered. Returns
+    /// false at the deadline, or when `hurry` is requested.
     bool drain(gpushare::instant deadline, const std::stop_token& hurry = {});
     /// A call, a text's piece or a load that hasn't ended.
     struct running {
@@ -116,17 +119,17 @@ public:
     };
     /// Takes no new requests, refuses those that wait, waits until calls and loads have ended, and
     /// writes the last bills. Returns the calls and loads that still run at the deadline, or when
-    /// `hurry` is requested. The service goes on with these alone, and bills them when a later
+    /// `hurry` is requested. The service then only continues these. It bills them once a later
     /// call, or the destructor, has waited for them; it doesn't bill calls of a tenant that a
     /// reload has removed.
     [[nodiscard]] std::vector<running> stop(gpushare::instant deadline, const std::stop_token& hurry = {});
 
-    /// The tenant's usage so far, with the device time that it is billed.
+    /// The tenant's usage so far, with the device time for which it is billed.
     [[nodiscard]] gpushare::tenant_usage usage_of(tenant& t) const;
     /// How long the tenant's launches took. A launch that fills a tenth of the device counts in
-    /// full here, and a tenth of it is billed. Without a gate, the time that is billed.
+    /// full here, although only a tenth of it is billed. Without a gate, this is the billed time.
     [[nodiscard]] gpushare::ns launch_time_of(tenant& t) const;
-    /// Whether launches pass a gate, and how many threads are held there in the middle of a call.
+    /// Whether launches pass a gate, and how many threads are held at it in the middle of a call.
     [[nodiscard]] bool gates_launches() const noexcept { return gate_ != nullptr; }
     [[nodiscard]] std::size_t held_calls() const noexcept { return gate_ == nullptr ? 0 : gate_->held(); }
 
@@ -135,22 +138,22 @@ public:
     [[nodiscard]] std::string status_json();
     /// The timeline of all work, for Perfetto, recorded from the first call on.
     [[nodiscard]] std::string timeline_json();
-    /// Reads the file of tenants again, now. Returns the error, or an empty text. May wait for the
-    /// work of tenants that are gone, for some seconds. A file that can't be read, or is invalid in
-    /// any line, changes nothing. Throws std::bad_alloc if the host has no memory; the file is read
-    /// again a second later.
+    /// Reads the file of tenants again, now. Returns the error, or an empty text. May wait some
+    /// seconds for the work of tenants that are gone. A file that can't be read, or has an invalid
+    /// line, changes nothing. Throws std::bad_alloc if the host has no memory; the file is then
+    /// read again a second later.
     std::string reload();
-    /// Gets the error, as reload() returns it. Exceptions are dropped.
+    /// Gets the error, as reload() returns it. Exceptions of the function are dropped.
     using on_reload = std::function<void(std::string_view)>;
-    /// The same by another thread, which waits while the file is being written, and then calls
-    /// back, once: at the end of the service, too, and where the host has no memory. Throws
-    /// std::bad_alloc; then it isn't called.
+    /// Calls reload() in another thread, which first waits until the file has been written, and
+    /// calls back once: also at the end of the service, and if the host has no memory. Throws
+    /// std::bad_alloc; the function is then not called.
     void reload_soon(on_reload done);
     [[nodiscard]] gpushare::instant now() const { return shared_.now(); }
     [[nodiscard]] server_node& node() noexcept { return node_; }
 
 private:
-    /// A model of a tenant's, and what it was made of.
+    /// A tenant's own model, and the setting from which it was made.
     struct own_model {
         model_setting setting{};
         file_look look{};  // of its file
@@ -161,14 +164,15 @@ private:
     struct tenant_row {
         // stays when the tenant goes and comes back
         std::shared_ptr<account> counts = std::make_shared<account>();
-        // The rest is of the tenant that is there now; of none while it is being closed.
+        // The other members belong to the current tenant. They are empty while it is being closed.
         std::shared_ptr<tenant> who;
         std::shared_ptr<scratch> room;
-        std::shared_ptr<tenant_calls> calls;  // where there is a gate; until the tenant's last bill
+        // if there is a gate; stays until the tenant's last bill
+        std::shared_ptr<tenant_calls> calls;
         std::map<std::string, std::shared_ptr<lane>, std::less<>> lanes;  // by model
         own_models models;
         std::optional<gpushare::usage_meter> meter;
-        // whose the meter is: a predecessor's until that one's last bill
+        // the tenant that the meter measures: a predecessor until its last bill is made
         const tenant* metered = nullptr;
         bool asleep = false;
     };
@@ -180,7 +184,7 @@ private:
             std::shared_ptr<std::atomic<bool>> revoked{};
         };
         tenants_file file{};
-        std::vector<entry> entries{};  // in the order of the file's keys
+        std::vector<entry> entries{};  // in the order of the keys in the file
     };
     [[nodiscard]] std::shared_ptr<const key_ring> keys() const {
         const std::lock_guard lock(keys_mutex_);
@@ -201,7 +205,7 @@ private:
     void later(std::function<void()> f, const void* whose);
     void keep_house(const std::stop_token& stop);
     static void answer_all(const std::vector<on_reload>& asked, std::string_view why) noexcept;
-    /// A request's time is over then: by tell_late() it is told so.
+    /// A request's time is over at `when`; tell_late() then tells it so.
     void expect_late(gpushare::instant when) noexcept;
     void tell_late(const std::stop_token& stop);
     void reload_if_changed();
@@ -234,23 +238,24 @@ private:
 
     mutable std::mutex mutex_;
     std::map<std::string, tenant_row, std::less<>> rows_;
-    // in no row any more, though work of theirs may run on
+    // lanes that aren't in a row any more, although their work may still run
     std::vector<std::weak_ptr<lane>> outlasting_;
-    std::string wrong_;                  // with the file, the last time
-    std::atomic<bool> draining_{false};  // set under mutex_; strangers may ask without
-    // of the file of tenants: as it was read, and as it was found otherwise
+    std::string wrong_;                  // the last error of the file
+    std::atomic<bool> draining_{false};  // set under mutex_; strangers may read it without the lock
+    // the file of tenants: as it was read, and as it was found after a change
     file_look seen_{}, changed_{};
-    std::size_t lines_waiting_ = 0;  // for the journal
-    std::atomic<int> shut_{0};       // protocols; relaxed: a count
+    std::size_t lines_waiting_ = 0;  // lines that the journal hasn't written
+    std::atomic<int> shut_{0};       // protocols that are shut; relaxed: only a count
 
-    // of the pointer alone: never held while somebody's key is looked up
+    // guards only the pointer; never held while a key is looked up
     mutable std::mutex keys_mutex_;
     std::shared_ptr<const key_ring> keys_ = std::make_shared<const key_ring>();
 
-    std::mutex reloading_;                          // one file at a time
-    std::vector<std::shared_ptr<tenant>> leaving_;  // under reloading_: a reload removes them
-    std::mutex billing_;                            // of the next two
-    std::vector<std::shared_ptr<tenant>> gone_;     // removed, and their last bill isn't made
+    std::mutex reloading_;  // one file at a time
+    // guarded by reloading_: tenants that a reload removes
+    std::vector<std::shared_ptr<tenant>> leaving_;
+    std::mutex billing_;                         // guards the next two members
+    std::vector<std::shared_ptr<tenant>> gone_;  // removed tenants whose last bill isn't made
     std::vector<gpushare::usage_line> unwritten_;
     std::mutex tracing_;
     gpushare::timeline_trace trace_;
@@ -258,19 +263,19 @@ private:
 
     std::mutex reloads_mutex_;
     std::condition_variable_any reload_comes_;
-    std::vector<on_reload> reloads_;  // who waits for one
+    std::vector<on_reload> reloads_;  // callers that wait for a reload
     worker loads_;
 
     std::mutex late_mutex_;
     std::condition_variable_any late_comes_;
-    gpushare::instant late_at_ = gpushare::never;  // the first of the requests' deadlines
+    gpushare::instant late_at_ = gpushare::never;  // the earliest deadline of the requests
     std::jthread dispatcher_, housekeeper_, timekeeper_;
 };
 
 /// The exit status of a process that ends beside calls that still run.
 constexpr int exit_beside_calls = 3;
-/// Says on standard error what still runs, and ends the process with exit_beside_calls, without any
-/// destructor: those would take from the calls what they use.
+/// Reports on standard error which calls still run, and ends the process with exit_beside_calls,
+/// without any destructor, because destructors would take memory away from the calls.
 [[noreturn]] void leave(const std::vector<service::running>& beside) noexcept;
 
 }  // namespace inference_server

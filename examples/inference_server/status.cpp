@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What operators see of the service: metrics for Prometheus, the numbers of the status page, a
+// The operators' view of the service: metrics for Prometheus, the numbers of the status page, and a
 // timeline.
 #include <array>
 #include <cmath>
@@ -14,7 +14,7 @@ namespace inference_server {
 
 namespace {
 
-/// The upper end of a bucket of account, in seconds.
+/// The upper end of a bucket of an account, in seconds.
 double bucket_end(std::size_t i) { return std::ldexp(1e-6, static_cast<int>(i)); }
 
 double seconds(gpushare::ns t) { return static_cast<double>(t.count()) * 1e-9; }
@@ -37,7 +37,7 @@ std::string model_json(const lane& l) {
     return out += '}';
 }
 
-/// Of the answers so far; the status page takes differences.
+/// Counts of all answers so far; the status page computes differences.
 std::string buckets_json(const account& a) {
     std::string out = "[";
     for (std::size_t i = 0; i < account::buckets; ++i) out += (i == 0 ? "" : ",") + std::to_string(a.in_bucket(i));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// status_page.html, as text: one file, without anything from elsewhere.
+// status_page.html as text: one file, which loads nothing from elsewhere.
 #pragma once
 
 #include <string_view>

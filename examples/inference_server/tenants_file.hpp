@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The file of tenants: specifications as gpushare/tenant/specification_text.hpp has them, and each
+// The file of tenants: specifications as in gpushare/tenant/specification_text.hpp, with each
 // tenant's API keys.
 //
 //   name=chat  api_key=s3cret-chat  memory=64MiB compute=60% priority=1 slo=50ms
@@ -7,16 +7,17 @@
 //   name=batch api_key=s3cret-batch memory=32MiB compute=40% queue_limit=16
 //     model=detector.onnx cut_to=5ms
 //
-// A model is the tenant's alone. Its name is the file's without `.onnx`; its folder is that of this
-// file where the path doesn't begin with a slash. The settings behind it belong to that model:
-//   cut_to=5ms              runs in pieces that take no longer; else as one
-//   shape=INPUT:1x3x64x64   extents of an input with which pieces are measured, where the model leaves any open
-//   batch=8                 the first extent of all inputs and outputs is a batch of up to so many
-//   engine=NAME             else the server's first one
+// A model belongs to one tenant. Its name is the file's without `.onnx`. A path that doesn't begin
+//  with a slash is relative to the folder of the tenants' file. The settings after a model are its own:
+//    cut_to=5ms              runs in pieces of at most this time; otherwise as one piece
+//    shape=INPUT:1x3x64x64   extents of an input for measuring pieces, if the model leaves any open
+//    batch=8                 the first extent of all inputs and outputs is a batch of at most this many
+//    engine=NAME             otherwise the server's first engine
 //
-// A file is read while somebody may be writing it, so one that could be the first part of another
-// is refused: its last line ends with a line feed, and one without tenants says so, `tenants=none`.
-// A file that is cut between two lines looks whole, so write another file and rename it.
+// A program may be writing the file while it is read, so a file that could be the first part of
+// another file is refused. Its last line must end with a line feed, and a file without tenants must
+// say so, `tenants=none`. A file that is cut between two lines looks whole, so write a new file and
+// rename it.
 #pragma once
 
 #include <cstddef>
@@ -35,14 +36,14 @@ namespace inference_server {
 
 inline constexpr std::size_t longest_key = 256;
 
-/// API keys, found by a hash: one comparison, however many there are, and none for what is longer
-/// than a key can be.
+/// API keys, found by a hash. A look-up takes one comparison, however many keys there are, and none
+/// for a text that is longer than a key can be.
 class key_index {
 public:
-    /// False where it is there already.
+    /// Returns false if the key is already there.
     bool add(std::string_view key);
-    /// How many were added before it; none: it isn't there. A comparison takes as long for a key
-    /// that is nearly right as for any other.
+    /// The number of keys that were added before this key; none if the key isn't there. A
+    /// comparison takes the same time for a key that is nearly right as for any other.
     [[nodiscard]] std::optional<std::size_t> find(std::string_view key) const noexcept;
     [[nodiscard]] std::size_t size() const noexcept { return keys_.size(); }
     [[nodiscard]] const std::string& operator[](std::size_t i) const noexcept { return keys_[i]; }
@@ -51,28 +52,29 @@ private:
     static std::size_t hash_of(std::string_view key) noexcept;
 
     std::vector<std::string> keys_;
-    std::unordered_multimap<std::size_t, std::size_t> at_;  // by hash
+    std::unordered_multimap<std::size_t, std::size_t> at_;  // indexed by hash
 };
 
-/// A model of a tenant's, as the file's words say.
+/// A tenant's model, as stated in the file.
 struct model_setting {
     std::string tenant{}, path{}, name{};
-    gpushare::ns cut_to{};                                      ///< 0: it isn't cut
-    std::map<std::string, std::vector<std::int64_t>> shapes{};  ///< of inputs, to measure with
-    /// rows; 0: the model has no batches
+    gpushare::ns cut_to{};  ///< 0 if the model isn't cut
+    /// Shapes of inputs, for measurements.
+    std::map<std::string, std::vector<std::int64_t>> shapes{};
+    /// the most rows; 0 if the model has no batches
     std::uint32_t batch = 0;
-    std::string engine{};  ///< empty: any
-    std::size_t line = 0;  ///< of its path
+    std::string engine{};  ///< empty for any engine
+    std::size_t line = 0;  ///< the line of the path
 
-    /// Whether the same is asked for, on whatever line.
+    /// Whether both ask for the same, possibly on different lines.
     [[nodiscard]] bool same_as(const model_setting& o) const noexcept {
         return tenant == o.tenant && path == o.path && cut_to == o.cut_to && shapes == o.shapes && batch == o.batch &&
                engine == o.engine;
     }
 };
 
-/// A model of the file can't be served: because of its words, or of what they lead to. The text
-/// begins with the place, as `tenants.conf:3: cut_to: `, and quotes no value.
+/// Says that a model of the file can't be served, because of its settings or of their effect. The
+/// text begins with the place, such as `tenants.conf:3: cut_to: `, and quotes no value.
 class model_setting_error final : public std::runtime_error {
 public:
     model_setting_error(std::string_view file, std::size_t line, std::string_view setting, std::string_view why)
@@ -85,7 +87,7 @@ public:
                                  .append(why)),
           line_(line),
           setting_(setting) {}
-    [[nodiscard]] std::size_t line() const noexcept { return line_; }  ///< from 1
+    [[nodiscard]] std::size_t line() const noexcept { return line_; }  ///< counted from 1
     [[nodiscard]] const std::string& setting() const noexcept { return setting_; }
 
 private:
@@ -107,9 +109,9 @@ struct tenants_file {
 };
 
 /// Throws gpushare::specification_error, and model_setting_error, whose text calls the file `file`.
-/// A key has 8 to 256 characters and belongs to one tenant, whose name is before it: on its line,
-/// or above where the line is indented. The error's text has no word of the file except names of
-/// settings, since a key may have slipped in elsewhere.
+/// A key has 8 to 256 characters and belongs to the tenant whose name is before it: on the key's
+/// line or, if the line is indented, above. The error's text quotes only names of settings, because
+/// a key may have slipped in elsewhere.
 [[nodiscard]] tenants_file parse_tenants(std::string_view text, std::string_view file = "tenants");
 
 }  // namespace inference_server

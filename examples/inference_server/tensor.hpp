@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors as the open inference protocol (KServe v2) has them, in both of its forms: the elements'
-// bytes one after the other, or JSON. Elements of type BYTES are texts of any length, each behind
+// Tensors as in the open inference protocol (KServe v2), in both of its forms: the elements' bytes
+// one after the other, or JSON. Elements of type BYTES are texts of any length, each preceded by
 // its size in four bytes.
 #pragma once
 
@@ -32,10 +32,10 @@ enum class datatype : std::uint8_t {
     fp64,
     bytes
 };
-/// As the protocol calls it, such as "FP32".
+/// The protocol's name, such as "FP32".
 [[nodiscard]] std::string_view to_string(datatype t) noexcept;
 [[nodiscard]] std::optional<datatype> datatype_of(std::string_view name) noexcept;
-/// Bytes of an element; 0 for texts.
+/// The bytes of an element; 0 for texts.
 [[nodiscard]] std::size_t size_of(datatype t) noexcept;
 
 struct tensor {
@@ -44,7 +44,7 @@ struct tensor {
     std::vector<std::int64_t> shape;
     std::vector<std::byte> data;
 
-    /// Its elements, of a type of that size. Throws std::logic_error for another size.
+    /// The elements, as a type of the same size. Throws std::logic_error for another size.
     template <class T>
     [[nodiscard]] std::span<T> as() {
         check_element(sizeof(T));
@@ -55,7 +55,7 @@ struct tensor {
         check_element(sizeof(T));
         return {reinterpret_cast<const T*>(data.data()), data.size() / sizeof(T)};
     }
-    /// Of BYTES.
+    /// The texts of a tensor of type BYTES.
     [[nodiscard]] std::vector<std::string_view> texts() const;
 
 private:
@@ -65,15 +65,15 @@ private:
 /// A tensor of texts.
 [[nodiscard]] tensor texts_tensor(std::string name, std::span<const std::string> texts);
 
-/// How many elements; none for a negative extent, or more than 2^32.
+/// The number of elements; none for a negative extent, or for more than 2^32 elements.
 [[nodiscard]] std::optional<std::uint64_t> elements_of(std::span<const std::int64_t> shape) noexcept;
 
-/// Takes `data` as the binary form. Throws json::error if it isn't that of the tensor's type and
-/// shape.
+/// Takes `data` as the binary form. Throws json::error if the data doesn't fit the tensor's type
+/// and shape.
 void set_binary(tensor& t, std::span<const std::byte> data);
-/// The same of JSON: an array, flat or nested.
+/// Takes JSON: an array, flat or nested. Throws json::error in the same way.
 void set_json(tensor& t, json::value data);
-/// Appends its elements as a flat array. Texts that aren't UTF-8 can't be said: what isn't becomes
+/// Appends the elements as a flat array. In a text that isn't UTF-8, each invalid byte becomes
 /// U+FFFD.
 void append_json(std::string& out, const tensor& t);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Engines without dependencies. Their weights are made up, what they compute with them isn't.
+// Engines without dependencies. Their weights are made up, but the computations are real.
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -26,7 +26,7 @@ weights made_up(std::size_t inputs, std::size_t outputs, gpushare::sim::random& 
     return w;
 }
 
-/// out = in * w, w in rows of `out`'s size.
+/// out = in * w, where a row of w has as many elements as `out`.
 void multiply(std::span<const float> in, const weights& w, std::span<float> out) {
     std::ranges::fill(out, 0.0F);
     const float* row = w.data();
@@ -59,8 +59,8 @@ private:
     weights first_, second_;
 };
 
-/// A recurrent network that knows 26 letters and the blank. Beside its state it looks at all states
-/// that it was in (attention), which are in pages of its tenant's.
+/// A recurrent network that knows 26 letters and the blank. Beside its state, it attends to all
+/// earlier states, which lie in pages of its tenant.
 class letters final : public engine {
 public:
     letters(const surroundings& at, std::size_t longest)
@@ -81,7 +81,7 @@ public:
             try {
                 const auto text = generate(std::string(prompt), 16);
                 while (text->read_on()) give_way(on);
-                // fewer than 16 at the longest text's end
+                // fewer than 16 at the end of the longest text
                 while (const auto letter = text->next()) {
                     all.back() += *letter;
                     give_way(on);
@@ -97,7 +97,8 @@ public:
         const auto in_all = std::min(prompt.size() + most, longest_);
         std::vector<std::uint32_t> pages((in_all + page - 1) / page);
         if (cache_->page_stride() * pages.size() > limit_.usage().limit()) throw refused(507, no_room().what());
-        // Memory that others were lent is overwritten before it is here: so long that takes.
+        // Memory that was lent to other tenants is overwritten before it comes back, which takes
+        // this long.
         const auto why = cache_->try_allocate(pages, std::chrono::steady_clock::now() + std::chrono::milliseconds(2));
         if (why.code == gpushare::errc::closed) throw refused(503, no_room().what());
         if (why.code != gpushare::errc::none) throw no_room();
@@ -107,11 +108,11 @@ public:
 
 private:
     static constexpr std::size_t alphabet = 27, state = 64, head = state;
-    static constexpr std::uint32_t page = 16;  // letters
+    static constexpr std::uint32_t page = 16;  // in letters
 
     class speaker final : public generation {
     public:
-        /// Gives the pages back: nothing of it runs then.
+        /// Gives the pages back. No work uses the text then.
         speaker(const letters& of, std::string prompt, std::size_t most, std::vector<std::uint32_t> pages)
             : of_(of), prompt_(std::move(prompt)), most_(most), pages_(std::move(pages)) {}
         speaker(const speaker&) = delete;
@@ -135,7 +136,8 @@ private:
             std::array<float, state> h{}, seen{};
             multiply(state_, of_.recurrent_, h);
             attend(seen);
-            // It gets bored, or it would say one letter for ever.
+            // The last letter and the earlier states count against the new state. Otherwise the
+            // network would say one letter forever.
             for (std::size_t i = 0; i < state; ++i)
                 state_[i] = std::tanh(3 * h[i] - 2 * of_.embedding_[letter * state + i] - seen[i] +
                                       0.1F * static_cast<float>((heard_ * state + i + 1) % 7));
@@ -147,7 +149,8 @@ private:
             std::ranges::copy(state_, lane(heard_, 1).begin());
             ++heard_;
         }
-        /// The mean of the states so far, those that are like what is asked for first.
+        /// The weighted mean of the states so far, with the largest weights for the states most
+        /// similar to the query.
         void attend(std::span<float> to) const {
             std::array<float, head> query{};
             multiply(state_, of_.query_, query);
@@ -163,27 +166,27 @@ private:
             if (sum > 0)
                 for (auto& x : to) x /= sum;
         }
-        /// Of a letter: its key, or its value.
+        /// A letter's key, or its value.
         [[nodiscard]] std::span<float> lane(std::uint32_t letter, std::uint32_t which) const {
             auto* const first = static_cast<float*>(of_.cache_->address(pages_[letter / page], which));
             return {first + std::size_t{letter % page} * state, state};
         }
         const letters& of_;
         const std::string prompt_;
-        const std::size_t most_;  // letters
+        const std::size_t most_;  // in letters
         const std::vector<std::uint32_t> pages_;
         std::array<float, state> state_{};
         std::uint32_t heard_ = 0;
     };
 
-    const std::size_t longest_;  // text
+    const std::size_t longest_;  // the longest text
     const gpushare::quota& limit_;
     gpushare::sim::random any_{2};
     weights embedding_, recurrent_, scores_, query_, key_;
     std::unique_ptr<kv_cache> cache_;
 };
 
-/// Of this thread: what is computed takes longer beside others.
+/// The processor time of this thread, because a computation takes longer beside others.
 gpushare::ns processor_time() {
     ::timespec t{};
     ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);

@@ -1,21 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// Models by libtorch, on the host or on CUDA: every FOLDER/NAME.pt is the model NAME as
-// TorchScript, every FOLDER/NAME.pt2 is one as a package of AOTInductor. FOLDER/NAME.json says what
-// the model takes and gives, as the protocol has it, in the order of forward()'s arguments and
-// results:
+// Models by libtorch, on the host or on CUDA. Every FOLDER/NAME.pt is the model NAME as
+// TorchScript, and every FOLDER/NAME.pt2 is a model as a package of AOTInductor. FOLDER/NAME.json
+// states the model's inputs and outputs, as in the protocol, in the order of forward()'s arguments
+// and results:
 //
 //   {"inputs":  [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}],
 //    "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 2]}], "max_batch_size": 8}
 //
-// Without max_batch_size, or with 0, a request is a call. On the host a model computes on one
-// thread: the block of the device that the call runs on. Libtorch allocates weights by itself
-// there, so the server measures what a load takes and charges it. On CUDA a tenant's models share a
-// torch_scope: weights, inputs and all that a call allocates lie in the tenant's memory, but for
-// the host's pinned copies of inputs and outputs. A call that has no room there is refused with 507
-// and the tenant's figures.
+// Without max_batch_size, or with 0, each request is a call. On the host a model computes on one
+// thread: the block of the device on which the call runs. There libtorch allocates weights itself,
+// so the server measures and charges the memory of a load.
 //
-// A package is machine code: serve none that you don't trust. It is for one kind of device, which
-// docs/serving.md says how to compile it for. torch_package.hpp has what a package must keep to.
+// On CUDA a tenant's models share a torch_scope: weights, inputs and all allocations of a call lie
+// in the tenant's memory, except for the host's pinned copies of inputs and outputs. If a call
+// doesn't find room there, it is refused with 507 and the tenant's figures.
+//
+// A package is machine code, so don't serve a package that you don't trust. It is compiled for one
+// kind of device; docs/serving.md explains how. torch_package.hpp lists what a package must keep
+// to.
 #pragma once
 
 #include <string>
@@ -25,12 +27,14 @@
 
 namespace inference_server {
 
-/// All of that folder, by name. Throws std::runtime_error where the folder can't be read or has no
-/// model or two of a name, and where a model's description is missing or isn't understood;
-/// unknown_engine where it has a package, and this program's libtorch loads none. The server reads
-/// the model's file when it loads the model, and load() says what is wrong with the file. The call
-/// sets libtorch's number of threads to one, and AOTI_RUNTIME_CHECK_INPUTS to 1 where the
-/// environment doesn't say otherwise, both for the whole process: call it before other threads.
+/// All models of that folder, by name. Throws std::runtime_error if the folder can't be read, has
+/// no model, or has two models of one name, and if a model's description is missing or invalid.
+/// Throws unknown_engine if the folder has a package and this program's libtorch can't load
+/// packages. The server reads the model's file when it loads the model, and load() reports errors
+/// in the file.
+///
+/// The call sets libtorch's number of threads to one, and AOTI_RUNTIME_CHECK_INPUTS to 1 unless the
+/// environment sets it, both for the whole process. So call it before other threads start.
 [[nodiscard]] std::vector<model_source> torch_models(const std::string& folder);
 
 }  // namespace inference_server

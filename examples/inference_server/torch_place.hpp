@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a model of libtorch runs: on the host, by the thread that calls it, or on CUDA, on its
-// tenant's stream and in its tenant's memory.
+// The place where a model of libtorch runs: on the host, in the thread that calls it, or on CUDA,
+// on its tenant's stream and in its tenant's memory.
 //
 //   const auto inside = where.enter();                  // for each load and each call
 //   const auto y = model.forward({where.input(x, at::kFloat)});
@@ -31,7 +31,7 @@
 
 namespace inference_server {
 
-/// The data of a tensor that is contiguous, on the host.
+/// Copies the data of a contiguous tensor on the host.
 inline void assign(std::vector<std::byte>& to, const at::Tensor& from) {
     const auto bytes = std::as_bytes(std::span(static_cast<const char*>(from.data_ptr()), from.nbytes()));
     to.assign(bytes.begin(), bytes.end());
@@ -39,8 +39,8 @@ inline void assign(std::vector<std::byte>& to, const at::Tensor& from) {
 
 #ifdef INFERENCE_SERVER_ON_CUDA
 
-/// A tenant's scope in libtorch: one for all models of the tenant, as long as it has a model. Safe
-/// from any thread.
+/// A tenant's scope in libtorch. All models of the tenant share it, and it lives while the tenant
+/// has a model. Any thread may use it.
 class tenant_scope {
 public:
     using scope = gpushare::torch_scope<server_node, tenant>;
@@ -70,7 +70,8 @@ private:
         std::unique_ptr<scope> of{};
         std::size_t models = 0;
     };
-    // Under the mutex, also while a scope is made or goes: a stream never has two.
+    // Used under the mutex, also while a scope is made or destroyed, so that a stream never has two
+    // scopes.
     static std::map<const tenant*, entry>& all() {
         static std::map<const tenant*, entry> scopes;
         return scopes;
@@ -93,7 +94,7 @@ public:
 
     [[nodiscard]] at::Device device() const noexcept { return device_; }
     [[nodiscard]] auto enter() { return scope_.enter(stream_); }
-    /// The tenant's, of a thread that is inside.
+    /// The tenant's stream, for a thread that is inside the scope.
     [[nodiscard]] void* stream() const { return c10::cuda::getCurrentCUDAStream(device_.index()).stream(); }
     /// How often the tenant's memory has refused.
     [[nodiscard]] std::uint64_t refusals() const { return who_.usage().refused; }
@@ -102,7 +103,8 @@ public:
         return "out of memory. tenant '" + std::string(who_.name()) + "' has " + std::to_string(now.current.count()) +
                " bytes, and the model asked for more";
     }
-    /// A copy on the device, enqueued: from pinned memory, since a copy from any other would wait.
+    /// Enqueues a copy to the device from pinned memory, because a copy from other memory would
+    /// wait.
     [[nodiscard]] at::Tensor input(const tensor& t, at::ScalarType type) const {
         const auto staged = at::empty(t.shape, at::TensorOptions(type).pinned_memory(true));
         std::memcpy(staged.data_ptr(), t.data.data(), t.data.size());
@@ -126,13 +128,14 @@ private:
 
 class torch_place {
 public:
-    struct [[maybe_unused]] nothing {};  ///< to be in
+    struct [[maybe_unused]] nothing {};  ///< stands for a scope
     explicit torch_place(const surroundings&) noexcept {}
 
     [[nodiscard]] static at::Device device() noexcept { return at::kCPU; }
     [[nodiscard]] static nothing enter() noexcept { return {}; }
     [[nodiscard]] static void* stream() noexcept { return nullptr; }
-    // On the host libtorch allocates past the tenant's memory, which refuses nothing.
+    // On the host libtorch doesn't allocate in the tenant's memory, which therefore refuses
+    // nothing.
     [[nodiscard]] static std::uint64_t refusals() noexcept { return 0; }
     [[nodiscard]] static std::string out_of_memory() { return "out of memory"; }
     /// The data itself, which the model only reads.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A transformer's block over two ranks (Megatron-LM's split): each has half of the heads and half
-// of the hidden layer, and after each part an all-reduce sums what both brought. Here the sum, the
-// residual and the norm are one pass over memory.
+// A transformer's block over two ranks (Megatron-LM's split). Each rank has half of the heads and
+// half of the hidden layer, and after each part an all-reduce sums the ranks' contributions. Here
+// the sum, the residual and the norm are one pass over memory.
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -26,7 +26,7 @@ using namespace std::chrono_literals;
 using weights = std::pmr::vector<float>;
 
 constexpr std::size_t tokens = 8, width = 64, ranks = 2, heads = 2, head = 16,
-                      hidden = 128;  // heads and hidden of a rank
+                      hidden = 128;  // heads and hidden elements of a rank
 using rows = std::array<float, tokens * width>;
 
 /// One rank's weights, and its input and output of an all-reduce.
@@ -63,7 +63,7 @@ void multiply(std::span<const float> from, const weights& w, std::span<float> to
             for (std::size_t o = 0; o < n; ++o) to[t * n + o] += from[t * in + i] * w[i * n + o];
 }
 
-/// The rank's heads: each token looks at those before it.
+/// Computes the rank's heads: each token attends to itself and to earlier tokens.
 void attend(const half& mine, working& with, std::span<const float> x, std::span<float> to) {
     auto &q = with.q, &k = with.k, &v = with.v, &seen = with.seen;
     seen.fill(0);
@@ -116,7 +116,7 @@ public:
     }
 
 private:
-    /// The norm of what both ranks brought and of the residual.
+    /// The norm of the sum of both ranks' contributions and the residual.
     void join(std::uint32_t rank, std::span<const float> brought, std::span<const float> residual,
               std::span<float> to) {
         const auto p = gs::reduced(brought, width) | gs::add(residual) | gs::rms_norm(norm_, 1e-6F);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread that may take its time: functions that others leave to it, one after the other. Those
-// for whom they are take turns, so that nobody waits for more than one of each other's.
+// A thread that may take its time. It runs functions that others leave to it, one after the other.
+// The owners of functions take turns, so that nobody waits for more than one function of each other
+// owner.
 //
 //   worker loads;    loads.later([] { ... });                  loads.stop();
 //   worker reads;    reads.later([] { ... }, &tenant);
@@ -23,8 +24,9 @@ namespace inference_server {
 
 class worker {
 public:
-    /// Runs `f` soon, after what was left to it of the same `whose`, and drops what it throws;
-    /// never, once stop() is over. From any thread. Throws std::bad_alloc.
+    /// Runs `f` soon, after earlier functions of the same `whose`, and drops its exceptions.
+    /// Functions that come after stop() never run. Any thread may call later(). Throws
+    /// std::bad_alloc.
     void later(std::function<void()> f, const void* whose = nullptr) {
         {
             const std::lock_guard lock(mutex_);
@@ -41,11 +43,12 @@ public:
         comes_.notify_one();
     }
 
-    /// Returns when all that was left to the worker has run, and what that added. Not from the
-    /// thread itself.
+    /// Returns when all functions left to the worker have run, including functions that those have
+    /// added. Don't call it from the worker's thread.
     void stop() { (void)stop(gpushare::never, {}); }
-    /// The same until `deadline`, by the steady clock, or until `hurry` is requested: false if
-    /// something still runs then. The thread goes on with it, and a later call waits for it again.
+    /// As stop(), until `deadline` of the steady clock, or until `hurry` is requested. Returns
+    /// false if a function still runs then. The thread continues with it, and a later call waits
+    /// for it again.
     bool stop(gpushare::instant deadline, const std::stop_token& hurry) {
         thread_.request_stop();
         {
@@ -54,7 +57,7 @@ public:
             if (!comes_.wait_until(lock, hurry, by, [this] { return ended_; })) return false;
         }
         if (thread_.joinable()) thread_.join();
-        // what came as the thread ended: this may go with the last of it, so not under the lock
+        // functions that came as the thread ended; they are destroyed last, and without the lock
         decltype(lines_) dropped;
         const std::lock_guard lock(mutex_);
         over_ = true;
@@ -71,11 +74,11 @@ private:
             lock.unlock();
             try {
                 f();
-            } catch (...) {  // of the host's memory, as a rule: the others are run all the same
+            } catch (...) {  // usually for lack of the host's memory: the other functions still run
             }
             f = {};
             lock.lock();
-            // Only now, so that who came meanwhile is before it.
+            // Moved only now, so that owners that came in the meantime are before this one.
             if (lines_.front().waiting.empty())
                 lines_.pop_front();
             else
@@ -93,9 +96,10 @@ private:
 
     std::mutex mutex_;
     std::condition_variable_any comes_;
-    // none is empty, but perhaps the first while its last function runs
+    // no line is empty, except perhaps the first while its last function runs
     std::list<line> lines_;
-    bool ended_ = false, over_ = false;  // the thread is done; nothing is taken any more
+    // whether the thread is done, and whether functions are no longer taken
+    bool ended_ = false, over_ = false;
     std::jthread thread_{[this](const std::stop_token& stop) { run(stop); }};
 };
 
