@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies and fills of rows and boxes, several copies at once, pages that move, and functions of the
-// host's in a stream. Arrays of textures aren't modelled: a copy from or to one is invalid.
+// Copies and fills of rows and boxes, batches of copies, prefetches, and host functions in a
+// stream. Texture arrays aren't modelled: a copy from or to one is invalid.
 #include <algorithm>
 #include <cstring>
 #include <span>
@@ -14,11 +14,11 @@ using namespace detail;
 
 namespace {
 
-/// Bytes in rows, and rows in slices.
+/// The extent of a box: bytes in a row, rows in a slice, and slices.
 struct box {
     std::size_t width = 0, height = 1, depth = 1;
 };
-/// From one row to the next one, and from one slice to the next one.
+/// The distances from one row to the next, and from one slice to the next.
 struct layout {
     const void* at = nullptr;
     std::size_t pitch = 0, slice = 0;
@@ -28,7 +28,7 @@ bool is_within_reach(const machine& m, const void* p, const stream& on) {
     return p != nullptr && m.reaches(on.in->device, m.place_of(p));
 }
 
-/// Each byte of `to` becomes that of `from`.
+/// A copy of a box, row by row.
 operation copying_box(const layout& to, const layout& from, const box& size) {
     return {.effect = [=] {
         for (std::size_t z = 0; z < size.depth; ++z)
@@ -52,7 +52,7 @@ layout layout_of(const cudaPitchedPtr& p, const cudaPos& at) {
     const std::size_t slice = p.pitch * p.ysize;
     return {static_cast<const char*>(p.ptr) + at.z * slice + at.y * p.pitch + at.x, p.pitch, slice};
 }
-/// As the driver is told: addresses of any memory.
+/// The addresses as the driver gets them, of any kind of memory.
 template <class Told>
 Told told_3d(const layout& to, const layout& from, const box& size) {
     Told t{};
@@ -66,7 +66,7 @@ Told told_3d(const layout& to, const layout& from, const box& size) {
     if constexpr (requires { t.Depth; }) t.Depth = size.depth;
     return t;
 }
-/// One of several: of bytes.
+/// One copy of a batch, in bytes.
 layout layout_of(const cudaMemcpy3DOperand& o, const cudaExtent& size) {
     if (o.type != cudaMemcpyOperandTypePointer) return {};
     const std::size_t row = o.op.ptr.rowLength != 0 ? o.op.ptr.rowLength : size.width;
@@ -170,8 +170,8 @@ cudaError_t cudaMemcpy3DBatchAsync(std::size_t n, cudaMemcpy3DBatchOp* all, unsi
     });
 }
 
-// Moves nothing here: all memory is the host's. (Driver API, cuMemPrefetchAsync: memory of
-// cudaMallocManaged, or of the host where devices reach all of that.)
+// Moves nothing, since all memory is host memory here. (Driver API, cuMemPrefetchAsync: memory of
+// cudaMallocManaged, or host memory if devices reach all of it.)
 cudaError_t cudaMemPrefetchAsync(const void* p, std::size_t size, cudaMemLocation, unsigned flags,
                                  cudaStream_t handle) {
     cuMemPrefetchAsync_v2_params told{};
@@ -204,7 +204,8 @@ cudaError_t cudaMemset2DAsync(void* to, std::size_t pitch, int value, std::size_
     });
 }
 
-// They run where the stream gets to them, and mustn't call CUDA. (Runtime API, cudaLaunchHostFunc.)
+// Host functions run when the stream reaches them, and must not call CUDA. (Runtime API,
+// cudaLaunchHostFunc.)
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t handle, cudaHostFn_t f, void* argument) {
     const cuLaunchHostFunc_params told{handle, f, argument};

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of CUPTI that the library uses, for tests: linked instead of libcupti, it calls the one
-// subscriber back at the launches that go through the stand-in for CUDA. The runtime's calls appear
-// as the driver's that they end in.
+// The part of CUPTI that the library uses, for tests. Linked instead of libcupti, it calls the
+// single subscriber back at launches that go through the stand-in for CUDA. A call of the runtime
+// appears as the driver call in which it ends.
 //
 //   standin::take_subscriber("CUPTI for a profiler");      // from now on nobody else can subscribe
 //
-// What it models: one subscriber, the name of the present one, single callbacks switched on and
-// off, ENTER and EXIT with the function's parameters, a word that goes from one to the other, data
-// that is invalid behind the callback.
+// It models one subscriber with a name, callbacks that can be enabled one by one, ENTER and EXIT
+// with the function's parameters, a word that is passed from ENTER to EXIT, and data that is
+// invalid after the callback.
 #pragma once
 
 #include <cuda.h>
@@ -22,13 +22,13 @@
 
 namespace standin {
 
-/// Somebody else subscribes, under that name. Ends what the stand-in's own subscriber had.
+/// Another part of the process subscribes, under that name, and replaces the present subscriber.
 void take_subscriber(std::string name);
-/// And goes.
+/// Ends the subscription of take_subscriber().
 void give_subscriber_back();
-/// How many callbacks were made since the reset.
+/// The number of callbacks since the reset.
 [[nodiscard]] std::uint64_t callbacks();
-/// Whether somebody subscribes.
+/// Whether there is a subscriber.
 [[nodiscard]] bool has_subscriber();
 
 /// The grid and the block of the calling thread's next kernels.
@@ -39,19 +39,19 @@ struct launch_dimensions {
 
 namespace detail {
 
-/// Whether anybody wants to hear of the function.
+/// Whether the subscriber has enabled callbacks of the function.
 [[nodiscard]] bool traced(CUpti_CallbackId id);
-/// Calls the subscriber, if any. `result` null: ENTER.
+/// Calls the subscriber, if there is one. `result`: null at ENTER.
 void call_back(CUpti_CallbackId id, const char* name, const void* parameters, const CUresult* result,
                std::uint64_t& between);
 
-/// `body()`, between the two callbacks.
+/// Calls `body()` between the two callbacks.
 template <class Parameters, class Body>
 cudaError_t traced_call(CUpti_CallbackId id, const char* name, const Parameters& p, Body body) {
     if (!traced(id)) return body();
     std::uint64_t between = 0;
     {
-        const Parameters copy = p;  // gone behind the callback
+        const Parameters copy = p;  // destroyed after the callback, as CUPTI's data is
         call_back(id, name, &copy, nullptr, between);
     }
     const cudaError_t code = body();

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int max_threads = 1024, warp = 32, first_bus = 0x10;
 
-/// body(machine&) for a call that names a device instead of meaning the current one.
+/// Calls body(machine&) for a call that names a device, and doesn't mean the current one.
 template <class Body>
 cudaError_t about(const char* name, int device, Body body) {
     return enter({.name = name, .bare = true}, nullptr,
@@ -43,7 +43,7 @@ cudaError_t cudaGetLastError() {
     return enter({.name = "cudaGetLastError", .always = true, .silent = true, .bare = true}, nullptr, [](machine& m) {
         auto& t = m.thread();
         const auto last = std::exchange(t.last_error, cudaSuccess);
-        // What sticks stays, whether the thread has met it or not.
+        // A sticky error stays, whether this thread has seen it or not.
         const int d = t.contexts.empty() ? 0 : t.contexts.back()->device;
         return m.has_device(d) && m.device(d).told ? m.device(d).sticky : last;
     });
@@ -158,8 +158,8 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
 }
 
 cudaError_t cudaDeviceReset() {
-    // Runtime API, cudaDeviceReset: all resources of the current device in the process are gone,
-    // whoever has them.
+    // Runtime API, cudaDeviceReset: destroys all resources of the current device in the process,
+    // whichever thread owns them.
     return enter({.name = "cudaDeviceReset", .returns = true, .bare = true}, nullptr, [](machine& m) {
         const auto& contexts = m.thread().contexts;
         m.reset_device(contexts.empty() ? 0 : contexts.back()->device);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The driver's functions about contexts, and the call that finds functions by name.
+// Driver functions for contexts, and the call that looks up functions by name.
 #include "driver.hpp"
 
 #include <algorithm>
@@ -56,8 +56,8 @@ CUresult create_context(CUcontext* out, CUctxCreateParams*, unsigned, CUdevice d
     }));
 }
 
-// Driver API, cuCtxDestroy: "the resources associated with the context are destroyed"; it is popped
-// where it is current.
+// Driver API, cuCtxDestroy: "the resources associated with the context are destroyed"; a thread in
+// which the context is current loses it.
 CUresult destroy_context(CUcontext handle) {
     return driver(enter({.name = "cuCtxDestroy", .returns = true}, nullptr, [&](machine& m) {
         const auto c = m.user_contexts.find(handle);
@@ -140,10 +140,11 @@ CUresult release_primary(CUdevice device) {
     }));
 }
 
-// Of these the driver's manual names no error for a thread without a context: they don't need one.
+// For these functions the driver's manual names no error for a thread without a context, so they
+// need none.
 CUresult event_query(CUevent e) { return driver(query("cuEventQuery", e)); }
 CUresult stream_query(CUstream s) { return driver(query("cuStreamQuery", s)); }
-// This one's does.
+// For this function it names such an error.
 CUresult event_elapsed_time(float* ms, CUevent from, CUevent to) {
     return driver(elapsed_time("cuEventElapsedTime", ms, from, to));
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The driver's functions, which programs ask for by name. None of them is a symbol, so that a
-// program that links the driver by mistake doesn't link here either.
+// The driver's functions, which programs look up by name. None of them is a symbol, so a program
+// that links the driver by mistake fails to link with the stand-in, too.
 #pragma once
 
 #include <cuda.h>
@@ -19,7 +19,7 @@ struct entry_point {
     void* function = nullptr;
 };
 
-/// `Declared` is the type that the header gives the name.
+/// `Declared`: the function's type in CUDA's header.
 template <class Declared, class Function>
 entry_point point(std::string_view name, int since, Function* f) {
     static_assert(std::is_same_v<Declared, Function>);
@@ -32,15 +32,16 @@ std::span<const entry_point> green_context_functions();     // green_context.cpp
 std::span<const entry_point> memory_operation_functions();  // memory_operation.cpp
 std::span<const entry_point> memory_functions();            // memory.cpp
 
-/// The two sides share the numbers of their errors.
+/// The runtime and the driver use the same numbers for their errors.
 inline CUresult driver(cudaError_t e) { return static_cast<CUresult>(e); }
 inline constexpr auto invalid_value = cudaErrorInvalidValue;
 inline constexpr auto invalid_context = static_cast<cudaError_t>(CUDA_ERROR_INVALID_CONTEXT);
 
-/// body(machine&) for a function of the driver's that names its object, and needs no context: it
-/// makes none (Driver API, Virtual Memory Management: CUDA_ERROR_INVALID_CONTEXT isn't among their
-/// answers). Where the thread has one, errors of earlier work there may be answered (Driver API,
-/// every function: "may also return error codes from previous, asynchronous launches").
+/// Calls body(machine&) for a driver function that names its object and so needs no context. Makes
+/// no context. (Driver API, Virtual Memory Management: these functions don't return
+/// CUDA_ERROR_INVALID_CONTEXT.) If the thread has a context, the function may return errors of
+/// earlier work there. (Driver API, every function: "may also return error codes from previous,
+/// asynchronous launches".)
 template <class Body>
 cudaError_t beside_context(const call_info& info, Body body) {
     return enter(info, nullptr, [&](machine& m) {
@@ -49,7 +50,7 @@ cudaError_t beside_context(const call_info& info, Body body) {
     });
 }
 
-/// A context's handle is its address; green contexts have the same in both forms.
+/// A context's handle is its address. A green context has the same handle in both forms.
 inline CUcontext handle_of(const std::shared_ptr<context>& c) { return reinterpret_cast<CUcontext>(c.get()); }
 
 }  // namespace standin::detail

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls about capture and graphs. A graph is what its capture recorded, replayed one after the
-// other: forks of the capture are put in an order that keeps them right.
+// The calls for capture and graphs. A graph replays the recorded work of its capture one after the
+// other, in an order that respects the forks and joins of the capture.
 #include <algorithm>
 #include <iterator>
 
@@ -42,7 +42,7 @@ cudaStreamCaptureStatus status_of(const stream& s) {
     return s.recording->invalid ? cudaStreamCaptureStatusInvalidated : cudaStreamCaptureStatusActive;
 }
 
-/// Whether the origin has waited for everything that the other streams of its capture did.
+/// Whether the origin has waited for all work of the capture's other streams.
 bool joined(const capture& c) {
     return std::ranges::all_of(c.streams, [&](const stream* s) {
         const auto seen = c.origin->seen.find(s->id);
@@ -50,7 +50,7 @@ bool joined(const capture& c) {
     });
 }
 
-/// Ends the capture: what it recorded.
+/// Ends the capture, and returns the recorded work.
 std::vector<operation> dissolve(machine& m, const std::shared_ptr<capture>& c) {
     std::vector<operation> nodes = std::move(c->origin->recorded);
     for (stream* s : c->streams) {
@@ -222,9 +222,9 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t handle) {
             const auto e = m.look_up(m.executables, exec, "a call");
             if (e == nullptr) return cudaErrorInvalidValue;
             if (on.recording == nullptr && e->running != nullptr) m.enqueue(on, {.awaited = e->running});
-            // A node runs on the SMs of the context that it was captured in, not on those of the
-            // stream of the launch. (Driver API, CUDA_KERNEL_NODE_PARAMS.) So it runs on the device
-            // of that context, too.
+            // A node runs on the SMs of the context in which it was captured, not on those of the
+            // stream in which the graph is launched. (Driver API, CUDA_KERNEL_NODE_PARAMS.) So it
+            // also runs on the device of that context.
             for (const operation& node : e->nodes) {
                 if (node.in == nullptr || (node.in->device == on.in->device && node.in->sms == on.in->sms)) continue;
                 m.find(node.in->device == on.in->device
@@ -235,7 +235,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t handle) {
             for (const operation& node : e->nodes) m.enqueue(on, node);
             if (on.recording == nullptr) {
                 e->running = std::make_shared<mark>(mark{.device = on.in->device});
-                // Programming Guide, "CUDA User Objects": what an executable owns stays until its
+                // Programming Guide, "CUDA User Objects": an executable's objects stay until its
                 // launches are done.
                 m.enqueue(on, {.effect = [owns = e->owns] {}, .reaches = e->running});
             }
@@ -244,7 +244,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t handle) {
     });
 }
 
-// Both are let go while launches of them are still under way.
+// Both can be destroyed while launches of them are still under way.
 
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
     constexpr call_info info{.name = "cudaGraphExecDestroy", .returns = true};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The driver's functions about green contexts: SMs are split in steps, described, and become
-// contexts with streams.
+// Driver functions for green contexts. A program splits SMs, describes the parts, and makes
+// contexts with streams from them.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -13,11 +13,11 @@ using namespace detail;
 
 namespace {
 
-/// What the opaque part of a CUdevResource says here.
+/// The stand-in's content of the opaque part of a CUdevResource.
 struct sm_set {
     int device = 0;
     std::uint32_t first = 0;
-    std::uint64_t split = 0;  // which split it comes from; 0: none
+    std::uint64_t split = 0;  // the number of the split from which it comes; 0: none
 };
 static_assert(std::is_trivially_copyable_v<sm_set> && sizeof(sm_set) <= sizeof(CUdevResource::_internal_padding));
 

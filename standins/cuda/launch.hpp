@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels on the stand-in: what launch.cuh defines for devices, for files that g++ compiles. The
-// functor runs on the host, a block after the other with one thread each, when the stream gets
-// there. The blocks of a cooperative launch have a host thread each, since they may wait for each
-// other.
+// Launches of kernels on the stand-in, for files that g++ compiles: the counterpart of launch.cuh,
+// which is for devices. When the stream reaches the launch, the functor runs on the host, one block
+// after the other with one thread each. Each block of a cooperative launch has its own host thread,
+// since the blocks may wait for each other.
 //
 //   #include "standins/cuda/launch.hpp"
 //   stream.launch({.blocks = 8, .hold = 250us}, kernel);  // takes `hold` for each wave of blocks
@@ -68,7 +68,7 @@ void run_together(const K& kernel, std::uint32_t blocks, std::uint32_t sms) {
     if (thrown != nullptr) std::rethrow_exception(thrown);
 }
 
-/// What names the kernel.
+/// The address that identifies the kernel.
 template <class K>
 [[nodiscard]] const void* entry_of() noexcept {
     return reinterpret_cast<const void*>(&run_blocks<K>);
@@ -76,7 +76,7 @@ template <class K>
 
 enum class launch_kind { plain, cooperative, opaque };
 
-/// The numbers in a kernel's arguments that may be addresses.
+/// The words in a kernel's arguments that may be addresses.
 template <class K>
 [[nodiscard]] std::vector<std::uintptr_t> addresses_in(const K& kernel) {
     std::vector<std::uintptr_t> found;

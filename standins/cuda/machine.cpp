@@ -84,7 +84,8 @@ void machine::enqueue(stream& on, operation op) {
     on.queue.push_back(std::move(op));
 }
 
-/// Some of it. A kernel that went wrong counts as over: its device is lost.
+/// Runs the stream's kernel for a while; true once it is over. A failed kernel counts as over: its
+/// device is lost.
 bool machine::run_kernel(stream& s) {
     try {
         if (!s.runs) s.runs = s.queue.front().starts({s.in->device, s.in->sms, s.id, s.queue.front().known});
@@ -97,7 +98,7 @@ bool machine::run_kernel(stream& s) {
     return true;
 }
 
-/// When what is first in the stream's queue begins; none while it can't.
+/// When the first entry of the stream's queue begins; none while it can't begin.
 std::optional<ns> machine::begin_of(stream& s) {
     operation& first = s.queue.front();
     if (s.held) return std::nullopt;
@@ -121,7 +122,8 @@ std::optional<ns> machine::begin_of(stream& s) {
     return begin;
 }
 
-/// When the word that it waits for was 0; none if it isn't. The host writes there without a call.
+/// When the word for which the operation waits became 0; none while it isn't 0. The host writes the
+/// word without a call.
 std::optional<ns> machine::passes(operation& waits) {
     const std::uintptr_t at = *waits.until_zero;
     if (place_of(reinterpret_cast<const void*>(at)).device < 0 && !is_pinned(at)) {
@@ -132,7 +134,7 @@ std::optional<ns> machine::passes(operation& waits) {
         waits.seen_closed = looked_;
         return std::nullopt;
     }
-    if (waits.seen_closed == ns::min()) return ns::min();  // it was 0 whenever anybody looked
+    if (waits.seen_closed == ns::min()) return ns::min();  // the word was never seen to be closed
     ns by_stream = ns::min();
     for (auto w = words_written.lower_bound(at); w != words_written.end() && w->first < at + sizeof(std::uint64_t); ++w)
         by_stream = std::max(by_stream, w->second);
@@ -163,7 +165,7 @@ bool machine::step(stream& s, ns until) {
     if (done.effect) {
         try {
             done.effect();
-        } catch (...) {  // a kernel can't throw: this is how those on the host go wrong
+        } catch (...) {  // a kernel of a device can't throw: on the host, this stands for its failure
             poison(s.in->device, cudaErrorIllegalAddress);
             return true;
         }
@@ -187,7 +189,7 @@ bool machine::step(stream& s, ns until) {
 
 void machine::run() {
     const ns until = looked_ = now();
-    // Work on one stream may be what another one waits for.
+    // Work on one stream may be awaited by another stream.
     for (bool any = true; any;) {
         any = false;
         for (const auto& s : busy)
@@ -197,7 +199,7 @@ void machine::run() {
     std::erase_if(busy, [](const auto& s) { return s->queue.empty(); });
 }
 
-/// When the next work that isn't held up ends.
+/// When the next work ends that isn't blocked.
 ns machine::next_end() {
     ns next = ns::max();
     if (chosen.time == timing::manual) return next;
@@ -207,15 +209,15 @@ ns machine::next_end() {
     return next;
 }
 
-/// Until `end`, or until somebody changes something, but not for ever.
+/// Waits until `end`, or until another thread changes something, for a second at most.
 void machine::wait_for_change(ns end) {
     std::unique_lock lock(mutex, std::adopt_lock);
-    // The host opens such a wait by a store, which wakes nobody.
+    // The host opens such a wait by a plain store, which wakes no thread.
     const bool polls = std::ranges::any_of(
         busy, [](const auto& s) { return !s->queue.empty() && s->queue.front().until_zero.has_value(); });
     const ns longest = now() + (polls ? ns{std::chrono::microseconds(50)} : ns{std::chrono::seconds(1)});
     changed.wait_until(lock, began + std::min(end, longest));
-    lock.release();  // who called holds it
+    lock.release();  // the caller holds the mutex
 }
 
 // ---- errors and records
@@ -225,7 +227,7 @@ void machine::poison(int d, cudaError_t code) {
         if (each != d && chosen.scope == poison_scope::device) continue;
         if (device(each).sticky == cudaSuccess) device(each).sticky = code;
     }
-    // What was queued never happens; streams of healthy devices don't wait for it for ever.
+    // Queued work never happens, but streams of healthy devices must not wait for it for ever.
     for (const auto& s : busy) {
         if (device(s->in->device).sticky == cudaSuccess) continue;
         for (const operation& op : s->queue) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The machine inside the stand-in, which owns all objects, and the functions through which every
-// call goes.
+// The machine inside the stand-in, which owns all objects, and the functions that implement what
+// all calls have in common.
 //
 //   extern "C" cudaError_t cudaStreamGetPriority(cudaStream_t s, int* priority) {
 //       return on_stream({"cudaStreamGetPriority"}, s, [&](machine&, stream& on) { ... return cudaSuccess; });
@@ -35,29 +35,29 @@
 
 namespace standin::detail {
 
-/// What CUDA keeps per thread.
+/// The state that CUDA keeps for each thread.
 struct thread_state {
-    std::uint64_t generation = 0;                      // of the machine that it is about
+    std::uint64_t generation = 0;                      // of the machine to which it belongs
     std::vector<std::shared_ptr<context>> contexts{};  // the last is current
     cudaError_t last_error = cudaSuccess;
     cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
-    std::map<int, std::shared_ptr<stream>> own_streams{};  // by device, once it has used them
+    std::map<int, std::shared_ptr<stream>> own_streams{};  // per-thread default streams that were used
 };
 
-/// What a call is like, beside its name.
+/// A call's name and properties.
 struct call_info {
     const char* name = "";
-    bool always = false;   // answers without a driver and without devices
+    bool always = false;   // works without a driver and without devices
     bool unsafe = false;   // "potentially unsafe": forbidden during some captures
-    bool returns = false;  // gives something back, so it is done even where an error sticks
+    bool returns = false;  // frees something, so it works even on a device with a sticky error
     bool silent = false;   // leaves nothing for cudaGetLastError
-    bool bare = false;     // of the runtime, but makes no context current
-    bool looks = false;    // says what went wrong on the device meanwhile
-    bool makes = false;    // may wait for the device: see options::creation_beside_spinning
+    bool bare = false;     // a runtime call that makes no context current
+    bool looks = false;    // reports errors of earlier work on the device
+    bool makes = false;    // may wait for the device; see options::creation_beside_spinning
 };
 
-/// Everything happens under the mutex, the effects of work included: they mustn't call CUDA. Work
-/// is done by whoever calls next, once its time has come.
+/// Everything happens under the mutex, including the effects of work, which therefore must not call
+/// CUDA. When work is due, the next call of any thread does it.
 struct machine {
     explicit machine(const options& o);
     machine(const machine&) = delete;
@@ -69,20 +69,21 @@ struct machine {
     [[nodiscard]] ns now() const;
     void run();
     void enqueue(stream& on, operation op);
-    /// Until `done()`; false if nothing can change any more that isn't for another thread to
-    /// change, and none does.
+    /// Waits until `done()`. Returns false if no work can go on by itself, and no other thread
+    /// changes anything for a long time.
     template <class Done>
     [[nodiscard]] bool wait(const char* who, Done done);
     void poison(int device, cudaError_t code);
-    /// The code of the fault that strikes the call, and whether it does its work all the same.
+    /// The code of the fault that strikes a call, and whether the call does its work nevertheless.
     struct blow {
         cudaError_t code = cudaSuccess;
         bool works = true;
     };
     [[nodiscard]] blow strike(const call_info& info);
-    /// A finding if kernels of the device wait for what may never come while `who` waits for them.
+    /// Records a finding if `who` would wait for kernels of the device that may themselves wait for
+    /// other kernels for ever.
     void find_spinning(int device, const char* who);
-    /// The kernel is loaded, which may wait for what runs. False if it waited in vain.
+    /// Loads the kernel, which may wait for running work. Returns false if it waited in vain.
     [[nodiscard]] bool load(int device, const void* kernel, const char* who);
     /// The same for a graph's kernels.
     [[nodiscard]] bool load(int device, const std::vector<operation>& nodes, const char* who);
@@ -90,8 +91,8 @@ struct machine {
     void find(std::string what);
 
     thread_state& thread();
-    [[nodiscard]] CUcontext context_of_thread();  // that it has, or that the runtime gives it
-    std::shared_ptr<context> current();           // the primary context of device 0 if there is none yet
+    [[nodiscard]] CUcontext context_of_thread();  // the current one, or the one that the runtime gives
+    std::shared_ptr<context> current();           // by default the primary context of device 0
     std::shared_ptr<context> primary(int device);
     [[nodiscard]] static std::uint64_t new_context_id() noexcept;
     std::shared_ptr<context> new_context(int device);
@@ -109,10 +110,11 @@ struct machine {
     // stream.cpp
 
     cudaStream_t open_stream(const std::shared_ptr<context>& in, int priority);
-    /// Null for a handle of none; for the default stream's one that stands for it, and a finding.
+    /// Returns null for an invalid handle. For the default stream's handle, returns a stream in its
+    /// place and records a finding.
     std::shared_ptr<stream> find_stream(const char* who, cudaStream_t handle);
-    /// What the handle stands for; null, and a finding, for one that was destroyed: what a driver
-    /// makes of such a handle is undefined. (Runtime API, cudaStreamDestroy, cudaEventDestroy,
+    /// The object of the handle. For a destroyed object, returns null and records a finding, since
+    /// the driver's behaviour is then undefined. (Runtime API, cudaStreamDestroy, cudaEventDestroy,
     /// cudaGraphExecDestroy and others.)
     template <class T, class Handle>
     [[nodiscard]] std::shared_ptr<T> look_up(const table<T>& in, Handle h, const char* who) {
@@ -122,18 +124,19 @@ struct machine {
             find(std::string(who) + " of something that was destroyed");
         return found;
     }
-    /// The legacy stream waits for the streams that capture and synchronise with it, which it
-    /// can't: those captures are over. (Runtime API, cudaStreamLegacy and
-    /// cudaErrorStreamCaptureImplicit.)
+    /// Whether streams that synchronise with the legacy stream are being captured. The legacy
+    /// stream can't wait for these, so such captures become invalid. (Runtime API, cudaStreamLegacy
+    /// and cudaErrorStreamCaptureImplicit.)
     [[nodiscard]] bool capture_in_the_way(const stream& legacy, const char* who);
-    /// What cudaDeviceReset does.
+    /// Implements cudaDeviceReset.
     void reset_device(int d);
-    /// Work on it isn't done. Of streams that were destroyed too.
+    /// Whether the stream has unfinished work, even if it was destroyed.
     [[nodiscard]] bool has_work(const stream& s) const { return !s.queue.empty(); }
 
     // graph.cpp
 
-    /// Whether a capture forbids this thread an unsafe call, which then invalidates that capture.
+    /// Whether a capture forbids an unsafe call to this thread. If so, the call invalidates that
+    /// capture.
     [[nodiscard]] bool capture_forbids(const char* who);
     void invalidate(capture& c, const char* who);
 
@@ -141,29 +144,29 @@ struct machine {
 
     [[nodiscard]] std::uint64_t used_memory(int device);
     [[nodiscard]] std::uint64_t free_memory(int device);
-    /// Where such a block of cudaMalloc is counted, and for how much.
+    /// The account to which a block of cudaMalloc is charged, and the amount.
     struct bill {
         std::uint64_t device_state::*account = nullptr;
         std::uint64_t amount = 0;
     };
     [[nodiscard]] bill price(std::size_t size) const;
-    /// Whose memory an address is, and who may use it.
+    /// The owner of the memory at an address, and the devices that may use it.
     struct place {
-        int device = -1;           // -1: the host's
-        bool peers_alone = false;  // of cudaMalloc: for devices with peer access
-        std::set<int> open_to{};   // else for these
+        int device = -1;           // -1: the host
+        bool peers_alone = false;  // memory of cudaMalloc: for devices with peer access
+        std::set<int> open_to{};   // other memory: for these devices
         bool pooled = false;
     };
     [[nodiscard]] place place_of(const void* p) const;
-    /// Memory of the host's that CUDA doesn't know.
+    /// Whether the address is host memory that CUDA doesn't know.
     [[nodiscard]] bool is_pageable(const void* p) const;
-    /// Whether kernels and copies of the device may use it.
+    /// Whether kernels and copies of device `from` may use it.
     [[nodiscard]] bool reaches(int from, const place& p) const;
-    /// Null if the host has no memory. The block isn't charged.
+    /// Allocates memory for the block and doesn't charge it. Null if the host has no memory.
     void* take(block b);
     void give_back(std::uintptr_t at);
     void trim(pool& p, std::uint64_t keep);
-    /// What pools hold above their threshold goes back whenever somebody synchronises.
+    /// At each synchronisation, pools give back the memory that they hold above their threshold.
     void trim_all();
 
     const options chosen;
@@ -180,7 +183,7 @@ struct machine {
     table<user_object> user_objects_of_callers;
     table<context> green_contexts;
     table<physical> physicals;
-    std::vector<std::shared_ptr<stream>> busy;  // those with work, destroyed ones too
+    std::vector<std::shared_ptr<stream>> busy;  // streams with work, including destroyed ones
     std::vector<std::shared_ptr<capture>> captures;
     std::map<std::uintptr_t, block> blocks;
     std::map<std::uintptr_t, std::size_t> reserved;  // addresses
@@ -203,11 +206,11 @@ struct machine {
     std::set<std::uintptr_t> reset_away;  // handles that went with their context
     table<context> user_contexts;
     bool unloaded = false;
-    const int process;  // that it was made in: a child has none of it
+    const int process;  // the process that made the machine; a child can't use it
     std::uint64_t last_id = 0;
-    std::map<std::uintptr_t, ns> words_written;  // by streams: when, last
+    std::map<std::uintptr_t, ns> words_written;  // when streams last wrote each word
 
-    /// What is to come before this call, once; without the lock meanwhile.
+    /// Calls the function of before_next() for this call, once, with the lock released.
     void interrupt(std::string_view call, std::unique_lock<std::mutex>& lock) {
         const auto at = std::ranges::find(interruptions, call, [](const auto& i) { return std::string_view(i.first); });
         if (at == interruptions.end()) return;
@@ -225,18 +228,18 @@ private:
     [[nodiscard]] std::optional<ns> passes(operation& waits);
 
 public:
-    /// Whether 64 bits there are the host's pinned memory.
+    /// Whether the 64 bits there are pinned host memory.
     [[nodiscard]] bool is_pinned(std::uintptr_t at) const;
 
 private:
     [[nodiscard]] ns next_end();
     void wait_for_change(ns end);
 
-    bool news_ = false;  // something has begun
-    ns looked_{};        // when run() was called, last
+    bool news_ = false;  // some work has begun
+    ns looked_{};        // the time of the latest run()
 };
 
-/// Says so to the engine.
+/// Tells the engine that the host waits, while this object exists.
 class waiting_host {
 public:
     waiting_host() { say(true); }
@@ -250,17 +253,17 @@ private:
     }
 };
 
-/// It was told that something is over.
+/// Tells the engine that the host has seen the end of some work.
 inline void host_saw() {
     if (the_engine() != nullptr) the_engine()->host_saw();
 }
 
-/// The first call of the process makes it.
+/// The process's machine, made by the first call.
 [[nodiscard]] machine& the_machine();
-/// A new one in its place, while nobody is inside a call.
+/// Replaces the machine by a new one. No thread may be inside a call.
 void restart(const options& o);
-/// The safety net under tests that don't look for themselves: ends the program if there are
-/// findings.
+/// A safety net for tests that don't check findings themselves: fails the program at its exit if
+/// there are any.
 void check_at_exit();
 
 template <class Done>
@@ -282,21 +285,21 @@ bool machine::wait(const char* who, Done done) {
     return true;
 }
 
-/// The frame of every call: body(machine&) under the mutex, unless there is no driver or a fault
-/// strikes.
+/// The frame of every call. Calls body(machine&) under the mutex, unless there is no driver or a
+/// fault strikes the call.
 template <class Body>
 cudaError_t enter(const call_info& info, const void* stream, Body body) {
     machine& m = the_machine();
-    // Programming Guide, "Initialization", and fork(): a child can't use what its parent has
-    // initialised. The answer comes before the mutex: a thread of the parent may have held the
-    // mutex at the fork, and the child lacks that thread.
+    // Programming Guide, "Initialization", and fork(): a child can't use CUDA if its parent has
+    // initialised it. This check comes before the mutex is taken: a thread of the parent may have
+    // held the mutex at the fork, and the child lacks that thread.
     if (m.process != ::getpid()) return cudaErrorInitializationError;
     std::unique_lock lock(m.mutex);
     if (!m.interruptions.empty()) [[unlikely]]
         m.interrupt(info.name, lock);
     cudaError_t result = cudaSuccess;
-    // At the end of the process the driver may be gone before static objects are. (Runtime API,
-    // cudaErrorCudartUnloading.)
+    // At the end of the process, the driver may be unloaded before static objects are destroyed.
+    // (Runtime API, cudaErrorCudartUnloading.)
     if (m.unloaded) result = cudaErrorCudartUnloading;
     if (!info.always && result == cudaSuccess) {
         if (m.chosen.driver_version == 0)
@@ -307,23 +310,25 @@ cudaError_t enter(const call_info& info, const void* stream, Body body) {
     const auto struck = result == cudaSuccess ? m.strike(info) : machine::blow{result, false};
     result = struck.code;
     if (struck.works) {
-        // The runtime makes a context current for a thread that has none: that of device 0, unless
-        // it chose another one. (Programming Guide, "Initialization".) The driver's functions make
-        // none, but for those that are for that: those that need one say that there is none.
-        // (Driver API, CUDA_ERROR_INVALID_CONTEXT.)
+        // For a thread without a context, the runtime makes the primary context of device 0
+        // current, or that of the device that the thread chose. (Programming Guide,
+        // "Initialization".) Driver functions make no context, except for those whose purpose that
+        // is. A driver function that needs a context fails without one. (Driver API,
+        // CUDA_ERROR_INVALID_CONTEXT.)
         if (!info.bare && !m.devices.empty() && std::string_view(info.name).starts_with("cuda")) (void)m.current();
         if (!m.busy.empty()) m.run();
         const cudaError_t own = body(m);
         if (result == cudaSuccess) result = own;
     }
-    // The driver's functions have no such memory.
+    // Driver functions don't remember errors.
     const bool remembered = !info.silent && std::string_view(info.name).starts_with("cuda");
     if (result != cudaSuccess && remembered) m.thread().last_error = result;
     m.log(info.name, stream, result);
     return result;
 }
 
-/// A call that concerns a device: fails where an error sticks, and where a capture forbids it.
+/// A call that concerns a device. Fails if the device has a sticky error, or if a capture forbids
+/// the call.
 template <class Body>
 cudaError_t concerning(machine& m, int device, const call_info& info, Body body) {
     auto& d = m.device(device);
@@ -336,7 +341,7 @@ cudaError_t concerning(machine& m, int device, const call_info& info, Body body)
     return stuck != cudaSuccess ? stuck : result;
 }
 
-/// body(machine&, int device) with the current device, whose context exists from then on.
+/// Calls body(machine&, int device) with the current device, whose context exists from then on.
 template <class Body>
 cudaError_t on_device(const call_info& info, Body body) {
     return enter(info, nullptr, [&](machine& m) {
@@ -357,9 +362,10 @@ cudaError_t on_stream(const call_info& info, cudaStream_t handle, Body body) {
     });
 }
 
-/// What any launch does, under the name of cudaLaunchKernelExC.
+/// Implements all launches, under the name of cudaLaunchKernelExC.
 cudaError_t enqueue_kernel(cudaStream_t s, const void* kernel, operation op);  // stream.cpp
-/// What the runtime's and the driver's function of that purpose do, under the name of either.
+/// These implement both the runtime's and the driver's function for a purpose, under the name of
+/// either.
 cudaError_t query(const char* name, cudaEvent_t handle);                                      // stream.cpp
 cudaError_t query(const char* name, cudaStream_t handle);                                     // stream.cpp
 cudaError_t record(const char* name, cudaEvent_t e, cudaStream_t s);                          // stream.cpp

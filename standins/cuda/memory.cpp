@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls about memory: device memory, stream-ordered pools and pinned host memory.
+// The calls for memory: device memory, stream-ordered pools and pinned host memory.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -18,21 +18,21 @@ using namespace detail;
 
 namespace {
 
-constexpr std::size_t alignment = 512;  // of everything that is handed out
+constexpr std::size_t alignment = 512;  // of all allocations
 
 std::uint64_t round_up(std::uint64_t n, std::uint64_t step) { return (n + step - 1) / step * step; }
 
-/// The block that `p` is the beginning of; null if there is none.
+/// The block that begins at `p`; null if there is none.
 block* begins(machine& m, const void* p) {
     const auto at = m.blocks.find(reinterpret_cast<std::uintptr_t>(p));
     return at == m.blocks.end() || at->second.freed_on != 0 ? nullptr : &at->second;
 }
 
-/// Where what is allocated now belongs to, unless that is the device. (Driver API, cuCtxDestroy:
-/// what was allocated in a context goes with it.)
+/// The context to which a new allocation belongs; null if it belongs to the device. (Driver API,
+/// cuCtxDestroy: allocations of a context are freed with the context.)
 const context* users_context(machine& m) { return m.current()->users ? m.current().get() : nullptr; }
 
-/// The block that `p` points into, and where it begins.
+/// The block that contains `p`, and its beginning.
 const std::pair<const std::uintptr_t, block>* around(const machine& m, const void* p) {
     const auto address = reinterpret_cast<std::uintptr_t>(p);
     auto at = m.blocks.upper_bound(address);
@@ -48,8 +48,8 @@ void grow(pool& p, std::uint64_t used, std::uint64_t step) {
     p.reserved_high = std::max(p.reserved_high, p.reserved);
 }
 
-/// Room for `charge` bytes more. What was freed earlier in the same stream can be had again without
-/// waiting for it.
+/// Makes room for `charge` more bytes. Blocks that were freed earlier in the same stream can be
+/// reused without a wait.
 bool make_room(machine& m, pool& p, std::uint64_t charge, stream& on) {
     const std::uint64_t step = m.chosen.pool_step.count();
     const auto fits = [&] {
@@ -62,8 +62,8 @@ bool make_room(machine& m, pool& p, std::uint64_t charge, stream& on) {
         b.settled = true;
         p.used -= b.charge;
     }
-    // Or in another stream, for which this one then waits: two that share a pool come to wait for
-    // each other's work.
+    // Blocks that were freed in another stream can be reused, too, but this stream then waits for
+    // the other one. So streams that share a pool may wait for each other's work.
     const auto couples = p.switches.find(cudaMemPoolReuseAllowInternalDependencies);
     if (couples == p.switches.end() || couples->second != 0)
         for (auto& [at, b] : m.blocks) {
@@ -85,9 +85,9 @@ cudaError_t allocate_from(machine& m, void** out, std::size_t size, const std::s
     if (size == 0) return cudaSuccess;
     if (size > m.chosen.memory.count()) return cudaErrorMemoryAllocation;
     if (on.recording != nullptr) {
-        // Programming Guide, "Graph Memory Nodes": the allocation belongs to the graph, with an
-        // address of its own from now on, and with memory only while the graph runs. No work
-        // outside of the graph may use this memory.
+        // Programming Guide, "Graph Memory Nodes": the allocation belongs to the graph. It has its
+        // address from now on, but memory only while the graph runs. No work outside of the graph
+        // may use this memory.
         *out = m.take({.size = size, .device = from->device, .of_graph = true});
         if (*out == nullptr) return cudaErrorMemoryAllocation;
         const auto with_graph = [](void* p) {
@@ -169,7 +169,7 @@ void* machine::take(block b) {
     constexpr std::size_t worth_mapping = std::size_t{64} << 10;
     void* p = nullptr;
     if (b.size < worth_mapping) {
-        // No more than was asked for, so that AddressSanitizer finds overruns.
+        // Exactly the requested size, so that AddressSanitizer finds overruns.
         p = ::operator new (std::max<std::size_t>(b.size, 1), std::align_val_t{alignment}, std::nothrow);
     } else {
         p = ::mmap(nullptr, b.size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -248,14 +248,14 @@ cudaError_t cudaFree(void* p) {
         if (p == nullptr) return cudaSuccess;
         const block* b = begins(m, p);
         if (b == nullptr || b->device < 0) return cudaErrorInvalidValue;
-        // Waits for all work of the device, whatever it touches.
+        // Waits for all work of the device, whatever memory the work uses.
         const int device = b->device;
         const auto done = [&] {
             return m.device(device).sticky != cudaSuccess ||
                    std::ranges::none_of(m.busy, [&](const auto& s) { return s->in->device == device; });
         };
         if (!m.wait(info.name, done)) return cudaErrorUnknown;
-        if (begins(m, p) == nullptr) return cudaErrorInvalidValue;  // somebody else was faster
+        if (begins(m, p) == nullptr) return cudaErrorInvalidValue;  // another thread has freed it meanwhile
         m.give_back(reinterpret_cast<std::uintptr_t>(p));
         return m.device(device).sticky;
     };
@@ -326,7 +326,7 @@ cudaError_t cudaMemPoolDestroy(cudaMemPool_t handle) {
         if (p == nullptr || m.device(p->device).default_pool == handle) return cudaErrorInvalidValue;
         m.trim(*p, 0);
         p->closing = true;
-        m.pools.remove(handle);  // its blocks keep it
+        m.pools.remove(handle);  // its blocks keep it alive
         return cudaSuccess;
     });
 }
@@ -372,8 +372,8 @@ cudaError_t cudaMemPoolSetAccess(cudaMemPool_t handle, const cudaMemAccessDesc* 
     return on_device({"cudaMemPoolSetAccess"}, [&](machine& m, int) {
         const auto p = m.look_up(m.pools, handle, "a pool call");
         if (p == nullptr) return cudaErrorInvalidValue;
-        // Runtime API, cudaMemPoolSetAccess: devices and read-write access, or none; the location's
-        // own can't be revoked (RMM 1753: cudaErrorInvalidDevice).
+        // Runtime API, cudaMemPoolSetAccess: a device gets read-write access or none; the access of
+        // the pool's own device can't be revoked (RMM 1753: cudaErrorInvalidDevice).
         std::set<int> seen;
         for (const auto& d : std::span(list, count)) {
             if (d.location.type != cudaMemLocationTypeDevice || !seen.insert(d.location.id).second)
@@ -425,7 +425,7 @@ cudaError_t cudaFreeAsync(void* p, cudaStream_t stream_handle) {
             return cudaSuccess;
         }
         // Runtime API, cudaFreeAsync: "the memory pointed to by devPtr must have been allocated by
-        // stream-ordered allocation" is what it is for; that it takes another block isn't granted.
+        // stream-ordered allocation". CUDA doesn't guarantee that it takes other blocks.
         if (b->from == nullptr && !b->of_graph) return cudaErrorInvalidValue;
         b->freed_on = on.id;
         b->freed = std::make_shared<mark>(mark{.device = b->device});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Streams that wait for a word in memory, or write one: the two of the driver's functions that the
-// library uses.
+// Waits of a stream for a word in memory, and writes of a word: the two driver functions for this
+// that the library uses.
 #include <array>
 #include <atomic>
 
@@ -14,8 +14,8 @@ using namespace detail;
 namespace {
 
 // Driver API, Stream Memory Operations: "the device address should be mapped to a CPU pointer" or
-// be device memory that was registered; naturally aligned. Of the library's words all are pinned,
-// so anything else is a finding.
+// be registered device memory, and naturally aligned. All words of the library are pinned, so any
+// other memory is a finding.
 bool fits(machine& m, CUdeviceptr at, std::size_t size) {
     const bool good = at % size == 0 && m.is_pinned(static_cast<std::uintptr_t>(at & ~CUdeviceptr{7}));
     if (!good) m.find("a stream memory operation on memory that isn't pinned, or isn't aligned");
@@ -37,7 +37,7 @@ CUresult write_value(CUstream s, CUdeviceptr at, cuuint32_t value, unsigned flag
     return driver(on_stream({"cuStreamWriteValue32"}, s, [&](machine& m, stream& on) {
         if (flags != CU_STREAM_WRITE_VALUE_DEFAULT || !fits(m, at, 4)) return invalid_value;
         const auto where = static_cast<std::uintptr_t>(at);
-        // The stream outlives its work, and tells when that ended.
+        // The stream outlives its work, and knows when the work ended.
         const auto write = [&m, &on, where, value] {
             std::atomic_ref(*reinterpret_cast<std::uint32_t*>(where)).store(value, std::memory_order_release);
             m.words_written[where] = on.idle_since;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What CUDA's handles stand for in the stand-in. Plain data; the machine's mutex guards it.
+// The objects behind CUDA's handles in the stand-in. Plain data, guarded by the machine's mutex.
 #pragma once
 
 #include <cuda.h>
@@ -26,9 +26,9 @@ namespace standin::detail {
 struct stream;
 struct context;
 
-/// What a graph owns besides nodes: its callback comes when nobody has it any more. It comes in the
-/// thread of the call that let it go, within that, so one that calls CUDA, which it mustn't,
-/// doesn't get anywhere. (Runtime API, cudaUserObjectCreate.)
+/// An object that a graph owns beside its nodes. When the last owner drops the object, its callback
+/// runs within the call that dropped it, in the same thread. The callback must not call CUDA; if it
+/// does, it deadlocks. (Runtime API, cudaUserObjectCreate.)
 struct user_object {
     user_object(cudaHostFn_t at_end, void* of) : destroy(at_end), argument(of) {}
     user_object(const user_object&) = delete;
@@ -40,7 +40,7 @@ struct user_object {
 };
 using user_objects = std::vector<std::shared_ptr<user_object>>;
 
-/// Work that is recorded instead of done.
+/// A capture, which records work instead of doing it.
 struct capture {
     std::uint64_t id = 0;
     cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
@@ -48,15 +48,15 @@ struct capture {
     stream* origin = nullptr;
     std::set<stream*> streams{};
     bool invalid = false;
-    cudaGraph_t graph = nullptr;  // that it becomes
+    cudaGraph_t graph = nullptr;  // the resulting graph
     user_objects owns{};
 };
 
-/// How far a captured stream has come, by its id. What a stream has seen of the others, it has
-/// joined.
+/// How far captured streams have come, by their ids. A stream has joined the work that it has seen
+/// of other streams.
 using progress = std::map<std::uint64_t, std::uint64_t>;
 
-/// One recording of an event. Waits for it outlive the event's next one.
+/// One recording of an event. Waits for a recording stay valid after the event is recorded again.
 struct mark {
     int device = 0;
     bool reached = false;
@@ -74,34 +74,35 @@ struct range {
     }
 };
 
-/// Something in a stream's queue: begins once what is before it has ended and `awaited` is reached.
+/// An entry of a stream's queue. It begins once the entries before it have ended and `awaited` is
+/// reached.
 struct operation {
     ns length{}, enqueued{};
     std::function<void()> effect{};  // at its end
-    kernel_start starts{};           // takes as long as it computes
+    kernel_start starts{};           // for a kernel whose length is its computing time
     std::shared_ptr<mark> awaited{}, reaches{};
-    std::optional<std::uintptr_t> until_zero{};  // the address of 64 bits that it waits for
-    ns seen_closed = ns::min();                  // when these weren't 0, last
-    range writes{}, reads{};                     // of copies: so that unmapping under them is found out
-    std::shared_ptr<context> in{};               // of nodes of graphs: where they were captured, whose SMs they keep
-    bool spins = false;                          // a kernel that may wait for others
-    std::vector<std::uintptr_t> touches{};       // what a kernel's arguments point to
-    const void* kernel = nullptr;                // that is to be loaded with the graph
-    std::uint64_t order = 0;                     // among all that was enqueued
+    std::optional<std::uintptr_t> until_zero{};  // the address of the 64-bit word for which it waits
+    ns seen_closed = ns::min();                  // when the word was last seen not to be 0
+    range writes{}, reads{};                     // of copies, so that unmapping memory in use is found
+    std::shared_ptr<context> in{};               // of graph nodes: the context of the capture, with its SMs
+    bool spins = false;                          // a kernel that may wait for other kernels
+    std::vector<std::uintptr_t> touches{};       // the addresses to which a kernel's arguments point
+    const void* kernel = nullptr;                // the kernel to load with the graph
+    std::uint64_t order = 0;                     // in the order of enqueuing, over all streams
     std::uint64_t known = 0;                     // see engine
     std::optional<ns> begun{};
 };
 
 struct context {
     int device = 0;
-    std::set<std::uint32_t> sms{};  // the numbers of those that its work runs on
+    std::set<std::uint32_t> sms{};  // the numbers of the SMs on which its work runs
     bool green = false;
-    bool users = false;  // of cuCtxCreate
+    bool users = false;  // made by cuCtxCreate
     unsigned long long id = 0;
     std::set<int>
         peers{};  // devices whose memory it reaches: of a context, not of a device (Driver API, cuCtxEnablePeerAccess)
-    bool destroyed = false;   // while streams of it were left
-    std::size_t streams = 0;  // that exist in it
+    bool destroyed = false;   // although streams of it still existed
+    std::size_t streams = 0;  // the number of its streams
 };
 
 struct stream : std::enable_shared_from_this<stream> {
@@ -110,14 +111,14 @@ struct stream : std::enable_shared_from_this<stream> {
     std::shared_ptr<context> in{};
     int priority = 0;
     std::deque<operation> queue{};
-    running_kernel runs{};  // the first of these
+    running_kernel runs{};  // the first entry, if it is a running kernel
     ns idle_since{};
-    std::uint32_t connection = 0;  // which of its device's
+    std::uint32_t connection = 0;  // the hardware queue
     bool held = false;
     bool blocking = false;  // synchronises with the legacy stream
 
     std::shared_ptr<capture> recording{};
-    std::vector<operation> recorded{};  // by the origin, for all streams of the capture
+    std::vector<operation> recorded{};  // kept by the capture's origin, for all its streams
     progress seen{};
 };
 
@@ -134,7 +135,7 @@ struct graph {
 struct executable {
     std::vector<operation> nodes{};
     user_objects owns{};
-    std::shared_ptr<mark> running{};  // its last launch: it doesn't overlap itself
+    std::shared_ptr<mark> running{};  // the latest launch; launches don't overlap
 };
 
 struct pool {
@@ -144,23 +145,23 @@ struct pool {
     std::uint64_t reserved = 0, reserved_high = 0, used = 0, used_high = 0;
     std::map<cudaMemPoolAttr, int> switches{};
     std::set<int> open_to{};  // devices besides its own
-    bool closing = false;     // destroyed while blocks of it are out
+    bool closing = false;     // destroyed while some of its blocks are out
 };
 
-/// Of cudaMalloc, a pool or cudaHostAlloc.
+/// A block of cudaMalloc, a pool or cudaHostAlloc.
 struct block {
     std::size_t size = 0, mapped = 0;
     std::uint64_t charge = 0;
-    int device = -1;  // -1: the host's
+    int device = -1;  // -1: the host
     std::shared_ptr<pool> from{};
-    std::uint64_t freed_on = 0;     // the id of the stream that the free is queued in
-    std::shared_ptr<mark> freed{};  // once that has got there
-    bool settled = false;           // and the room already went to an allocation behind that
-    bool of_graph = false;          // of a memory node: it goes with the graph
-    const context* in = nullptr;    // of a context of cuCtxCreate, with which it goes
+    std::uint64_t freed_on = 0;     // the id of the stream in which the free is queued
+    std::shared_ptr<mark> freed{};  // reached when the stream has reached the free
+    bool settled = false;           // whether a later allocation in that stream has already taken the room
+    bool of_graph = false;          // the block of a memory node, freed with the graph
+    const context* in = nullptr;    // the context of cuCtxCreate with which the block is freed
 };
 
-/// Memory that can be mapped into reserved addresses. Lives on while it is mapped.
+/// Physical memory that can be mapped into reserved addresses. It exists as long as it is mapped.
 struct physical {
     int device = 0, file = -1;
     std::size_t size = 0, mappings = 0;
@@ -170,26 +171,25 @@ struct physical {
 struct mapping {
     std::size_t size = 0;
     std::shared_ptr<physical> of{};
-    std::uintptr_t handle = 0;  // of `of`
-    std::set<int> open_to{};    // devices, its own too: none so far
+    std::uintptr_t handle = 0;  // the handle of `of`
+    std::set<int> open_to{};    // devices with access; at first not even its own
 };
 
 struct device_state {
     cudaError_t sticky = cudaSuccess;
-    bool told = false;        // somebody has been told
-    bool active = false;      // its primary context exists
-    std::uint64_t used = 0;   // whole pages
-    std::uint64_t small = 0;  // by blocks that share pages
+    bool told = false;        // whether a call has reported the error
+    bool active = false;      // whether its primary context exists
+    std::uint64_t used = 0;   // bytes in whole pages
+    std::uint64_t small = 0;  // bytes of blocks that share pages
     std::shared_ptr<context> primary{};
-    std::shared_ptr<stream> default_stream{};  // once somebody makes the mistake to use it
+    std::shared_ptr<stream> default_stream{};  // made if a program uses it, by mistake
     cudaMemPool_t default_pool = nullptr;
     std::set<const void*> loaded{};  // kernels
     std::uint32_t streams_made = 0;
-    std::size_t retained = 0;  // how often its primary context was, by the driver
+    std::size_t retained = 0;  // how often the primary context was retained through the driver
 };
 
-/// Objects by handle. Handles are numbers that are never used twice, so a stale one is always found
-/// out.
+/// Objects by handle. Handles are numbers that are never reused, so a stale handle is always found.
 template <class T>
 class table {
 public:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many blocks of a kernel an SM holds. In a file of its own: a program that runs compiled
-// kernels knows better, and its own function takes the place of this one.
+// The number of blocks of a kernel that fit on an SM. This function has its own file, because a
+// program that runs compiled kernels knows the exact number and replaces the function.
 #include "machine.hpp"
 
 namespace standin {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// CUDA's own calls, shortened, for tests of the stand-in itself and for what the library isn't
-// asked to do.
+// Short forms of CUDA's own calls, for tests of the stand-in itself, and for calls that the library
+// doesn't make.
 #pragma once
 
 #include <cuda.h>
@@ -14,7 +14,7 @@
 
 namespace raw {
 
-/// On the device, which is current from then on.
+/// Makes a stream on the device, which is current from then on.
 inline cudaStream_t make_stream(int device = 0) {
     cudaStream_t s = nullptr;
     REQUIRE(cudaSetDevice(device) == cudaSuccess);
@@ -22,7 +22,7 @@ inline cudaStream_t make_stream(int device = 0) {
     return s;
 }
 
-/// On device 0, which is current from then on.
+/// Makes an event on device 0, which is current from then on.
 inline cudaEvent_t make_event() {
     cudaEvent_t e = nullptr;
     REQUIRE(cudaSetDevice(0) == cudaSuccess);
@@ -57,7 +57,7 @@ inline std::uint64_t attribute(cudaMemPool_t pool, cudaMemPoolAttr what) {
     return value;
 }
 
-/// The driver's functions that these tests call.
+/// The driver functions that these tests call.
 struct driver {
     decltype(&cuCtxPushCurrent) push = nullptr;
     decltype(&cuCtxSetCurrent) set_current = nullptr;
@@ -122,7 +122,7 @@ inline CUmemAllocationProp device_memory(int device) {
     return p;
 }
 
-/// A range of that size, mapped to a block of its own on device 0 and open to it.
+/// A range of that size, mapped to its own block on device 0 and accessible to that device.
 struct mapped_block {
     CUdeviceptr at = 0;
     CUmemGenericAllocationHandle block = 0;

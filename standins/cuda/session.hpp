@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One test on the stand-in: starts from nothing, and checks at its end that nothing was left behind
-// and nothing forbidden was done.
+// One test on the stand-in. A session starts with an empty machine, and checks at its end that no
+// object was leaked and no forbidden call was made.
 //
 //   TEST_CASE("...", "[cuda]") {
 //       const standin::session gpu{{.devices = 1}};  // first: it must outlive what the test makes
@@ -23,7 +23,7 @@ public:
     session& operator=(const session&) = delete;
     ~session() {
         const std::string found = take_findings();
-        if (std::uncaught_exceptions() == unwinding_) CHECK(found == "");  // else the test has failed already
+        if (std::uncaught_exceptions() == unwinding_) CHECK(found == "");  // otherwise the test has failed already
     }
 
 private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tests steer the machine with, and what they learn of it.
+// The functions with which tests control and observe the machine.
 #include "standin.hpp"
 
 #include <unistd.h>
@@ -16,7 +16,7 @@ namespace standin {
 
 namespace {
 
-/// f(machine&) under its mutex.
+/// Calls f(machine&) under its mutex.
 template <class F>
 auto locked(F f) {
     auto& m = detail::the_machine();
@@ -24,7 +24,7 @@ auto locked(F f) {
     return f(m);
 }
 
-/// Findings of former machines that nobody took.
+/// Findings of earlier machines that no test has taken.
 std::string& untaken() {
     static auto* const lines = new std::string;
     return *lines;
@@ -51,7 +51,7 @@ ns now() {
 
 void advance(ns step) {
     locked([&](auto& m) {
-        m.run();  // what the host has opened, it opened before
+        m.run();  // a word that the host has opened was opened before this moment
         m.manual_now += step;
         m.run();
         m.changed.notify_all();
@@ -60,11 +60,11 @@ void advance(ns step) {
 
 void hold(cudaStream_t stream) {
     locked([&](auto& m) {
-        m.run();  // what is due has happened
+        m.run();  // does the work that is due
         const auto s = m.streams.find(stream);
         if (s == nullptr) return;
         s->held = true;
-        if (!s->queue.empty()) s->queue.front().begun.reset();  // it begins anew
+        if (!s->queue.empty()) s->queue.front().begun.reset();  // its first entry begins again
     });
 }
 
@@ -151,7 +151,7 @@ inventory existing() {
         m.run();
         inventory all{.streams = m.streams.size(),
                       .events = m.events.size(),
-                      .pools = m.pools.size() - m.devices.size(),  // one each is the device's own
+                      .pools = m.pools.size() - m.devices.size(),  // each device has a default pool
                       .graphs = m.graphs.size(),
                       .executables = m.executables.size(),
                       .user_objects = m.user_objects_of_callers.size(),

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // A stand-in for the CUDA runtime, for tests on machines without a GPU. Linked instead of
-// libcudart, it answers the library's calls, over memory of this process. Work takes its stated
-// time, faults come on demand, and the stand-in finds objects that a program leaves behind and
-// calls that it must not make.
+// libcudart, it implements the calls that the library makes, with memory of this process. Work
+// takes its stated time, and tests can inject faults. The stand-in finds objects that a program
+// leaks, and calls that a program must not make.
 //
 //   // session.hpp; checks that nothing leaked
 //   standin::session gpu{{.devices = 2, .memory = 64_MiB}};
 //   standin::inject({.call = "cudaMalloc", .code = cudaErrorMemoryAllocation, .skip = 3});
 //   standin::hold(stream);     ...     standin::let_go(stream);
 //
-// What it models: order within a stream and across events, capture with its three modes, pools with
-// a maximum size, virtual memory, green contexts, contexts of cuCtxCreate, errors that stick to a
-// context, a device that is reset, fork, and a driver that is gone. What it doesn't: how fast a
-// device is, contention for SMs (streams never slow each other down), and the waiting of the
+// It models the order within a stream and across events, capture with its three modes, pools with a
+// maximum size, virtual memory, green contexts, contexts of cuCtxCreate, sticky errors of a
+// context, a device that is reset, fork, and a driver that is unloaded. It doesn't model the speed
+// of a device, contention for SMs (streams never slow each other down), or the waits of the
 // synchronising default stream.
 //
-// Where CUDA doesn't guarantee something, the stand-in doesn't grant it unless an option says so:
+// If CUDA doesn't guarantee a behaviour, the stand-in doesn't show it unless an option asks for it:
 // see `options`.
 #pragma once
 
@@ -43,25 +43,25 @@ using gpushare::ns;
 /// `advance`.
 enum class timing : std::uint8_t { automatic, manual };
 
-/// Whom an error that sticks takes along: the contexts of its device, or all of the process.
+/// The contexts that a sticky error makes unusable: those of its device, or all of the process.
 enum class poison_scope : std::uint8_t { device, process };
 
 /// All devices are alike.
 struct options {
     std::uint32_t devices = 2;  // 0: cudaErrorNoDevice
     bytes memory{64 << 20};     // per device
-    bytes taken{};              // of these, what other processes have
-    bytes context{2 << 20};     // of these, what a context takes once it exists
+    bytes taken{};              // the part that other processes have
+    bytes context{2 << 20};     // the part that a context takes once it exists
     bytes page{2 << 20};        // of virtual memory, and of cudaMalloc beyond half a page; smaller blocks share pages
-    bytes small_step{512};      // of those
-    bytes pool_step{32 << 20};  // in which pools reserve; a maximum size is rounded up to it
+    bytes small_step{512};      // the step of these smaller blocks
+    bytes pool_step{32 << 20};  // pools reserve multiples of this; a maximum size is rounded up
     std::uint32_t sms = 16;
-    std::uint32_t sm_step = 8;  // in which SMs are split
+    std::uint32_t sm_step = 8;  // partitions have multiples of this
     std::uint32_t blocks_per_sm = 2;
     int least_priority = 0, greatest_priority = -5;
     int driver_version = 13000;            // 0: cudaErrorInsufficientDriver
     int capability = 90;                   // 80 for 8.0
-    bool rdma = true;                      // network cards reach virtual memory that is made for it
+    bool rdma = true;                      // network cards reach virtual memory that was made for RDMA
     bool stream_memory_operations = true;  // streams wait for words of 64 bits in memory
     bool peers = true;                     // every device reaches every other one ...
     bool peer_atomics = false;  // ... with atomics too: not over PCIe (Programming Guide, "Peer-to-Peer Memory Access")
@@ -72,45 +72,45 @@ struct options {
     poison_scope scope = poison_scope::device;
     std::size_t log_capacity = 4096;  // calls
 
-    // What CUDA doesn't guarantee, and what happens to be so on some machines.
+    // Behaviour that CUDA doesn't guarantee, but that some machines show.
 
-    /// cudaEventElapsedTime says that a fault has happened. (Runtime API, cudaEventElapsedTime: it
-    /// may only say that an event isn't complete.)
+    /// cudaEventElapsedTime reports a fault. (Runtime API, cudaEventElapsedTime: it may only report
+    /// that an event isn't complete.)
     bool elapsed_reports_faults = false;
-    /// Launches, copies and records say that an earlier kernel has failed before somebody has
-    /// waited or asked for the end of it. (Runtime API, "Error Handling": asynchronous errors may
-    /// be reported by any later call.)
+    /// Launches, copies and records report the failure of an earlier kernel before any thread has
+    /// waited for its end or queried it. (Runtime API, "Error Handling": asynchronous errors may be
+    /// reported by any later call.)
     bool prompt_errors = false;
-    /// Events, streams and memory are made beside kernels that wait for others without waiting for
-    /// them.
+    /// Making events, streams or memory doesn't wait for running kernels that wait for other
+    /// kernels.
     bool creation_beside_spinning = false;
     /// Kernels are loaded before their first use. (Programming Guide, "Lazy Loading", "Concurrent
-    /// Execution": loading one may wait for those that run.)
+    /// Execution": loading a kernel may wait for running kernels.)
     bool eager_loading = false;
-    /// Loading a kernel waits for all work of its device: at its first launch and, for a kernel
-    /// that a capture has recorded, when the graph is instantiated or updated. (Programming Guide,
-    /// as above.)
+    /// Loading a kernel waits for all work of its device. A kernel is loaded at its first launch
+    /// or, if a capture has recorded it, when the graph is instantiated or updated. (Programming
+    /// Guide, as above.)
     bool loading_waits = false;
-    /// Hardware queues of a device, which its streams share: what waits in one holds up what was
-    /// enqueued there later, by other streams too. (Programming Guide, CUDA_DEVICE_MAX_CONNECTIONS:
-    /// 8 by default.)
+    /// The number of a device's hardware queues, which its streams share. Work that waits in a
+    /// queue blocks later work in the same queue, even of other streams. (Programming Guide,
+    /// CUDA_DEVICE_MAX_CONNECTIONS: 8 by default.)
     std::uint32_t connections = 8;
-    /// Asynchronous copies from and to pageable memory come back when they are over. (Runtime API,
-    /// "API synchronization behavior": such a copy may be synchronous.)
+    /// Asynchronous copies from and to pageable memory return only when they are over. (Runtime
+    /// API, "API synchronization behavior": such a copy may be synchronous.)
     bool pageable_copies_wait = false;
 };
 
-/// Starts from nothing: whatever exists is gone. Findings that nobody took make the program fail at
-/// its end. No other thread may be inside a call.
+/// Starts with an empty machine: all existing objects are gone. If findings remain that no test has
+/// taken, the program fails at its end. No other thread may be inside a call.
 void reset(const options& o = {});
 
 // --- time
 
 /// Since the reset.
 [[nodiscard]] ns now();
-/// Manual timing: moves the clock, and with it the work.
+/// With manual timing: moves the clock, and does the work that is due by then.
 void advance(ns step);
-/// Nothing that is enqueued on the stream begins until it is let go.
+/// hold: no work on the stream begins until let_go() is called.
 void hold(cudaStream_t stream);
 void let_go(cudaStream_t stream);
 
@@ -118,41 +118,41 @@ void let_go(cudaStream_t stream);
 
 /// After `skip` more calls of this name, the next `times` fail with `code` and do nothing else.
 struct fault {
-    std::string call;  // "cudaMalloc", "cuMemCreate"; none: any that can fail, and what gives back gives back
-    int code = cudaErrorUnknown;  // a cudaError_t or CUresult: they share their numbers
+    std::string call;  // "cudaMalloc", "cuMemCreate"; empty: any call that can fail; calls that free still free
+    int code = cudaErrorUnknown;  // a cudaError_t or CUresult: both have the same numbers
     std::uint64_t skip = 0, times = 1;
-    bool sticky = false;  // the device answers everything with it from then on
+    bool sticky = false;  // from then on every call on the device returns the code
 };
 void inject(fault f);
-/// The next call of this name does `what` first, on its thread and under no lock: what comes
-/// between two of the library's readings.
+/// The next call of this name first calls `what`, on its thread and under no lock. So a test can
+/// change something between two calls of the library.
 void before_next(std::string call, std::function<void()> what);
-/// How many haven't struck as often as they were to.
+/// The number of injected faults that haven't yet struck as often as requested.
 [[nodiscard]] std::size_t faults_left();
 /// From now on every call that concerns the device fails with `code`, and its work stands still.
 void poison(int device, cudaError_t code);
-/// The driver is gone, with everything, as at the end of a process: every call answers
-/// cudaErrorCudartUnloading from then on.
+/// Unloads the driver with all objects, as at the end of a process: from then on every call returns
+/// cudaErrorCudartUnloading.
 void unload();
-/// The driver doesn't know the entry point: as an older one wouldn't.
+/// The driver lacks this entry point from now on, as an older driver does.
 void hide_entry_point(std::string name);
 
 // --- what happened
 
 struct call {
     const char* name = "";
-    const void* stream = nullptr;  // null where none is named
+    const void* stream = nullptr;  // null if the call names no stream
     std::thread::id thread{};
     int result = 0;
 };
-/// The last calls, oldest first.
+/// The latest calls, the oldest first.
 [[nodiscard]] std::vector<call> calls();
-/// Since the reset or `forget_calls`.
+/// The number of calls of this name since the reset or `forget_calls`.
 [[nodiscard]] std::uint64_t count(std::string_view name);
 [[nodiscard]] std::uint64_t count_all();
 void forget_calls();
 
-/// What exists now and hasn't been returned.
+/// The objects that exist now and haven't been freed.
 struct inventory {
     std::size_t streams = 0, events = 0, pools = 0, allocations = 0, host_allocations = 0, graphs = 0, executables = 0,
                 user_objects = 0, green_contexts = 0, address_ranges = 0, physical_blocks = 0, mappings = 0,
@@ -163,32 +163,32 @@ struct inventory {
 [[nodiscard]] inventory existing();
 /// Whether the device's primary context exists.
 [[nodiscard]] bool has_context(int device);
-/// The green context that the stream lives in is destroyed, by somebody who doesn't ask: what
-/// concerns its streams answers cudaErrorContextIsDestroyed from then on.
+/// Destroys the stream's green context, as another owner might. From then on calls that concern its
+/// streams return cudaErrorContextIsDestroyed.
 void destroy_context_of(cudaStream_t stream);
-/// The numbers of the SMs that the stream's work runs on; none for a stream that doesn't exist.
+/// The numbers of the SMs on which the stream's work runs; empty for a stream that doesn't exist.
 [[nodiscard]] std::set<std::uint32_t> sms_of(cudaStream_t stream);
-/// Whether network cards can reach what is mapped there.
+/// Whether network cards can reach the memory that is mapped there.
 [[nodiscard]] bool rdma_capable(const void* p);
-/// Of the device's memory, what cudaMalloc, pools and physical blocks took: whole pages.
+/// The device memory that cudaMalloc, pools and physical blocks take, in whole pages.
 [[nodiscard]] bytes used(int device);
 
-/// One line for each thing that was left behind or must not happen; empty if all is well. The
-/// program fails at its end if it isn't.
+/// One line for each leaked object and each forbidden call; empty if there are none. If there are
+/// any, the program fails at its end.
 [[nodiscard]] std::string findings();
-/// `findings`, which are then forgotten, with everything that was left behind.
+/// Returns `findings`, and then forgets them and all leaked objects.
 std::string take_findings();
 
 // --- for kernels that run on the host, see launch.hpp
 
 namespace detail {
 /// Enqueues `body`, which takes `length` on the device; counts as a call of cudaLaunchKernelExC. A
-/// body that throws is an illegal access. `kernel` names it, and is loaded the first time;
-/// `together` for a cooperative launch, whose blocks may wait for others. `touches`: what its
-/// arguments point to, so that unmapping that under it is found out.
+/// body that throws counts as an illegal access. `kernel` identifies the kernel, which is loaded at
+/// its first launch. `together`: a cooperative launch, whose blocks may wait for each other.
+/// `touches`: the addresses to which its arguments point, so that unmapping memory in use is found.
 cudaError_t launch(cudaStream_t stream, const void* kernel, bool together, ns length, std::function<void()> body,
                    std::vector<std::uintptr_t> touches = {});
-/// Of a kernel that is loaded, and waits for nobody.
+/// The same for a kernel that is loaded already and waits for no other kernel.
 inline cudaError_t launch(cudaStream_t stream, ns length, std::function<void()> body) {
     return launch(stream, nullptr, false, length, std::move(body));
 }

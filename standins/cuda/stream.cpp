@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls about streams, events and copies, and launches of kernels that run on the host.
+// The calls for streams, events and copies, and launches of kernels that run on the host.
 #include <algorithm>
 #include <cstring>
 
@@ -18,7 +18,7 @@ cudaStream_t machine::open_stream(const std::shared_ptr<context>& in, int priori
     s->id = ++last_id;
     s->in = in;
     s->connection = device(in->device).streams_made++ % std::max(1U, chosen.connections);
-    // Outside of the range is nearest in it, as the runtime has it.
+    // The runtime clamps priorities to its range.
     s->priority = std::clamp(priority, chosen.greatest_priority, chosen.least_priority);
     ++in->streams;
     streams.add(s->handle, s);
@@ -47,7 +47,8 @@ bool machine::capture_in_the_way(const stream& legacy, const char* who) {
         for (const auto* const s : c->streams) {
             if (!s->blocking || s->in->device != legacy.in->device) continue;
             any = true;
-            // cudaStreamIsCapturing says so, "and the blocking stream capture is not invalidated".
+            // cudaStreamIsCapturing reports this, "and the blocking stream capture is not
+            // invalidated".
             if (!std::string_view(who).ends_with("StreamIsCapturing")) invalidate(*c, who);
         }
     return any;
@@ -57,7 +58,8 @@ bool machine::capture_in_the_way(const stream& legacy, const char* who) {
 
 namespace {
 
-/// A stream that captures can't be asked or waited for.
+/// A stream that is being captured can't be queried or awaited; the attempt invalidates the
+/// capture.
 bool captures(machine& m, stream& s, const char* who) {
     if (s.recording == nullptr) return false;
     m.invalidate(*s.recording, who);
@@ -71,18 +73,18 @@ operation copying(void* to, const void* from, std::size_t size) {
     return {.effect = copy, .writes = range_of(to, size), .reads = range_of(from, size)};
 }
 
-/// The source may change once the call has returned.
+/// A copy whose source may change once the call has returned.
 operation copying_staged(void* to, const void* from, std::size_t size) {
     const auto* const begin = static_cast<const char*>(from);
     const auto staged = std::make_shared<const std::vector<char>>(begin, begin + size);
     return {.effect = [=] { std::memcpy(to, staged->data(), size); }, .writes = range_of(to, size)};
 }
 
-/// Whether the stream may copy from or to there. Memory of cudaMalloc goes between any devices,
-/// through the host if it must. (Runtime API, cudaMemcpyDefault: unified virtual addressing tells
-/// where a pointer points.) That of pools and virtual memory goes only where it is open to the
-/// device of the stream, and to the one that is current as well. (Programming Guide,
-/// "Stream-Ordered Memory Allocator", "Device Accessibility for Multi-GPU Support"; seen so:
+/// Whether the stream may copy from or to this address. Memory of cudaMalloc can be copied between
+/// any devices, if need be through the host. (Runtime API, cudaMemcpyDefault: unified virtual
+/// addressing tells where a pointer points.) Memory of pools and virtual memory can be copied only
+/// if it is accessible to the stream's device and to the current device. (Programming Guide,
+/// "Stream-Ordered Memory Allocator", "Device Accessibility for Multi-GPU Support"; observed in
 /// NVIDIA's bug 3446335, llama.cpp, pull request 4620.)
 bool copies(const machine& m, const void* p, const stream& on, int current) {
     const auto where = m.place_of(p);
@@ -91,8 +93,8 @@ bool copies(const machine& m, const void* p, const stream& on, int current) {
 
 /// When a synchronous copy or fill returns. (Runtime API, "API synchronization behavior".)
 enum class returns : std::uint8_t {
-    once_enqueued,  // from device to device, and a fill of device memory
-    once_staged,    // from pageable memory to a device: waits for the stream first
+    once_enqueued,  // a copy from device to device, and a fill of device memory
+    once_staged,    // a copy from pageable memory to a device; waits for the stream first
     when_over,
 };
 returns when_copied(const machine& m, const void* to, const void* from) {
@@ -112,7 +114,8 @@ std::vector<std::shared_ptr<stream>> before_legacy(const machine& m, const strea
     return all;
 }
 
-/// Enqueues what make(machine&) gives, behind the streams for which the legacy stream waits.
+/// Enqueues the operation that make() returns, behind the streams for which the legacy stream
+/// waits.
 template <class Make>
 cudaError_t in_legacy_stream(const char* name, machine& m, stream& on, returns when, Make make) {
     if (when == returns::once_enqueued) {
@@ -127,12 +130,12 @@ cudaError_t in_legacy_stream(const char* name, machine& m, stream& on, returns w
     operation op = make();
     op.length = m.chosen.synchronous_copy;
     m.enqueue(on, std::move(op));
-    m.run();  // in an idle stream it is over at once
+    m.run();  // in an idle stream the operation is over at once
     if (when != returns::when_over) return cudaSuccess;
     return m.wait(name, [&] { return !m.has_work(on); }) ? cudaSuccess : cudaErrorUnknown;
 }
 
-/// Whether the event's last recording lies in a capture, which such a call invalidates.
+/// Whether the event's last recording lies in a capture, which the call then invalidates.
 bool captured(machine& m, const event& e, const char* who) {
     if (e.last == nullptr || e.last->captured == nullptr) return false;
     m.invalidate(*e.last->captured, who);
@@ -141,7 +144,7 @@ bool captured(machine& m, const event& e, const char* who) {
 
 }  // namespace
 
-// Those that poll through the driver's functions are told as well: CUPTI sees both.
+// CUPTI sees polls through the runtime and through the driver, so both call the subscriber back.
 cudaError_t detail::query(const char* name, cudaEvent_t handle) {
     const cuEventQuery_params told{handle};
     return traced_call(CUPTI_DRIVER_TRACE_CBID_cuEventQuery, "cuEventQuery", told, [&] {
@@ -168,7 +171,7 @@ cudaError_t detail::query(const char* name, cudaStream_t handle) {
 
 cudaError_t detail::elapsed_time(const char* name, float* ms, cudaEvent_t from, cudaEvent_t to) {
     return enter({.name = name}, nullptr, [&](machine& m) {
-        // The runtime has made one current.
+        // The runtime has made a context current.
         if (m.thread().contexts.empty()) return static_cast<cudaError_t>(CUDA_ERROR_INVALID_CONTEXT);
         const auto found = m.look_up(m.events, from, name);
         if (found == nullptr) return cudaErrorInvalidResourceHandle;
@@ -198,8 +201,8 @@ cudaError_t detail::enqueue_kernel(cudaStream_t handle, const void* kernel, oper
     const cuLaunchKernelEx_params told{&how, reinterpret_cast<CUfunction>(const_cast<void*>(kernel)), nullptr, nullptr};
     return traced_call(CUPTI_DRIVER_TRACE_CBID_cuLaunchKernelEx, "cuLaunchKernelEx", told, [&] {
         return on_stream(info, handle, [&](machine& m, stream& on) {
-            // Driver API, cuLaunchKernel: the context of the stream has to be current; that of a
-            // green one is its device's primary.
+            // Driver API, cuLaunchKernel: the stream's context must be current; for a stream of a
+            // green context, that is the device's primary context.
             const auto now = m.current();
             if (now != on.in && !(on.in->green && now == m.device(on.in->device).primary))
                 return cudaErrorInvalidResourceHandle;
@@ -217,7 +220,8 @@ cudaError_t detail::record(const char* name, cudaEvent_t handle, cudaStream_t st
     return on_stream({name}, stream_handle, [&](machine& m, stream& on) {
         const auto e = m.look_up(m.events, handle, name);
         if (e == nullptr) return cudaErrorInvalidResourceHandle;
-        // An event belongs to the stream's context, or to the primary one under a green context.
+        // An event belongs to the stream's context or, for a green context, to the device's primary
+        // context.
         const auto& primary = m.device(on.in->device).primary;
         if (e->in != on.in && !(on.in->green && e->in == primary)) return cudaErrorInvalidResourceHandle;
         e->last = std::make_shared<mark>(mark{.device = on.in->device});
@@ -227,7 +231,7 @@ cudaError_t detail::record(const char* name, cudaEvent_t handle, cudaStream_t st
             e->last->seen = on.seen;
         } else {
             m.enqueue(on, {.reaches = e->last});
-            m.run();  // on an idle stream it is reached at once
+            m.run();  // on an idle stream the event is reached at once
         }
         return cudaSuccess;
     });
@@ -259,7 +263,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t handle) {
         return on_stream({.name = "cudaStreamDestroy", .returns = true}, handle, [&](machine& m, stream& on) {
             if (on.recording != nullptr) m.invalidate(*on.recording, "cudaStreamDestroy");
             --on.in->streams;
-            m.streams.remove(handle);  // `busy` keeps it until its work is done
+            m.streams.remove(handle);  // `busy` keeps the stream until its work is done
             return cudaSuccess;
         });
     });
@@ -302,8 +306,9 @@ cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
 }
 
 // Runtime API, cudaDeviceSynchronize: "blocks until the device has completed all preceding
-// requested tasks". Those that come meanwhile are waited for as well, as in cudaFree: nothing
-// promises that they aren't. Weak, since tests that link parts of libtorch have one of their own.
+// requested tasks". Here, as in cudaFree, the call also waits for tasks that arrive meanwhile,
+// since CUDA doesn't promise that it doesn't. The symbol is weak, since tests that link parts of
+// libtorch define their own.
 [[gnu::weak]] cudaError_t cudaDeviceSynchronize() {
     constexpr call_info info{.name = "cudaDeviceSynchronize", .unsafe = true, .looks = true};
     const auto all_done = [&](machine& m, int d) {
@@ -410,7 +415,8 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t size, cudaMe
     });
 }
 
-// Synchronous ones, in the legacy default stream, behind the streams that synchronise with it.
+// Synchronous copies go into the legacy default stream, behind the streams that synchronise with
+// it.
 
 cudaError_t cudaMemcpy(void* to, const void* from, std::size_t size, cudaMemcpyKind) {
     constexpr call_info info{.name = "cudaMemcpy", .unsafe = true};
@@ -449,8 +455,8 @@ cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int f
         if (!m.has_device(to_device) || !m.has_device(from_device)) return cudaErrorInvalidDevice;
         const auto target = m.place_of(to), source = m.place_of(from);
         if (target.device != to_device || source.device != from_device) return cudaErrorInvalidValue;
-        // CUDA.jl, pull request 3112: into a pool that is open to another device, it was seen to
-        // write nothing.
+        // CUDA.jl, pull request 3112: a copy into a pool that is open to another device was
+        // observed to write nothing.
         for (const auto* const p : {&target, &source})
             if (p->pooled && p->open_to.size() > 1)
                 m.find("cudaMemcpyPeerAsync of a pool's memory that is open to another device");
@@ -466,7 +472,7 @@ cudaError_t cudaMemsetAsync(void* to, int value, std::size_t size, cudaStream_t 
         return on_stream({"cudaMemsetAsync"}, handle, [&](machine& m, stream& on) {
             if (size == 0) return cudaSuccess;
             // Programming Guide, "Peer-to-Peer Memory Access", "Accessibility" of pools,
-            // cuMemSetAccess: who fills it, reaches it.
+            // cuMemSetAccess: a device that fills memory must reach it.
             if (to == nullptr || !m.reaches(on.in->device, m.place_of(to))) return cudaErrorInvalidValue;
             const auto set = [=] { std::memset(to, value, size); };
             m.enqueue(on, {.effect = set, .writes = range_of(to, size)});

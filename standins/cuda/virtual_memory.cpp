@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The driver's functions about virtual memory: reserved addresses fault until physical memory is
-// mapped and opened there.
+// Driver functions for virtual memory. Accesses to reserved addresses fault until physical memory
+// is mapped there and made accessible.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -20,7 +20,7 @@ namespace {
 
 bool on_page(const machine& m, std::uint64_t n) { return n % m.chosen.page.count() == 0; }
 void* pointer(std::uintptr_t at) { return reinterpret_cast<void*>(at); }
-/// Addresses that fault.
+/// Makes the addresses fault.
 bool close_off(std::uintptr_t at, std::size_t size) {
     return ::mmap(pointer(at), size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) !=
            MAP_FAILED;
@@ -118,8 +118,8 @@ CUresult map(CUdeviceptr at, std::size_t size, std::size_t offset, CUmemGenericA
     }));
 }
 
-/// f(address, mapping&) for the mappings that [at, at + size) consists of; invalid_value if it
-/// doesn't.
+/// Calls f(address, mapping&) for the mappings of which [at, at + size) consists; invalid_value if
+/// it doesn't consist of whole mappings.
 template <class F>
 cudaError_t for_mappings(machine& m, CUdeviceptr at, std::size_t size, F f) {
     std::vector<std::uintptr_t> parts;
@@ -136,7 +136,8 @@ cudaError_t for_mappings(machine& m, CUdeviceptr at, std::size_t size, F f) {
 CUresult set_access(CUdeviceptr at, std::size_t size, const CUmemAccessDesc* list, std::size_t count) {
     return driver(beside_context({"cuMemSetAccess"}, [&](machine& m) {
         // Driver API, CUmemAccessDesc and cuMemSetAccess: locations and flags of the list,
-        // CUDA_ERROR_INVALID_VALUE and INVALID_DEVICE. That a device is named twice isn't granted.
+        // CUDA_ERROR_INVALID_VALUE and INVALID_DEVICE. CUDA doesn't promise to accept a device that
+        // is named twice.
         if (count == 0) return invalid_value;
         std::set<int> seen;
         for (const auto& d : std::span(list, count)) {
@@ -162,9 +163,10 @@ CUresult set_access(CUdeviceptr at, std::size_t size, const CUmemAccessDesc* lis
 
 CUresult unmap(CUdeviceptr at, std::size_t size) {
     return driver(beside_context({.name = "cuMemUnmap", .returns = true}, [&](machine& m) {
-        // Isn't stream-ordered: whoever unmaps has to have waited. (Driver API, cuMemUnmap: "the
-        // virtual address range should not be in use".) Copies say what they use, and so do kernels
-        // by their arguments. A lost device uses nothing any more.
+        // Unmapping isn't stream-ordered: the caller must have waited for all users. (Driver API,
+        // cuMemUnmap: "the virtual address range should not be in use".) The stand-in knows the
+        // memory that copies use, and that kernels use by their arguments. A lost device uses no
+        // memory any more.
         const range all{at, size};
         const auto uses = [&](const operation& op) {
             return op.writes.meets(all) || op.reads.meets(all) ||
