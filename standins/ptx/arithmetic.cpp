@@ -43,14 +43,14 @@ constexpr unsigned bits = std::numeric_limits<std::make_unsigned_t<T>>::digits;
 __extension__ using signed_128 = __int128;
 __extension__ using unsigned_128 = unsigned __int128;
 
-/// A type that a product of two T fits into.
+/// A type into which a product of two T fits.
 template <class T>
 using twice = std::conditional_t<
     sizeof(T) == 8, std::conditional_t<std::is_signed_v<T>, signed_128, unsigned_128>,
     std::conditional_t<sizeof(T) == 4, std::conditional_t<std::is_signed_v<T>, std::int64_t, std::uint64_t>,
                        std::conditional_t<std::is_signed_v<T>, std::int32_t, std::uint32_t>>>;
 
-/// Unsigned arithmetic, which wraps as the ISA wants it.
+/// Unsigned arithmetic, which wraps as the ISA requires.
 template <class T>
 using wrapping = std::make_unsigned_t<T>;
 
@@ -60,7 +60,7 @@ using table = std::map<std::string, pure, std::less<>>;
 
 void define(table& t, const std::string& opcode, std::uint8_t sources, word (*f)(word, word, word)) {
     [[maybe_unused]] const bool added = t.emplace(opcode, pure{f, sources}).second;
-    assert(added);  // nothing has two meanings
+    assert(added);  // no opcode is defined twice
 }
 
 // ---- 9.7.1: integers
@@ -89,7 +89,8 @@ void integers(table& t, const std::string& type) {
             return put<wide>(static_cast<wide>(twice<T>{get<T>(a)} * twice<T>{get<T>(b)}) + get<wide>(c));
         });
     }
-    // By zero it is "an unspecified, machine-specific value": all machines so far have all ones.
+    // Division by zero gives "an unspecified, machine-specific value": on all machines so far, all
+    // ones.
     define(t, "div." + type, 2, [](word a, word b, word) {
         const T x = get<T>(a), y = get<T>(b);
         if (y == 0) return put<u>(static_cast<u>(~u{0}));
@@ -108,7 +109,7 @@ void integers(table& t, const std::string& type) {
         define(t, "abs." + type, 1,
                [](word a, word, word) { return put<u>(get<T>(a) < 0 ? static_cast<u>(u{0} - get<u>(a)) : get<u>(a)); });
     }
-    // 9.7.8.8. Amounts are 32 bits wide, and what is beyond the width shifts everything out.
+    // 9.7.8.8. Amounts are 32 bits wide, and an amount beyond the width shifts everything out.
     define(t, "shr." + type, 2, [](word a, word b, word) {
         const auto amount = get<std::uint32_t>(b);
         if (amount < bits<T>) return put<T>(static_cast<T>(get<T>(a) >> amount));
@@ -116,7 +117,7 @@ void integers(table& t, const std::string& type) {
     });
 }
 
-/// The counts and fields of 9.7.1.13 ff, of 32 and 64 bits.
+/// The bit counts and bit fields of 9.7.1.13 ff, of 32 and 64 bits.
 template <class T>
 void fields(table& t, const std::string& width) {
     define(t, "popc.b" + width, 1,
@@ -149,7 +150,7 @@ void logic(table& t, const std::string& type) {
 }
 
 void predicates(table& t) {
-    // An immediate is true where it isn't zero: nvcc writes `mov.pred %p1, -1`.
+    // A nonzero immediate is true: nvcc writes `mov.pred %p1, -1`.
     define(t, "and.pred", 2, [](word a, word b, word) { return word{a != 0 && b != 0}; });
     define(t, "or.pred", 2, [](word a, word b, word) { return word{a != 0 || b != 0}; });
     define(t, "xor.pred", 2, [](word a, word b, word) { return word{(a != 0) != (b != 0)}; });
@@ -179,7 +180,7 @@ void comparisons(table& t, const std::string& type) {
     comparison<T>(t, "setp.ge." + type, std::greater_equal<T>{});
 }
 
-/// Beside the ordered ones, which are false for a NaN: the same that are true for it.
+/// Ordered comparisons are false for a NaN; each has an unordered counterpart that is true.
 void float_comparisons(table& t) {
     comparison<float>(t, "setp.eq.f32", std::equal_to<float>{});
     comparison<float>(t, "setp.lt.f32", std::less<float>{});
@@ -203,7 +204,7 @@ void moves(table& t, const std::string& type) {
     define(t, "selp." + type, 3, [](word a, word b, word p) { return put<T>(p != 0 ? get<T>(a) : get<T>(b)); });
 }
 
-// ---- 9.7.3: floats. The host rounds to nearest even, too, and -O2 contracts nothing.
+// ---- 9.7.3: floats. The host also rounds to nearest even, and -O2 contracts no operations.
 
 float minimum(float a, float b) {
     if (std::isnan(a)) return b;
@@ -212,7 +213,7 @@ float minimum(float a, float b) {
     return a < b ? a : b;
 }
 
-/// The greatest float that isn't above `x` plus `rest`, which is less than what `x` was rounded by.
+/// The greatest float that isn't above `x` plus `rest`. `rest` is the rounding error of `x`.
 float rounded_down(double x, double rest = 0) {
     const auto nearest = static_cast<float>(x);
     const auto again = static_cast<double>(nearest);
@@ -220,23 +221,24 @@ float rounded_down(double x, double rest = 0) {
     return above ? std::nextafter(nearest, -std::numeric_limits<float>::infinity()) : nearest;
 }
 
-/// Rounded once, down. The product of two floats is exact in double, and so is a sum of two parts.
+/// a * b + c, rounded down once. The product of two floats is exact in double, and so is a sum in
+/// two parts.
 float multiplied_and_added_down(float a, float b, float c) {
     if (!std::isfinite(a) || !std::isfinite(b) || !std::isfinite(c)) return std::fma(a, b, c);
     const double product = static_cast<double>(a) * static_cast<double>(b), addend = static_cast<double>(c);
     const double all = product + addend, of_addend = all - product;
     const double rest = (product - (all - of_addend)) + (addend - of_addend);
-    // Zero is only what was exact, and positive where both parts are.
+    // The result is zero only if it is exact, and then positive if both parts are positive.
     if (all == 0) return std::signbit(product) || std::signbit(addend) ? -0.0F : 0.0F;
     return rounded_down(all, rest);
 }
 
-/// Subnormals become zeroes of their sign, among floats of 32 bits alone.
+/// Flushes a subnormal float of 32 bits to a zero of the same sign. Other widths aren't flushed.
 float flushed(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0F, x) : x; }
 
 void floats(table& t) {
-    // Without a rounding modifier ptxas may contract a multiplication and an addition to an fma;
-    // here it doesn't happen.
+    // Without a rounding modifier, ptxas may contract a multiplication and an addition to an fma;
+    // the executor never does.
     for (const std::string rounding : {"", "rn."}) {
         define(t, "add." + rounding + "f32", 2,
                [](word a, word b, word) { return put(get<float>(a) + get<float>(b)); });
@@ -259,13 +261,13 @@ void floats(table& t) {
     define(t, "abs.f32", 1, [](word a, word, word) { return put(std::fabs(get<float>(a))); });
 }
 
-/// 9.7.3: by how much an approximation may be off is in the ISA, its bits aren't. Here the result
-/// is the nearest there is.
+/// 9.7.3: the ISA bounds the error of approximations and doesn't specify their bits. The executor
+/// returns the nearest result.
 void approximations(table& t) {
     define(t, "ex2.approx.ftz.f32", 1, [](word a, word, word) {
         return put(flushed(static_cast<float>(std::exp2(static_cast<double>(flushed(get<float>(a)))))));
     });
-    // Of the upper 32 bits, to the upper 32 bits: the lower ones aren't looked at, and are 0.
+    // Reads and writes only the upper 32 bits; the lower bits of the result are 0.
     define(t, "rcp.approx.ftz.f64", 1, [](word a, word, word) {
         constexpr word upper = 0xffff'ffff'0000'0000;
         const auto flush = [](double x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0, x) : x; };
@@ -274,7 +276,7 @@ void approximations(table& t) {
     });
 }
 
-/// Any NaN is as good as another one.
+/// Operations on doubles, whose NaNs may have any bits.
 void doubles(table& t) {
     const auto two = [&]<class F>(const std::string& name, F) {
         for (const std::string rounding : {"", "rn."})
@@ -301,7 +303,7 @@ void doubles(table& t) {
 
 // ---- 9.7.9.21: conversions
 
-/// Between integers: extended by the source's sign, cut to the target's width.
+/// Conversions between integers: extended by the source's sign, and cut to the target's width.
 template <class To, class From>
 void conversion(table& t, const std::string& to, const std::string& from) {
     define(t, "cvt." + to + "." + from, 1, [](word a, word, word) { return put<To>(static_cast<To>(get<From>(a))); });
@@ -319,8 +321,8 @@ void conversions_to(table& t, const std::string& to) {
     conversion<To, std::int64_t>(t, to, "s64");
 }
 
-/// Float to integer: what doesn't fit becomes the nearest that does, a NaN 0 (or the smallest of 64
-/// bits).
+/// Float to integer: a value that doesn't fit becomes the nearest integer that fits. A NaN becomes
+/// 0, or the smallest integer of 64 bits.
 template <class To, class Round>
 word to_integer(word a, Round round) {
     const float x = round(get<float>(a));
@@ -348,8 +350,8 @@ void between_floats_and(table& t, const std::string& type) {
     define_rounded("rpi", [](float x) { return std::ceil(x); });
 }
 
-/// A float of 16 bits with so many of exponent: nearest, ties to even, beyond the largest infinity,
-/// any NaN 0x7fff.
+/// A float of 16 bits with so many bits of exponent: rounds to nearest, ties to even. A value
+/// beyond the largest becomes infinity, and any NaN 0x7fff.
 template <unsigned Exponent>
 word narrow(word a) {
     constexpr unsigned mantissa = 15 - Exponent, dropped = 23 - mantissa;
@@ -360,14 +362,14 @@ word narrow(word a) {
     if (rest > 0x7f80'0000U) return 0x7fff;
     if (rest == 0x7f80'0000U) return sign | ((1U << Exponent) - 1) << mantissa;
     if (rest == 0) return sign;
-    // The value is `whole` units of the last place that the result can have, which `step` is the
-    // exponent of.
+    // The value is `whole` units in the last place of the result; `step` is the exponent of that
+    // place.
     const float x = std::bit_cast<float>(rest);
     const int exponent = std::max(std::ilogb(x), 1 - bias), step = exponent - static_cast<int>(mantissa);
     static_assert(dropped >= 13);  // so many bits that the next line is exact in double
     const auto whole = static_cast<std::uint32_t>(std::nearbyint(std::ldexp(static_cast<double>(x), -step)));
-    // A carry out of the mantissa raises the exponent by itself: also from subnormal to normal, and
-    // to infinity.
+    // A carry out of the mantissa increments the exponent, also from subnormal to normal and to
+    // infinity.
     const std::uint32_t implicit = 1U << mantissa;
     const word encoded = whole < implicit ? whole : static_cast<word>(exponent + bias - 1) * implicit + whole;
     return sign | std::min<word>(encoded, ((1U << Exponent) - 1) << mantissa);
@@ -393,7 +395,7 @@ word widen(word a) {
 
 double flushed(double x) { return x; }
 
-/// Within +0 and 1. A NaN becomes +0, and so does -0.
+/// Clamps to [+0, 1]. A NaN becomes +0, and so does -0.
 template <class F>
 F saturated(F x) {
     return x > 0 ? std::min(x, F{1}) : F{0};
@@ -415,7 +417,7 @@ word converted(word a, word, word) {
         return std::bit_cast<word>(y);
 }
 
-/// `rounding` is empty, or has a dot in front.
+/// `rounding`: empty, or a modifier that begins with a dot.
 template <class To, class From, class Round>
 void between_floats(table& t, const std::string& rounding, const std::string& types, Round) {
     define(t, "cvt" + rounding + "." + types, 1, converted<To, From, Round, false, false>);
@@ -426,7 +428,7 @@ void between_floats(table& t, const std::string& rounding, const std::string& ty
     }
 }
 
-/// To the same width, where rounding is to an integer.
+/// Conversions to the same width, which round to an integer.
 template <class F>
 void to_same_floats(table& t, const std::string& type) {
     const std::string types = type + "." + type;
@@ -451,8 +453,8 @@ void float_conversions(table& t) {
 }
 
 void conversions(table& t) {
-    // To 8 bits isn't known: no register is so narrow, and what the others of its bits become
-    // depends on it.
+    // Conversions to 8 bits aren't supported: no register is that narrow, so the other bits would
+    // be undefined.
     conversions_to<std::uint16_t>(t, "u16");
     conversions_to<std::int16_t>(t, "s16");
     conversions_to<std::uint32_t>(t, "u32");
@@ -469,7 +471,7 @@ void conversions(table& t) {
     define(t, "cvt.rn.bf16.f32", 1, [](word a, word, word) { return narrow<8>(a); });
     define(t, "cvt.f32.f16", 1, [](word a, word, word) { return widen<5>(a); });
     define(t, "cvt.f32.bf16", 1, [](word a, word, word) { return widen<8>(a); });
-    // 9.7.9.20: addresses are generic here, see memory.hpp.
+    // 9.7.9.20: all addresses are generic here; see memory.hpp.
     for (const std::string space : {"to.global.", "global.", "param.", "to.param.", "local.", "to.local."})
         define(t, "cvta." + space + "u64", 1, [](word a, word, word) { return a; });
 }
@@ -490,7 +492,7 @@ word permuted(word a, word b, word selection) {
 
 // ---- 9.7.1.18 and 9.7.1.19: fields of bits
 
-/// `place` is the field's first bit, and 256 times its length, which decode.cpp puts together.
+/// `place`: the field's first bit plus 256 times its length, combined by decode.cpp.
 template <class T>
 word inserted(word a, word b, word place) {
     const word first = place & 0xff, length = place >> 8;
@@ -500,7 +502,7 @@ word inserted(word a, word b, word place) {
     return put(static_cast<T>((static_cast<T>(get<T>(a) << first) & mask) | (get<T>(b) & static_cast<T>(~mask))));
 }
 
-/// Bits beyond the word are its sign, or 0.
+/// Bits beyond the word are the field's sign, or 0.
 template <class T>
 word extracted(word a, word place, word length_operand) {
     const unsigned first = place & 0xff, length = length_operand & 0xff;
@@ -541,7 +543,7 @@ table make_table() {
         moves<std::uint32_t>(t, letter + "32");
         moves<std::uint64_t>(t, letter + "64");
     }
-    moves<std::uint32_t>(t, "f32");  // bits move as they are
+    moves<std::uint32_t>(t, "f32");  // a move keeps all bits
     float_comparisons(t);
     moves<std::uint64_t>(t, "f64");
     floats(t);

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the instructions compute that only look at registers, each a pure function of up to three
-// operands.
+// The instructions that only use registers, each as a pure function of up to three operands.
 //
 //   const ptx::pure* add = ptx::find_pure("add.s32");       // null: nobody knows it
 //   add->compute(1, 2, 0);                                  // 3
 //
-// Registers are 64 bits wide here. A value lies in the low bits; the others are whatever the last
-// instruction left, and an instruction looks only at those of its type, as the ISA has it. A
-// predicate is 0 or 1.
+// Registers are 64 bits wide here. A value lies in the low bits. The other bits are undefined, and
+// an instruction reads only the bits of its type, as the ISA says. A predicate is 0 or 1.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +22,7 @@ struct pure {
 };
 
 [[nodiscard]] const pure* find_pure(std::string_view opcode);
-/// Of all that there are, in alphabetical order.
+/// The names of all such opcodes, in alphabetical order.
 [[nodiscard]] std::vector<std::string_view> pure_opcodes();
 
 }  // namespace ptx

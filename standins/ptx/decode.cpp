@@ -55,13 +55,13 @@ const std::map<std::string_view, own> special_registers{
     {"%laneid", own::laneid},     {"%warpid", own::warpid},     {"%smid", own::smid},
     {"%nsmid", own::nsmid},       {"%envreg1", own::envreg1},   {"%envreg2", own::envreg2}};
 
-constexpr slot register_mark = 1U << 31;  // on slots, until it is known how many constants come before them
+constexpr slot register_mark = 1U << 31;  // marks registers until the number of constants is known
 
 std::uint32_t aligned(std::uint32_t offset, std::uint32_t alignment) {
     return (offset + alignment - 1) / alignment * alignment;
 }
 
-/// Where a variable is: in which memory of its thread or block, and how far in.
+/// The place of a variable: the memory of its thread or block, and the offset.
 struct place {
     std::string_view space;
     std::uint32_t offset = 0, bytes = 0;
@@ -72,7 +72,7 @@ public:
     decoder(const text::function& from, function& to, const std::vector<text::variable>& of_module,
             const std::map<std::string_view, std::pair<const text::function*, const function*>>& all)
         : from_(from), to_(to), all_(all) {
-        to_.constants.push_back(1);  // what guards an instruction that has no guard
+        to_.constants.push_back(1);  // the guard of instructions without a guard
         for (const auto& list : from_.declared) declare(list);
         for (const auto* list : {&from_.results, &from_.arguments})
             for (const auto& v : *list) {
@@ -86,7 +86,7 @@ public:
         for (const auto& l : from_.labels) labels_.emplace(l.name, static_cast<std::uint32_t>(l.statement));
     }
 
-    /// The first error ends it, unless they are gathered.
+    /// Stops at the first error, unless `errors` collects them.
     void run(std::set<std::string>* errors = nullptr) {
         for (const auto& s : from_.statements) {
             now_ = &s;
@@ -250,7 +250,7 @@ private:
         return i;
     }
 
-    /// A mov whose operands are in pieces, or that reads the clock.
+    /// Whether the mov has operands in parts, or reads the clock.
     [[nodiscard]] bool moves_parts() const {
         return now_->opcode.starts_with("mov.") && std::ranges::any_of(now_->operands, [](const text::operand& o) {
                    return o.what == shape::elements || o.name == "%globaltimer";
@@ -298,7 +298,7 @@ private:
         return i;
     }
 
-    /// 9.7.9.8 ff: what an access is, by its modifiers in whatever order they come.
+    /// 9.7.9.8 ff: decodes an access by its modifiers, in any order.
     instruction access(const std::vector<std::string_view>& words) {
         instruction i;
         i.what = words[0] == "ld" ? operation::load : words[0] == "st" ? operation::store : operation::atomic;
@@ -309,7 +309,7 @@ private:
         std::string_view operation_name, type;
         for (std::size_t w = 1; w < words.size(); ++w) {
             const std::string_view m = words[w];
-            if (m == "global" || m == "local") continue;  // narrower than generic, and the same address
+            if (m == "global" || m == "local") continue;  // the address is the same as a generic address
             if (const auto* s = std::ranges::find(scalars, m, &scalar::name);
                 s != scalars.end() && w + 1 == words.size()) {
                 type = m;
@@ -342,8 +342,8 @@ private:
         }
         if (type.empty()) unknown();
         i.ordering = ordering.value_or(atomic ? order::relaxed : order::weak);
-        // 9.7.13.5: an atomic operation without a scope is of the device's. Other strong accesses
-        // must name theirs.
+        // 9.7.13.5: an atomic operation without a scope has the scope of the device. Other strong
+        // accesses must name a scope.
         if (i.ordering != order::weak && !reach && !atomic) unknown();
         i.reach = i.ordering == order::weak ? scope::thread : reach.value_or(scope::gpu);
         if (i.ordering == order::weak && reach) unknown();
@@ -366,7 +366,7 @@ private:
         const std::size_t first = returns ? 1 : 0;
         expect_operands(first + 2);
         i.compute = p->compute;
-        i.at[0] = returns ? result(std::size_t{0}) : next_register_++ | register_mark;  // one that nobody reads
+        i.at[0] = returns ? result(std::size_t{0}) : next_register_++ | register_mark;  // an unused register
         address(i, operand(first));
         i.at[1] = source(first + 1);
     }
@@ -402,7 +402,7 @@ private:
         return i;
     }
 
-    // 9.7.13.1 and 9.7.13.2: barriers of all threads of a block, or of a warp's
+    // 9.7.13.1 and 9.7.13.2: barriers of all threads of a block or of a warp
     instruction barrier() {
         instruction i;
         if (now_->opcode == "bar.warp.sync") {

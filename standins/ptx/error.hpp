@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What can be wrong with PTX text. Nothing is guessed: what the executor doesn't know it refuses,
-// with the line.
+// The errors in PTX text. The executor doesn't guess: it refuses text that it doesn't know, and
+// names the line.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +11,11 @@
 namespace ptx {
 
 enum class problem : std::uint8_t {
-    syntax,               // not PTX as we read it
+    syntax,               // text that the parser can't read as PTX
     unknown_directive,    // .tex, .branchtargets, ...
-    unknown_instruction,  // an opcode, or a modifier of one
+    unknown_instruction,  // an opcode, or a modifier of an opcode
     unknown_name,         // a register, label, variable or special register
-    unsupported_operand,  // an operand of a kind that the instruction can't have here
+    unsupported_operand,  // a kind of operand that the executor doesn't support for this instruction
 };
 
 class error : public std::runtime_error {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each instruction does to its thread, its block and memory. Sections are those of the PTX ISA
-// 9.0.
+// The effect of each instruction on its thread, its block and memory. Sections are those of the PTX
+// ISA 9.0.
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -15,7 +15,7 @@ namespace {
 
 word mask_of(std::size_t bytes) { return bytes == 8 ? ~word{0} : (word{1} << 8 * bytes) - 1; }
 
-/// A value as it comes from memory: narrower than a register, it is extended.
+/// Extends a value from memory to the width of a register.
 word extended(word value, const instruction& i) {
     if (!i.sign) return value;
     const unsigned unused = 64 - 8U * i.bytes;
@@ -41,7 +41,7 @@ template <class T>
 word combine_atomically(std::byte* at, word operand, word (*f)(word, word, word)) {
     auto* const p = reinterpret_cast<T*>(at);
     T old = __atomic_load_n(p, __ATOMIC_SEQ_CST);
-    // exch is a mov of its operand, and the others don't mind in which order theirs come.
+    // exch is a mov of its operand, and the other operations are commutative.
     while (!__atomic_compare_exchange_n(p, &old, static_cast<T>(f(operand, old, 0)), false, __ATOMIC_SEQ_CST,
                                         __ATOMIC_SEQ_CST)) {
     }
@@ -63,7 +63,7 @@ void machine::start_thread(block& b, std::uint32_t index) {
     frame f{.in = l.kernel};
     f.locals.resize(l.kernel->local_bytes);
     f.locals_known.resize(l.kernel->local_bytes);
-    f.parameters = const_cast<std::byte*>(l.arguments.data());  // loads only: decode.cpp knows no store to them
+    f.parameters = const_cast<std::byte*>(l.arguments.data());  // only loaded: decode.cpp knows no store there
     t.frames.push_back(std::move(f));
     t.frames.back().slots = make_slots(t);
     b.ready.push_back(index);
@@ -144,7 +144,7 @@ void machine::run_thread(thread& t, std::uint32_t instructions) {
             }
             case operation::clock:
                 r[i.at[0]] = now_;
-                ++changes_;  // it won't wait for ever
+                ++changes_;  // the thread doesn't wait for ever
                 break;
             case operation::sleep:  // 9.7.19.4: up to twice the time
                 t.is = state::asleep;
@@ -216,14 +216,14 @@ void machine::arrive(thread& t, const instruction& i, std::uint32_t barrier) {
     if (++b.arrived[barrier] + b.over == b.threads.size()) complete_barrier(b, barrier);
 }
 
-/// Everybody is there who can still come.
+/// Completes the barrier once all threads have arrived that still can.
 void machine::complete_barrier(block& b, std::uint32_t barrier) {
     std::vector<actor*> all;
     const thread* first_of_warp = nullptr;
     for (thread& t : b.threads) {
         if (t.lane() == 0) first_of_warp = nullptr;
         if (t.is != state::at_barrier || t.barrier != barrier) continue;
-        // With .aligned it must be the same instruction for the whole warp, and CUDA wants every
+        // With .aligned, the whole warp must execute the same instruction, and CUDA requires every
         // thread of the block.
         if (first_of_warp == nullptr) first_of_warp = &t;
         if (t.at->aligned && t.at != first_of_warp->at) find(t, *t.at, "divergent barrier: its warp is at another one");
@@ -236,11 +236,11 @@ void machine::complete_barrier(block& b, std::uint32_t barrier) {
         if (t.is != state::at_barrier || t.barrier != barrier) continue;
         t.is = state::ready;
         t.at = nullptr;
-        if (&t != turn_of_) b.ready.push_back(t.index);  // which goes on as it was
+        if (&t != turn_of_) b.ready.push_back(t.index);  // turn_of_ just continues
     }
 }
 
-// ---- 9.7.9.6, 9.7.13.2 and 9.7.13.9: what threads of a warp do together
+// ---- 9.7.9.6, 9.7.13.2 and 9.7.13.9: operations of a warp's threads together
 
 void machine::meet_warp(thread& t, const instruction& i) {
     block& b = *t.of;
@@ -256,7 +256,7 @@ void machine::meet_warp(thread& t, const instruction& i) {
         if (first + lane >= b.threads.size()) fail(t, i, "a lane of the mask that the block doesn't have");
         thread& other = b.threads[first + lane];
         if (other.is == state::over) fail(t, i, "a lane of the mask is over");
-        if (other.is != state::at_shuffle || other.at != &i) return;  // the last one to come goes on from here
+        if (other.is != state::at_shuffle || other.at != &i) return;  // the last thread to arrive continues below
         if (static_cast<std::uint32_t>(other.frames.back().slots[i.at[4]]) != members) fail(t, i, "masks differ");
         all.push_back(&other);
     }
@@ -277,7 +277,7 @@ void machine::meet_warp(thread& t, const instruction& i) {
 }
 
 void machine::shuffle(const std::vector<thread*>& all, const instruction& i) {
-    constexpr word of_nobody = 0xdead'beef;  // undefined: of a lane that isn't in the mask
+    constexpr word of_nobody = 0xdead'beef;  // for the undefined value of a lane outside of the mask
     std::array<word, warp_size> values;
     values.fill(of_nobody);
     for (const thread* t : all) values[t->lane()] = t->frames.back().slots[i.at[1]] & 0xffff'ffff;
@@ -300,8 +300,8 @@ void machine::shuffle(const std::vector<thread*>& all, const instruction& i) {
     }
 }
 
-// Lanes that are over don't vote. Here they must not be in the mask, as in that of a shuffle:
-// whoever counts on them is wrong.
+// Finished lanes don't vote. As in a shuffle, they must not be in the mask: a program that counts
+// on them is wrong.
 void machine::vote(const std::vector<thread*>& all, const instruction& i) {
     word members = 0, yes = 0;
     for (const thread* t : all) {
@@ -335,8 +335,8 @@ machine::reached machine::reach(thread& t, const instruction& i, word address, s
     if (i.where == space::generic)
         if (area* const in = memory_.find(address, bytes); in != nullptr)
             return {reinterpret_cast<std::byte*>(address), in, address - in->begin()};
-    // Parameters have generic addresses, too: a kernel's are constants of the grid, and those of
-    // calls the thread's own.
+    // Parameters have generic addresses, too. A kernel's parameters are constants of the grid, and
+    // the parameters of calls belong to the thread.
     const auto inside = [&](const std::byte* begin, std::size_t size) {
         const auto first = reinterpret_cast<word>(begin);
         return address >= first && address - first + bytes <= size;
@@ -366,8 +366,7 @@ void machine::check(thread& t, const instruction& i, const reached& to, std::siz
     if (c) find(t, i, race_with(*c, reads ? i.what == operation::load ? "read" : "updated" : "written"));
 }
 
-/// To look again and again changes nothing; but what is at the host's memory may change at any
-/// time.
+/// Notes a strong load. Polling changes nothing, except that host memory may change at any time.
 void machine::looked(thread& t, const reached& to) {
     if (to.in == nullptr || to.in->owner() == of_host) {
         ++changes_;
@@ -451,10 +450,10 @@ void machine::execute_access(thread& t, const instruction& i, word* r) {
     after_store(t.order, carried, i.ordering, i.reach, i.what == operation::atomic);
 }
 
-// ---- 8.9: stores that others see later
+// ---- 8.9: stores that other threads see later
 
-/// Behind those that it may not overtake: of its own address, before a fence, and all of them if it
-/// releases.
+/// Queues the store behind those that it may not overtake: stores to its own address, stores before
+/// a fence and, if it releases, all stores.
 void machine::delay(thread& t, const instruction& i, word address, word value) {
     constexpr std::uint64_t longest = 4096;
     delayed_store s{.address = address,
@@ -473,7 +472,7 @@ void machine::delay(thread& t, const instruction& i, word address, word value) {
     t.delayed.insert(at, std::move(s));
 }
 
-/// Others see the first of them from now on.
+/// Makes the first `stores` delayed stores visible to other threads.
 void machine::show(thread& t, std::size_t stores) {
     if (stores == 0) return;
     ++changes_;
@@ -487,8 +486,8 @@ void machine::show(thread& t, std::size_t stores) {
         store_atomically(at, s.value, s.bytes);
         replaced(t, *in, s.address, s.bytes, old, carried);
         carry(carried, s.releases, false);
-        // A release has what its thread had seen by then. That these stores are before it shows
-        // only now when they are seen.
+        // A release covers the values that its thread had seen by then. For these stores, that is
+        // known only now, when they become visible.
         if (s.number < t.fenced_stores) t.order.fenced_values.saw(s.address, moment_);
         for (std::size_t later = n + 1; later < t.delayed.size(); ++later)
             if (delayed_store& r = t.delayed[later]; r.releases && s.number < r.released)
@@ -498,7 +497,7 @@ void machine::show(thread& t, std::size_t stores) {
     if (t.delayed.empty()) std::erase(delaying_, &t);
 }
 
-/// A thread sees its own stores.
+/// Makes a thread's delayed stores visible before the thread itself reads the address.
 void machine::show_until(thread& t, word address, std::size_t bytes) {
     std::size_t stores = 0;
     for (std::size_t n = 0; n < t.delayed.size(); ++n)
@@ -507,9 +506,9 @@ void machine::show_until(thread& t, word address, std::size_t bytes) {
     show(t, stores);
 }
 
-// ---- 8.10: loads that find what was there before
+// ---- 8.10: loads that return earlier values
 
-/// Its store has come to be seen.
+/// A store has become visible and has replaced `old`.
 void machine::replaced(thread& t, area& in, word address, std::uint8_t bytes, word old, const releases_of& carried) {
     const word now = load_atomically(reinterpret_cast<const std::byte*>(address), bytes);
     ++moment_;
@@ -518,10 +517,11 @@ void machine::replaced(thread& t, area& in, word address, std::uint8_t bytes, wo
     t.order.values.saw(address, moment_);
 }
 
-/// A value that this load may find instead of the present one, if it does: null.
+/// An earlier value that this load returns in place of the present one; null if it returns the
+/// present one.
 const past_values::one* machine::older_value(thread& t, const instruction& i, const reached& to, word address,
                                              word present) {
-    constexpr std::uint64_t longest = 20'000;  // instructions: everything is seen at last
+    constexpr std::uint64_t longest = 20'000;  // instructions after which every store is visible
     past_values* const past = to.in->find_past(to.offset);
     if (past == nullptr) return nullptr;
     if (!past->describe(present, i.bytes)) {
@@ -529,7 +529,7 @@ const past_values::one* machine::older_value(thread& t, const instruction& i, co
         return nullptr;
     }
     const auto& all = past->all();
-    // What was over before it began is seen in any case.
+    // The thread sees all work that was over before it began.
     const std::uint64_t seen = std::max(moments_at_ends_[t.order.seen->finished], t.order.values.of(address));
     const std::size_t first = past->first_after(seen, done_.instructions - std::min(done_.instructions, longest));
     const bool old = first < all.size() && random_() % 4 == 0;
@@ -539,8 +539,8 @@ const past_values::one* machine::older_value(thread& t, const instruction& i, co
     return found;
 }
 
-/// 8.9.3: of two fence.sc whose scopes include each other, one comes first, and what was before it
-/// is seen behind the other.
+/// 8.9.3: of two fence.sc whose scopes include each other, one comes first, and accesses after the
+/// second see everything before the first.
 void machine::meet_fences(thread& t, scope reach) {
     show(t, t.delayed.size());
     const auto& me = *t.order.block;
@@ -551,7 +551,7 @@ void machine::meet_fences(thread& t, scope reach) {
     fences_[{reach, reach == scope::cta ? me.number : 0, me.device}].include(t.order.values);
 }
 
-/// What the host has written since the last turn.
+/// Notices the values that the host has written since the last turn.
 void machine::notice_host() {
     memory_.for_each_polled([&](area& a) {
         for (const auto& [offset, old] : a.changed_by_host()) {

@@ -98,7 +98,7 @@ void carry(releases_of& of_value, const std::optional<release>& stored, bool rea
     // Only a read-modify-write continues the releases before it.
     if (!read_modify_write) of_value.clear();
     if (!stored) return;
-    // Those of one thread's block with the same reach are as good as one.
+    // Releases of one block with the same scope count as one.
     const auto same = std::ranges::find_if(
         of_value, [&](const release& r) { return r.reach == stored->reach && r.block == stored->block; });
     if (same == of_value.end()) return of_value.push_back(*stored);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where blocks run, and when.
+// Decides where and when blocks run.
 #include "machine.hpp"
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace ptx {
 namespace {
 
 constexpr std::uint32_t most_threads = 1024;
-constexpr std::uint32_t instructions_per_ns = 16;  // of the whole machine: an SM or two that are well used
+constexpr std::uint32_t instructions_per_ns = 16;  // of the whole machine: about one or two busy SMs
 
 }  // namespace
 
@@ -30,8 +30,8 @@ grid::~grid() {
     if (what_.cooperative) on_.memory_.remove(reinterpret_cast<std::uintptr_t>(workspace_.data()));
 }
 
-// Programming Guide, "Compute Capabilities", for 9.0: registers are given to warps by 256, and each
-// block has 1 KiB of shared memory beside its own.
+// Programming Guide, "Compute Capabilities", for 9.0: warps get registers in multiples of 256, and
+// each block takes 1 KiB of shared memory in addition to its own.
 machine::share machine::share_of(const function& kernel, std::uint32_t threads, std::uint32_t dynamic_shared) {
     constexpr std::uint32_t step = 256, reserved = 1024;
     const std::uint32_t warps = (threads + warp_size - 1) / warp_size;
@@ -68,7 +68,7 @@ std::shared_ptr<grid> machine::start(launch l) {
     if (what.cooperative && g->blocks() > at_once * what.sms.size())
         throw std::invalid_argument("a cooperative grid that doesn't fit at once");
     g->start_ = beginning_after(what.after);
-    // CUDA promises no more of two launches than that one may run after the other.
+    // CUDA doesn't promise that two launches run concurrently.
     const auto of_this_device = [&](const auto& other) { return other->what().device == what.device; };
     if (!what.cooperative && options_.who != turns::fair && std::ranges::any_of(grids_, of_this_device))
         g->kept_ = options_.who == turns::adversarial || random_() % 2 == 0;
@@ -80,13 +80,13 @@ std::shared_ptr<grid> machine::start(launch l) {
 
 view_pointer machine::beginning_after(const view_pointer& after) {
     if (after != nullptr) return after;
-    view before = *seen_by_ended_;  // it is started by somebody who has seen the end of all that is over
+    view before = *seen_by_ended_;  // the launching host has seen the end of all finished grids
     before.finished = ended_count_;
     prune(before);
     return seen_by_ended_ = std::make_shared<view>(std::move(before));
 }
 
-/// As a grid of one thread would have done it.
+/// Does the transfer like a grid of one thread.
 view_pointer machine::pass(const transfer& t) {
     const block_clock clock{.number = ++blocks_started_, .device = t.device};
     numbers_.push_back(0);
@@ -95,7 +95,7 @@ view_pointer machine::pass(const transfer& t) {
     for (const bool writes : {false, true}) {
         const std::uintptr_t begin = writes ? t.to : t.from;
         area* const in = t.size != 0 ? memory_.find(begin, t.size) : nullptr;
-        if (in == nullptr) continue;  // the host's, which anybody may have written
+        if (in == nullptr) continue;  // host memory, which any thread may have written
         const auto c = in->touch_all(begin - in->begin(), t.size, {.by = me, .writes = writes}, ended_);
         if (c && options_.check_races)
             tell("race of a copy with " + std::to_string(c->with.where), race_with(*c, writes ? "written" : "read") +
@@ -132,7 +132,7 @@ view_pointer grid::end() const {
 
 // ---- places
 
-/// Some more of its blocks, as far as there is room; with `all`, only if they all fit.
+/// Places further blocks of the grid as far as there is room; with `all`, only if all of them fit.
 bool machine::place(grid& g, bool all) {
     std::vector<std::uint32_t> free;  // SMs, one for each block that fits
     const std::uint32_t wanted = g.blocks() - g.next_;
@@ -176,7 +176,8 @@ bool machine::place(grid& g, bool all) {
     return true;
 }
 
-/// In the order of the launches: a later grid of a device waits for room as an earlier one does.
+/// Places grids in the order of their launches: a later grid of a device waits while an earlier one
+/// waits for room.
 void machine::place_grids() {
     std::set<int> full, occupied;
     for (const auto& g : grids_) {
@@ -202,7 +203,7 @@ void machine::end_block(block& b) {
     std::erase(running_, &b);
     ++changes_;
     g.over_ = ++g.ended_ == g.blocks();
-    // Before the whole grid is over nobody outside can know that a block of it is.
+    // Before the whole grid is over, no thread outside can know that one of its blocks is.
     if (g.over_) {
         count_end();
         seen_by_ended_ = join(seen_by_ended_, g.seen_);
@@ -247,7 +248,7 @@ void machine::wake(block& b) {
     });
 }
 
-/// Time passes at once where nobody does anything.
+/// If no thread can run, lets time pass until the next one wakes.
 void machine::jump_to_next_wake() {
     std::uint64_t next = ~std::uint64_t{0};
     for (const block* b : running_)
@@ -262,8 +263,8 @@ void machine::jump_to_next_wake() {
     throw fault("deadlock: nobody can go on.\n" + where);
 }
 
-/// Some grid waits for its place, and all threads that could make it go on look again and again at
-/// what nobody changes.
+/// Finds deadlocks: a grid waits for room, and all threads on whose progress it depends poll memory
+/// that no thread changes.
 void machine::notice_deadlock() {
     constexpr std::uint64_t often = 100'000;
     constexpr std::uint32_t many = 2000;
@@ -335,7 +336,7 @@ void machine::run(std::uint64_t instructions) {
     if (options_.weak_memory) memory_.for_each_polled([](area& a) { a.look(); });
 }
 
-// ---- what is told
+// ---- findings and faults
 
 std::string machine::describe(agent a, std::uint32_t where) const {
     if (where == 0) return "a copy or memset";
@@ -357,7 +358,7 @@ void machine::find(const thread& t, const instruction& i, const std::string& wha
          what + ": block " + std::to_string(t.of->index) + ", thread " + std::to_string(t.index) + ", in " + place);
 }
 
-/// Each kind of thing once.
+/// Records a finding, each kind once.
 void machine::tell(const std::string& kind, const std::string& what) {
     constexpr std::size_t enough = 100;
     if (told_.size() == enough || !told_.insert(kind).second) return;

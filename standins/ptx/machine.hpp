@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Devices that run decoded kernels: grids of blocks of threads, which take turns as a seed says, in
-// virtual time.
+// Devices that run decoded kernels: grids of blocks of threads, in virtual time. A seed decides in
+// which order threads take turns.
 //
 //   ptx::machine m({.seed = 7, .turns = ptx::turns::adversarial});
 //   m.memory().add(address, size, ptx::contents::written);
@@ -8,10 +8,11 @@
 //   while (!grid->over()) m.run(100'000);               // throws ptx::fault
 //   m.findings();  // races, unknown contents, divergent barriers
 //
-// Forward progress is what CUDA promises and no more: a block that isn't resident doesn't run, the
-// blocks of a cooperative grid become resident together, and threads of resident blocks all get
-// their turns, however rarely. A grid that isn't cooperative may have to wait until the earlier
-// ones of its device are over, whatever room there is. One thread calls a machine at a time.
+// Threads make only the forward progress that CUDA promises. A block that isn't resident doesn't
+// run, the blocks of a cooperative grid become resident together, and all threads of resident
+// blocks get turns, though perhaps rarely. A grid that isn't cooperative may have to wait until
+// earlier grids of its device are over, even if there is room. Only one thread at a time may call a
+// machine.
 #pragma once
 
 #include <array>
@@ -33,18 +34,18 @@
 
 namespace ptx {
 
-/// A kernel did what ends it: an illegal address, a trap. The device is lost then.
+/// A fatal error of a kernel: an illegal address, or a trap. The device is then lost.
 class fault : public std::runtime_error {
 public:
     using std::runtime_error::runtime_error;
 };
 
-/// Who goes next.
+/// How the machine chooses the next thread and block.
 ///   fair          all blocks in turn, all threads in turn; grids begin as soon as there is room
-///   shuffled      in any order, for any time; some grids that aren't cooperative begin when the
-///                 earlier ones of their device are over
-///   adversarial   the same, all of these; for a while some blocks get next to nothing; many turns
-///                 end where threads talk to each other
+///   shuffled      in any order, for any time; some grids that aren't cooperative begin only when
+///                 earlier grids of their device are over
+///   adversarial   as shuffled, but all grids that aren't cooperative wait for earlier ones; for a
+///                 while some blocks get almost no turns; many turns end where threads communicate
 enum class turns : std::uint8_t { fair, shuffled, adversarial };
 
 struct machine_options {
@@ -54,17 +55,18 @@ struct machine_options {
     std::uint32_t registers_per_sm = 65'536, shared_per_sm = 228 << 10;
     bool check_races = true, check_contents = true;
     /// Read-modify-writes of system scope are atomic on memory of other devices and of the host,
-    /// too. CUDA promises it only where the driver says so (Programming Guide, "Atomic Functions"):
-    /// else they are findings.
+    /// too. CUDA promises this only if the driver reports it (Programming Guide, "Atomic
+    /// Functions"). With false, such operations are findings.
     bool native_atomics = true;
-    /// Strong stores are seen by others some time later, and in another order, as far as nothing
-    /// orders them (8.9): what a kernel does before a load may not be seen before it, unless a
-    /// sequentially consistent fence is between. Strong loads find what was there before, as long
-    /// as nothing orders them behind the store (8.10). Stricter than the model in three points: no
-    /// store is seen before an earlier load of its thread is done; what a thread stored before a
-    /// barrier or fence.sc is seen by all behind it; and so is a store that its own thread reads.
+    /// Other threads see strong stores late and in another order, unless the stores are ordered
+    /// (8.9). For example, a store before a load may become visible only after the load, unless a
+    /// sequentially consistent fence lies in between. Strong loads may return earlier values as
+    /// long as nothing orders them behind the store (8.10). The machine is stricter than the model
+    /// in three points. No store becomes visible before an earlier load of its thread is done.
+    /// After a barrier or fence.sc, all threads see the stores that the thread made before it. All
+    /// threads also see a store that its own thread has read.
     bool weak_memory = false;
-    std::uint64_t most_instructions = ~std::uint64_t{0};  // beyond these it is a fault
+    std::uint64_t most_instructions = ~std::uint64_t{0};  // more instructions are a fault
 };
 
 struct launch {
@@ -75,12 +77,12 @@ struct launch {
     std::uint32_t dynamic_shared = 0;
     bool cooperative = false;
     int device = 0;
-    std::set<std::uint32_t> sms{0};  // of the partition that it runs in
-    /// What happened before it; null: everything that is over by then.
+    std::set<std::uint32_t> sms{0};  // the SMs of its partition
+    /// The view of everything that happened before it; null: everything that is over by then.
     view_pointer after{};
 };
 
-/// A copy or memset, which is done at once.
+/// A copy or memset, which the machine does at once.
 struct transfer {
     std::uintptr_t from = 0, to = 0;  // `from` 0: a memset
     std::size_t size = 0;
@@ -88,7 +90,7 @@ struct transfer {
     view_pointer after{};  // as launch::after
 };
 
-/// What was executed, by all grids together.
+/// The work that all grids together have executed.
 struct work_done {
     std::uint64_t instructions = 0, loaded = 0, stored = 0;  // bytes of global memory
     std::uint64_t atomics = 0, sleeps = 0;
@@ -105,34 +107,34 @@ public:
 
     [[nodiscard]] ptx::memory& memory() { return memory_; }
 
-    /// Queues the grid behind those that wait for room. Throws std::invalid_argument for what no
-    /// device could hold.
+    /// Queues the grid behind grids that wait for room. Throws std::invalid_argument if no device
+    /// could hold the grid.
     std::shared_ptr<grid> start(launch l);
-    /// Notes down whom it races with. What whatever follows it covers.
+    /// Records the races of the transfer. Returns the view that later work covers.
     [[nodiscard]] view_pointer pass(const transfer& t);
-    /// How many blocks of so many threads an SM holds at once.
+    /// The number of blocks of so many threads that an SM holds at once.
     [[nodiscard]] std::uint32_t resident_blocks(const function& kernel, std::uint32_t threads,
                                                 std::uint32_t dynamic_shared = 0) const;
 
-    /// Some `instructions` of whatever runs. Throws fault: for the grid that it is about it is
-    /// over, and all others of its device.
+    /// Runs some `instructions` of the resident blocks. Throws fault, which ends all grids of the
+    /// device.
     void run(std::uint64_t instructions);
-    /// Nothing on this device goes on from here, until it is let go.
+    /// Stops all work on this device until it is thawed.
     void freeze(int device) { frozen_.insert(device); }
     void let_go(int device) { frozen_.erase(device); }
     [[nodiscard]] bool busy() const { return !grids_.empty(); }
-    /// Everything that is over, as a view that covers it: see view::finished.
+    /// The value of view::finished that covers everything that is over.
     [[nodiscard]] std::uint64_t ended() const { return ended_count_; }
-    /// Without what `finished` covers anyway.
+    /// Removes entries that `finished` covers already.
     void prune(view& v) const;
-    /// Ends everything where it is.
+    /// Ends all grids at once.
     void stop();
 
     [[nodiscard]] const work_done& done() const { return done_; }
     [[nodiscard]] std::uint64_t now() const { return now_; }  // ns
     [[nodiscard]] const std::vector<std::string>& findings() const { return findings_; }
     std::vector<std::string> take_findings() { return std::exchange(findings_, {}); }
-    /// Where every thread that isn't through waits.
+    /// The place at which each unfinished thread waits.
     [[nodiscard]] std::string who_waits() const;
 
 private:
@@ -184,7 +186,7 @@ private:
     [[nodiscard]] const past_values::one* older_value(thread& t, const instruction& i, const reached& to, word address,
                                                       word present);
 
-    // what is told
+    // findings and faults
     [[noreturn]] void fail(const thread& t, const instruction& i, const std::string& what) const;
     void find(const thread& t, const instruction& i, const std::string& what);
     void tell(const std::string& kind, const std::string& what);
@@ -194,15 +196,15 @@ private:
     machine_options options_;
     std::mt19937_64 random_;
     ptx::memory memory_;
-    std::vector<std::shared_ptr<grid>> grids_;  // in the order of their launches, those that aren't over
+    std::vector<std::shared_ptr<grid>> grids_;  // unfinished grids, in the order of their launches
     std::vector<block*> running_;
     std::set<int> frozen_;  // devices
     const thread* turn_of_ = nullptr;
-    /// What could end somebody's wait: whatever changed memory, and who did something else than to
-    /// look again.
+    /// Counts events that could end a thread's wait: changes of memory, and threads that do
+    /// something other than poll.
     std::uint64_t changes_ = 0;
     std::uint64_t next_notice_ = 0;                  // instructions: see notice_deadlock
-    std::vector<thread*> delaying_;                  // threads with stores that nobody sees yet
+    std::vector<thread*> delaying_;                  // threads with stores that no other thread sees yet
     std::uint64_t moment_ = 0;                       // see past_values.hpp
     std::vector<std::uint64_t> moments_at_ends_{0};  // by `ended_count_`
     struct fence_kind {
@@ -211,8 +213,8 @@ private:
         int device = 0;
         friend auto operator<=>(const fence_kind&, const fence_kind&) = default;
     };
-    std::map<fence_kind, sight> fences_;  // sequentially consistent ones: what they had seen
-    /// What blocks take of an SM.
+    std::map<fence_kind, sight> fences_;  // the values that sequentially consistent fences had seen
+    /// The part of an SM that a block takes.
     struct share {
         std::uint32_t blocks = 0, threads = 0, registers = 0, shared = 0;
     };
@@ -220,13 +222,13 @@ private:
     [[nodiscard]] bool fits_beside(const share& taken, const share& more) const;
     std::map<std::pair<int, std::uint32_t>, share> taken_;
     ended_blocks ended_;
-    view_pointer seen_by_ended_ = std::make_shared<view>();  // what all grids that are over had seen
+    view_pointer seen_by_ended_ = std::make_shared<view>();  // the view of all finished grids
     std::uint32_t blocks_started_ = 0;
     std::uint64_t ended_count_ = 0, now_ = 1000, since_tick_ = 0;
     work_done done_;
     std::vector<std::string> findings_;
     std::set<std::string> told_;
-    std::vector<std::uint32_t> numbers_;  // of all blocks that ever ran: which of its grid
+    std::vector<std::uint32_t> numbers_;  // for each block that ever ran, its number in its grid
     std::set<const program*> programs_;   // of all grids
 };
 
@@ -239,9 +241,9 @@ public:
     ~grid();
 
     [[nodiscard]] bool over() const { return over_; }
-    /// What whatever follows it covers, once it is over.
+    /// The view that later work covers, once the grid is over.
     [[nodiscard]] view_pointer end() const;
-    /// Over, but not because it came to its end.
+    /// Whether the grid was ended before it finished.
     [[nodiscard]] bool stopped() const { return stopped_; }
     [[nodiscard]] const launch& what() const { return what_; }
     [[nodiscard]] std::uint32_t blocks() const { return what_.blocks[0] * what_.blocks[1] * what_.blocks[2]; }
@@ -253,13 +255,13 @@ private:
     machine& on_;
     launch what_;
     std::vector<std::unique_ptr<machine::block>> resident_;
-    std::vector<std::uint32_t> numbers_;  // of its blocks, among all
+    std::vector<std::uint32_t> numbers_;  // the numbers of its blocks among all blocks
     std::uint32_t next_ = 0, ended_ = 0;
     bool over_ = false, stopped_ = false;
-    bool kept_ = false;              // it begins when the earlier ones of its device are over
-    view_pointer start_{}, seen_{};  // by its blocks that are over
-    sight values_{};                 // which these had seen
-    /// What the driver gives a cooperative launch for its barrier (%envreg1 and 2).
+    bool kept_ = false;              // it begins only when earlier grids of its device are over
+    view_pointer start_{}, seen_{};  // seen_: by its finished blocks
+    sight values_{};                 // the values that these had seen
+    /// The memory that the driver gives a cooperative launch for its barrier (%envreg1 and 2).
     alignas(16) std::array<std::uint32_t, 64> workspace_{};
 };
 

@@ -24,7 +24,7 @@ bool happened_before(const event& e, const actor& me, const ended_blocks& ended)
     return me.seen->covers(e.who, e.clock);
 }
 
-/// Both are strong, and each one's scope includes the other.
+/// Whether both accesses are strong, and each one's scope includes the other's thread.
 bool morally_strong(const event& e, const access& a, const ended_blocks& ended) {
     const std::uint32_t block = block_of(e.who), mine = a.by.block->number;
     const int device = ended.device(block), my_device = a.by.block->device;
@@ -96,7 +96,7 @@ std::optional<conflict> area::touch(cell& c, const access& a, const ended_blocks
         c.read = {};
         return found;
     }
-    if (!happened_before(c.read, a.by, ended)) {  // two readers at once: the other one is kept, too
+    if (!happened_before(c.read, a.by, ended)) {  // two concurrent readers: the other one is kept, too
         if (c.more_readers == 0) {
             readers_.emplace_back();
             c.more_readers = static_cast<std::uint32_t>(readers_.size());
@@ -127,8 +127,8 @@ std::optional<conflict> area::touch(std::size_t offset, std::size_t bytes, const
         }
         if (a.writes) {
             g.known = static_cast<std::uint8_t>(g.known | ((1U << count) - 1) << first);
-            // Who acquires from here finds nothing any more, unless the access itself is a release,
-            // see releases_at.
+            // A thread that acquires from here finds no releases any more, unless this access is
+            // itself a release; see releases_at.
             if (a.reach == scope::thread && g.released != 0) releases_[g.released - 1].clear();
         }
         offset += count;
@@ -147,7 +147,7 @@ std::optional<conflict> area::touch_all(std::size_t offset, std::size_t bytes, c
         const std::size_t n = offset / page, next = std::min((n + 1) * page, end);
         const bool whole = offset % page == 0 && (next % page == 0 || next == size_);
         if (pages_[n] != nullptr || !whole) note(touch(offset, next - offset, a, ended));
-        if (whole && a.writes) {  // nothing is known of it any more but this
+        if (whole && a.writes) {  // earlier accesses to the page don't matter any more
             pages_[n] = nullptr;
             fill_[n] = contents::written;
         }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The memory that kernels may touch, and for each four bytes of it who read and wrote them last.
+// The memory that kernels may touch, with the last reads and the last write of each four bytes.
 //
 //   memory m;
 //   m.add(begin, size, contents::unknown);
 //   area* a = m.find(address, bytes);                   // null: not inside one piece of memory
 //   a->touch(offset, bytes, ...)  // what conflicts with it, if something does
 //
-// Races are found as FastTrack finds them (Flanagan and Freund, PLDI 2009): an access conflicts
-// with the last write, and a write with the reads since, unless these happened before it. Two
-// strong accesses whose scopes include each other don't conflict (8.7).
+// Races are found by the method of FastTrack (Flanagan and Freund, PLDI 2009). An access conflicts
+// with the last write, and a write also with the reads since, unless these happened before the
+// access. Two strong accesses whose scopes include each other don't conflict (8.7).
 #pragma once
 
 #include <array>
@@ -29,7 +29,7 @@ namespace ptx {
 struct event {
     agent who = 0;  // 0: none yet
     std::uint32_t clock = 0;
-    std::uint32_t where = 0;  // an instruction, by a number that its owner gives it
+    std::uint32_t where = 0;  // the number of an instruction, given by its owner
     scope reach = scope::thread;
 };
 
@@ -37,7 +37,7 @@ struct event {
 struct access {
     const actor& by;
     bool writes = false;
-    scope reach = scope::thread;  // of a strong one
+    scope reach = scope::thread;  // of a strong access
     std::uint32_t where = 0;
 };
 
@@ -46,7 +46,7 @@ struct conflict {
     bool wrote = false;
 };
 
-/// Says for events of blocks that ended when that was: 0 while they run.
+/// Knows when the block of an event ended; 0 while the block runs.
 class ended_blocks {
 public:
     void end(std::uint32_t block, std::uint64_t when, int device) { set(block, {when, device}); }
@@ -66,12 +66,12 @@ private:
     std::vector<fate> all_;
 };
 
-/// The host may be at the same address: strong accesses are atomic there, too.
+/// The host may access the same address, so strong accesses must be atomic on the host, too.
 [[nodiscard]] word load_atomically(const std::byte* from, std::size_t bytes);
 
 enum class contents : std::uint8_t { unknown, written };
 
-/// Whose memory it is, where it isn't a device's.
+/// The owner of memory that belongs to no device.
 inline constexpr int of_host = -1;
 
 /// One piece of memory.
@@ -87,22 +87,22 @@ public:
     /// A device, or of_host.
     [[nodiscard]] int owner() const { return owner_; }
 
-    /// Whether all of it was ever written.
+    /// Whether all of these bytes have been written.
     [[nodiscard]] bool known(std::size_t offset, std::size_t bytes) const;
-    /// Notes the access down.
+    /// Records the access, and returns the access with which it conflicts, if there is one.
     std::optional<conflict> touch(std::size_t offset, std::size_t bytes, const access& a, const ended_blocks& ended);
-    /// The same for much at once: of a copy.
+    /// The same for the many bytes of a copy.
     std::optional<conflict> touch_all(std::size_t offset, std::size_t bytes, const access& a,
                                       const ended_blocks& ended);
-    /// What a strong access finds at its address; made if there is none.
+    /// The releases that a strong access finds at its address; made if there are none.
     [[nodiscard]] releases_of& releases_at(std::size_t offset);
     [[nodiscard]] const releases_of* find_releases(std::size_t offset) const;
-    /// The host looks here while kernels run, and writes: see memory::polled_by_host.
+    /// The host polls and writes here while kernels run; see memory::polled_by_host.
     void polled_by_host(std::size_t offset, std::size_t bytes) { polled_ = {offset, offset + bytes}; }
     [[nodiscard]] bool is_polled(std::size_t offset, std::size_t bytes) const {
         return offset < polled_.end && polled_.begin < offset + bytes;
     }
-    /// Where strong accesses have been, what was there before; null: nobody knows.
+    /// The earlier values at a place of strong accesses; null if there is no record.
     [[nodiscard]] past_values* find_past(std::size_t offset) {
         const auto at = past_.find(offset);
         return at == past_.end() ? nullptr : &at->second;
@@ -111,8 +111,8 @@ public:
     void forget_past(std::size_t offset, std::size_t bytes) {
         if (!past_.empty()) past_.erase(past_.lower_bound(offset), past_.lower_bound(offset + bytes));
     }
-    /// What the host has changed where it looks since the last `look`: an offset and the eight
-    /// bytes that were there.
+    /// The changes that the host has made, since the last `look`, in memory that it polls: an
+    /// offset and the previous eight bytes.
     [[nodiscard]] std::vector<std::pair<std::size_t, word>> changed_by_host() const;
     void look();
 
@@ -121,15 +121,15 @@ private:
         std::size_t begin = 0, end = 0;
     };
     static constexpr std::size_t page = 4096, unit = 4, units = page / unit;
-    static constexpr std::size_t many = 8;  // readers at once that are remembered; the oldest is forgotten
+    static constexpr std::size_t many = 8;  // the most concurrent readers that are recorded; the oldest is dropped
 
-    /// Who touched it last. While no two have read it at once there is one reader, and no more to
-    /// look at.
+    /// The last accesses. If no two threads have read concurrently, there is one reader and no
+    /// further list.
     struct cell {
         event wrote{}, read{};
         std::uint32_t more_readers = 0;  // an index + 1
     };
-    /// Four bytes, as one until somebody touches only some of them.
+    /// Four bytes, recorded as one cell until an access touches only some of them.
     struct granule {
         cell whole{};
         std::uint32_t split = 0, released = 0;  // indices + 1
@@ -144,24 +144,24 @@ private:
     std::size_t size_;
     int owner_;
     extent polled_{};
-    std::vector<std::unique_ptr<granules>> pages_;  // null: all of it is as `fill_` and `copied_` say
+    std::vector<std::unique_ptr<granules>> pages_;  // null: `fill_` and `copied_` describe the whole page
     std::vector<contents> fill_;
-    std::map<std::size_t, cell> copied_;  // by page: who touched it as a whole, if somebody did
+    std::map<std::size_t, cell> copied_;  // by page: the last accesses to the page as a whole
     std::vector<std::array<cell, unit>> splits_;
     std::vector<std::vector<event>> readers_;
     std::vector<releases_of> releases_;
     std::map<std::size_t, past_values> past_;
-    std::vector<word> looked_at_{};  // where the host polls
+    std::vector<word> looked_at_{};  // the values that the host last saw where it polls
 };
 
 class memory {
 public:
     void add(std::uintptr_t begin, std::size_t size, contents c, int owner = 0);
     void remove(std::uintptr_t begin);
-    /// The host accesses this part of an area by strong accesses of system scope at any time: what
-    /// isn't as strong races with it.
+    /// The host makes strong accesses of system scope to this part of an area at any time. Accesses
+    /// that aren't as strong race with the host.
     void polled_by_host(std::uintptr_t begin, std::size_t size);
-    /// The area that has all of it.
+    /// The area that contains the whole range.
     [[nodiscard]] area* find(std::uintptr_t begin, std::size_t size);
     template <class F>
     void for_each_polled(const F& f) {
@@ -171,7 +171,7 @@ public:
 
 private:
     std::map<std::uintptr_t, std::unique_ptr<area>> areas_;
-    std::array<area*, 4> recent_{};  // of these, the last that were found
+    std::array<area*, 4> recent_{};  // the areas found last
     std::size_t next_ = 0;
 };
 

@@ -34,7 +34,7 @@ constexpr const char* name(operation o) {
     }
 }
 
-// ---- what an instruction may become
+// ---- the mutations of an instruction
 
 struct weaker {
     std::string what{};
@@ -102,8 +102,8 @@ private:
     std::vector<weaker> all_{};
 };
 
-/// Of the comparisons that the decoder knows by their functions, those of integers that leave out
-/// or take in equals.
+/// The comparisons of integers that exclude or include equality, by the functions by which the
+/// decoder knows them.
 const std::map<word (*)(word, word, word), std::pair<std::string, word (*)(word, word, word)>>& off_by_one() {
     static const auto all = [] {
         std::map<word (*)(word, word, word), std::pair<std::string, word (*)(word, word, word)>> made;
@@ -120,12 +120,12 @@ const std::map<word (*)(word, word, word), std::pair<std::string, word (*)(word,
     return all;
 }
 
-// ---- where it stands in the source
+// ---- the place of an instruction in the source
 
 class sources {
 public:
-    /// "FILE, FUNCTION: the line", without the comment behind the code: a reworded comment leaves
-    /// the name of a mutant as it was.
+    /// "FILE, FUNCTION: the line", without the comment behind the code, so that a reworded comment
+    /// doesn't change a mutant's name.
     [[nodiscard]] std::string place(const std::string& path, std::uint32_t line) {
         const std::string file = path.substr(path.rfind('/') + 1);
         const auto& all = lines_of(path);
@@ -147,7 +147,7 @@ private:
         const std::size_t first = line.find_first_not_of(" \t");
         return first == line.npos ? "" : std::string(line.substr(first, line.find_last_not_of(" \t") - first + 1));
     }
-    /// The last one before it that is declared for devices.
+    /// The last function before the line that is declared for devices.
     static std::string function_of(const std::vector<std::string>& all, std::size_t line) {
         for (std::size_t at = line + 1; at-- > 0;) {
             for (const std::string_view mark : {"GPUSHARE_HD", "__device__"}) {
@@ -169,20 +169,19 @@ private:
     std::map<std::string, std::vector<std::string>> files_;
 };
 
-/// Gathers what belongs to one place and is changed in one way.
+/// Collects the changes that belong to one place and to one kind of mutation.
 class gathering {
 public:
     void add(const program& p, function& f, std::size_t at, bool primitive, const weaker& w) {
         const text::location& l = f.sources[at];
-        // What a primitive is made of isn't where somebody asked for an order: that is where it was
-        // inlined.
+        // An order is requested where a primitive was inlined, not inside the primitive.
         const bool inlined = primitive && l.callers[0].line != 0;
         const auto place_of = [&](std::uint32_t file, std::uint32_t line) {
             return line != 0 && file < p.files.size() ? sources_.place(p.files[file], line)
                                                       : f.name + ", PTX line " + std::to_string(f.code[at].line);
         };
         std::string place = inlined ? place_of(l.callers[0].file, l.callers[0].line) : place_of(l.file, l.line);
-        // Nor is what chooses the scope.
+        // Nor is it requested in functions that choose the scope.
         const bool chooses = place.starts_with("session.hpp, release:") || place.starts_with("session.hpp, acquired:");
         if (inlined && chooses && l.callers[1].line != 0) place = place_of(l.callers[1].file, l.callers[1].line);
         mutant& m = all_[{place, w.what}];
@@ -218,7 +217,7 @@ std::vector<mutant> bounds_of(std::span<const program* const> all) {
         for (const auto& f : p->functions)
             for (std::size_t at = 0; at < f->code.size(); ++at) {
                 const auto other = off_by_one().find(f->code[at].compute);
-                // Without a line it is the compiler's own: whether it takes a shortcut.
+                // A comparison without a line was made by the compiler, to choose a shortcut.
                 if (other == off_by_one().end() || f->sources[at].line == 0) continue;
                 weaker w{other->second.first, f->code[at]};
                 w.instead.compute = other->second.second;

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels in which one place of the source orders less than it was written to: what a test must
-// notice.
+// Kernels in which one place of the source orders less than its author wrote. A test must notice
+// each such mutant.
 //
 //   for (const ptx::mutant& m : ptx::mutants_of(programs)) {
 //       const ptx::mutation broken(m);                              // until it goes
 //       ... run something ...
 //   }
 //
-// A mutant is one order, fence, barrier or scope as somebody wrote it: the line that calls the
-// primitive, in all kernels and in all copies that the compiler made by inlining and unrolling. A
-// single copy is the compiler's business, and most are never needed alone: of the look at a flag
-// before a loop and the one inside it, either may be the one that finds it raised.
+// A mutant changes one order, fence, barrier or scope as it is written in the source: the line that
+// calls the primitive, in all kernels and in all copies that the compiler made by inlining and
+// unrolling. Mutants of single copies would be misleading, since most copies are never needed
+// alone. For example, if a flag is read before a loop and inside it, either read may find the flag
+// raised.
 #pragma once
 
 #include <cstddef>
@@ -37,15 +38,15 @@ struct mutant {
     [[nodiscard]] std::string describe() const { return place + ": " + what; }
 };
 
-/// Of each place that orders something: each way to weaken it by one step, or to leave it out.
+/// For each place that orders something: each way to weaken it by one step, or to leave it out.
 [[nodiscard]] std::vector<mutant> mutants_of(std::span<const program* const> all);
-/// The same of bounds in the source: each comparison of integers by which something is left or
-/// skipped, one too far or too near.
+/// The same for bounds in the source: each comparison of integers that ends or skips something, off
+/// by one in either direction.
 [[nodiscard]] std::vector<mutant> bounds_of(std::span<const program* const> all);
 
-/// Nothing ran yet.
+/// Forgets which instructions have run.
 void forget_what_ran(const program& p);
-/// Whether any of its instructions ran.
+/// Whether any of the mutant's instructions ran.
 [[nodiscard]] bool ran(const mutant& m);
 
 class mutation {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// PTX as the machine runs it: every name is a number, every modifier a field.
+// PTX in the form that the machine runs: every name is a number, and every modifier a field.
 //
 //   // throws ptx::error for what nobody knows
 //   const ptx::program p = ptx::decode(ptx::text::parse(text));
 //   const ptx::function* kernel = p.find("_Z5scalePf");
 //
-// A function's registers, its constants and what its thread is (%tid.x, addresses of arguments) lie
-// side by side in `slots` of 64 bits, so that an operand is the number of a slot, whatever it was
-// in the text.
+// A function's registers, its constants and the properties of its thread (%tid.x, addresses of
+// arguments) lie side by side in `slots` of 64 bits. So every operand is the number of a slot,
+// whatever it was in the text.
 #pragma once
 
 #include <array>
@@ -48,15 +48,16 @@ enum class operation : std::uint8_t {
     trap,
 };
 
-/// Chapter 5. An address in the global and in the parameter space is an address of the host, and
-/// generic; in the shared one it is an offset.
+/// Chapter 5. An address in the global or parameter space is a generic address, and an address of
+/// the host. An address in the shared space is an offset.
 enum class space : std::uint8_t { generic, shared, param };
 
-/// Chapter 8: how an access is ordered against others. All but `weak` are "strong".
+/// Chapter 8: how an access is ordered against other accesses. All orders except `weak` are
+/// "strong".
 enum class order : std::uint8_t { weak, relaxed, acquire, release, acq_rel, sc };
 
-/// Which threads an access or fence is ordered against. An access that isn't strong reaches its own
-/// thread only.
+/// The threads against which an access or fence is ordered. For an access that isn't strong, that
+/// is only its own thread.
 enum class scope : std::uint8_t { thread, cta, gpu, sys };
 
 [[nodiscard]] constexpr bool acquires(order o) { return o == order::acquire || o >= order::acq_rel; }
@@ -67,32 +68,32 @@ enum class vote_mode : std::uint8_t { all, any, uniform, ballot };
 
 struct instruction {
     operation what = operation::compute;
-    bool negated = false;  // is done where the guard is false
-    bool aligned = false;  // of a barrier: all threads of the warp come to this very instruction
-    bool sign = false;     // of a load: what is narrower than its register is extended by its sign
+    bool negated = false;  // runs if the guard is false
+    bool aligned = false;  // of a barrier: all threads of the warp must execute this same instruction
+    bool sign = false;     // of a load: a value narrower than its register is sign-extended
     space where = space::generic;
     order ordering = order::weak;
     scope reach = scope::thread;
     shuffle_mode mode = shuffle_mode::down;
     vote_mode asks = vote_mode::all;
-    bool opposite = false;     // of a vote: each gives the opposite of its predicate
+    bool opposite = false;     // of a vote: each thread votes with its negated predicate
     std::uint8_t bytes = 0;    // of an element in memory, or in a packed register
     std::uint8_t count = 1;    // elements
     std::uint32_t line = 0;    // in the PTX
-    std::uint32_t target = 0;  // of a branch: an instruction; of a call: in `calls`
+    std::uint32_t target = 0;  // of a branch: an instruction; of a call: an index of `calls`
     slot guard = 0;            // slot 0 is true
     /// compute: result and three operands. Accesses: elements, and then the address. Shuffle:
     /// result, value, lane, clamp, mask, and the predicate that says whether the lane was inside.
     /// Vote: result, predicate and, where a shuffle has it, the mask.
     std::array<slot, 6> at{};
-    bool second_result = false;  // there is this predicate
-    std::int64_t offset = 0;     // is added to the address
+    bool second_result = false;  // whether there is this predicate
+    std::int64_t offset = 0;     // added to the address
     word (*compute)(word, word, word) = nullptr;
-    std::uint32_t number = 0;  // tells it from all others of the process
-    mutable bool ran = false;  // some thread came here, ever
+    std::uint32_t number = 0;  // unique in the process
+    mutable bool ran = false;  // whether any thread has executed it
 };
 
-/// What only a thread knows when it starts.
+/// Values that are known only when a thread starts.
 enum class own : std::uint8_t {
     tid_x,
     tid_y,
@@ -139,15 +140,15 @@ struct function {
     std::vector<text::location> sources{};  // of each instruction
     std::vector<call> calls{};
     std::vector<word> constants{};  // the first slots
-    std::vector<own_slot> own{};    // of these, what differs from thread to thread
+    std::vector<own_slot> own{};    // the constants that differ from thread to thread
     slot slots = 0;
     struct parameter {
         std::uint32_t offset = 0, bytes = 0;
     };
     std::vector<parameter> parameters{};
     std::uint32_t parameter_bytes = 0, local_bytes = 0, shared_bytes = 0;
-    /// What a block needs of an SM: the shared variables that are named, and a thread's registers,
-    /// which only the assembler knows: see registers_of. 0: nobody has said.
+    /// The resources that a block needs: the bytes of named shared variables, and the registers of
+    /// a thread, which only the assembler knows; see registers_of. 0: unknown.
     std::uint32_t shared_used = 0, registers = 0;
 };
 
@@ -157,7 +158,7 @@ struct program {
     std::string target{};
 
     [[nodiscard]] const function* find(std::string_view name) const;
-    /// The instruction with this number, and the function that it is in; nulls for those of other
+    /// The instruction with this number, and its function; nulls for instructions of other
     /// programs.
     [[nodiscard]] std::pair<const function*, const instruction*> find(std::uint32_t number) const;
 };
@@ -172,11 +173,11 @@ struct program {
 
 /// Throws ptx::error.
 [[nodiscard]] program decode(const text::module& m);
-/// All that `decode` would refuse, each kind of it once: "unknown instruction
+/// Everything that `decode` would refuse, each kind once: "unknown instruction
 /// 'mma.sync.aligned...'".
 [[nodiscard]] std::set<std::string> unknown_in(const text::module& m);
 
-/// Where shared memory begins: below it lies what the system keeps, as on devices of compute
+/// The beginning of shared memory. The system uses the memory below, as on devices of compute
 /// capability 9.0.
 inline constexpr std::uint32_t shared_begin = 1024;
 

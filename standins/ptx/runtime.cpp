@@ -23,27 +23,27 @@ namespace ptx::runtime {
 
 namespace {
 
-/// Processor time: others on the machine don't make it longer.
+/// Processor time, which other programs on the machine don't prolong.
 double seconds_of_thread() {
     timespec t{};
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
     return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
-/// One file, with the text that the decoded program was made of.
+/// One file: its text, and the program decoded from it.
 struct loaded {
     std::string text{};
     program decoded{};
 };
 
-/// Calls come under the stand-in's mutex, registration before main.
+/// Calls are made under the stand-in's mutex; kernels are registered before main.
 class engine : public standin::detail::engine {
 public:
     machine_options options{};
-    std::map<const void*, std::string> names{};  // of kernels, by the function that stands for them on the host
+    std::map<const void*, std::string> names{};  // of kernels, by their host functions
 
     void added(std::uintptr_t begin, std::size_t size, int device) override {
-        // What the host can write, it may have written.
+        // The host may have written any memory that it can write.
         machine().memory().add(begin, size, device < 0 ? contents::written : contents::unknown,
                                device < 0 ? of_host : device);
     }
@@ -70,14 +70,14 @@ public:
         if (machine_ != nullptr) host_knows_ = machine_->ended();
     }
     [[nodiscard]] std::uint64_t known() const override { return host_knows_; }
-    /// What a kernel or copy on this stream comes after.
+    /// The view of everything that happens before a kernel or copy on this stream.
     [[nodiscard]] view_pointer before(std::uint64_t stream, std::uint64_t known) {
         constexpr std::size_t many = 256;
         const view_pointer& so_far = streams_[stream];
         view all = so_far != nullptr ? *so_far : view{};
         all.finished = std::max(all.finished, known);
         machine().prune(all);
-        if (all.blocks.size() > many) return nullptr;  // it would cost too much: as if all that is over came before
+        if (all.blocks.size() > many) return nullptr;  // too expensive: assume that all finished work came before
         return std::make_shared<view>(std::move(all));
     }
 
@@ -105,8 +105,8 @@ public:
         ++tally_.launches;
         tally_.executed.insert(l.kernel->name);
         const auto running = machine().start(std::move(l));
-        // Little at first: others that were launched together are to begin, too, before much time
-        // passes. More once the host waits, or asks again and again.
+        // Runs few instructions at first, so that kernels that were launched together begin at
+        // about the same time. Runs more once the host waits or polls.
         return [this, running, stream, asked = 0]() mutable {
             constexpr int often = 64;
             const double begin = seconds_of_thread();
@@ -165,8 +165,8 @@ private:
     void keep_count() {
         if (machine_ != nullptr) add(tally_.work, machine_->done());
     }
-    /// What the assembler has said about the file's kernels, if it has been assembled: run_nvcc.sh
-    /// keeps it.
+    /// Reads the assembler's report on the file's kernels, if the file was assembled: run_nvcc.sh
+    /// keeps the report.
     static void count_registers(program& p, const std::string& path) {
         std::ifstream in(path.substr(0, path.rfind('/') + 1) + "report.txt");
         const std::string report(std::istreambuf_iterator<char>(in), {});
@@ -193,7 +193,7 @@ private:
 
     std::vector<std::unique_ptr<loaded>> files_{}, retired_{};
     std::unique_ptr<ptx::machine> machine_{};
-    std::map<std::uint64_t, view_pointer> streams_{};  // what is over on them, and what that had seen
+    std::map<std::uint64_t, view_pointer> streams_{};  // the view of the finished work of each stream
     std::map<const void*, view_pointer> marks_{};
     std::uint64_t host_knows_ = 0;
     tally tally_{};
@@ -201,7 +201,7 @@ private:
 
 engine& the_engine() {
     static auto* const one = [] {
-        auto* const made = new engine;  // never destroyed: the stand-in calls until the end
+        auto* const made = new engine;  // never destroyed: the stand-in calls it until the end of the process
         standin::detail::the_engine() = made;
         return made;
     }();
@@ -240,8 +240,8 @@ cudaError_t launch_kernel(const call& c, void** arguments) {
     });
 }
 
-/// What kernel<<<blocks, threads, shared, stream>>>(...) leaves for the function that it calls
-/// next.
+/// The configurations that kernel<<<blocks, threads, shared, stream>>>(...) pushes for the function
+/// that it calls next.
 std::vector<call>& configured() {
     thread_local std::vector<call> stack;
     return stack;
@@ -302,7 +302,7 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const voi
     return cudaSuccess;
 }
 
-// Called by what nvcc generates.
+// Called by code that nvcc generates.
 void** __cudaRegisterFatBinary(void*) {
     static void* handle = nullptr;
     return &handle;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a thread has seen of memory: for each address, the newest value that it read, wrote, or
-// acquired from a thread that had seen it. It no longer reads an older value there (PTX ISA 9.0,
-// 8.10: coherence); this says nothing about other addresses. Views of this kind are those of Kang
-// et al., "A Promising Semantics for Relaxed-Memory Concurrency", POPL 2017.
+// The values in memory that a thread has seen: for each address, the newest value that the thread
+// read, wrote, or acquired from another thread that had seen it. The thread no longer reads an
+// older value there (PTX ISA 9.0, 8.10: coherence). This says nothing about other addresses. Views
+// of this kind come from Kang et al., "A Promising Semantics for Relaxed-Memory Concurrency", POPL
+// 2017.
 //
 //   sight mine;
 //   mine.saw(address, 7);                       // the value that is there since moment 7
@@ -24,7 +25,7 @@ namespace ptx {
 
 class sight {
 public:
-    /// A moment; 0 if nothing was seen there.
+    /// The moment of the value seen at the address; 0 if none was seen.
     [[nodiscard]] std::uint64_t of(word address) const {
         if (all_ == nullptr) return 0;
         const auto at = find(*all_, address);
@@ -54,7 +55,7 @@ public:
         both.resize(kept);
         all_ = std::make_shared<list>(std::move(both));
     }
-    /// Of those until this moment nobody needs to know.
+    /// Forgets moments up to this one, which no thread needs any more.
     void forget_until(std::uint64_t moment) {
         if (all_ != nullptr) std::erase_if(own(), [&](const seen& s) { return s.second <= moment; });
     }
@@ -74,7 +75,7 @@ private:
         return *all_;
     }
 
-    std::shared_ptr<list> all_{};  // null: nothing. Shared by those who have seen the same, until one of them sees more
+    std::shared_ptr<list> all_{};  // null: nothing seen. Shared by threads that have seen the same
 };
 
 }  // namespace ptx

@@ -37,7 +37,7 @@ public:
         advance();
         return t;
     }
-    /// Whether the next one is this; it is taken then.
+    /// Whether the next word is `wanted`; if so, takes the word.
     bool accept(std::string_view wanted) {
         if (next_.what == token::kind::end || next_.what == token::kind::quoted || next_.text != wanted) return false;
         advance();
@@ -151,7 +151,7 @@ private:
         return static_cast<std::int64_t>(value);
     }
 
-    // Chapter 11: what is outside of functions.
+    // Chapter 11: directives outside of functions.
     void top_level() {
         const token t = words_.take();
         if (t.text == ".version" || t.text == ".address_size") {
@@ -180,7 +180,7 @@ private:
         const auto number = static_cast<std::size_t>(integer());
         if (module_.files.size() <= number) module_.files.resize(number + 1);
         module_.files[number] = words_.take().text;
-        while (words_.accept(",")) integer();  // its time and its size
+        while (words_.accept(",")) integer();  // the file's time and size
     }
 
     variable read_variable(const token& space) {
@@ -191,7 +191,7 @@ private:
             } else if (const auto bytes = bytes_of(t.text)) {
                 v.element = *bytes;
                 break;
-            } else if (t.text != ".ptr" && t.text != ".global") {  // hints about what an argument points to
+            } else if (t.text != ".ptr" && t.text != ".global") {  // hints about the target of a pointer argument
                 fail(problem::syntax, t, "a variable without a type");
             }
         }
@@ -256,7 +256,7 @@ private:
         }
     }
 
-    /// Up to the brace that closes it, with the blocks inside: nvcc names nothing twice but
+    /// Parses up to the closing brace, with the blocks inside. nvcc uses no name twice, except for
     /// parameters of calls.
     void body(function& f) {
         for (std::uint32_t depth = 1; depth > 0;) {
@@ -302,9 +302,9 @@ private:
         }
     }
 
-    // 11.5.4: `.loc FILE LINE COLUMN`, and of inlined code
-    // `, function_name NAME, inlined_at FILE LINE COLUMN`. Where that place was inlined its own
-    // directive says, which comes before.
+    // 11.5.4: `.loc FILE LINE COLUMN`, followed for inlined code by
+    // `, function_name NAME, inlined_at FILE LINE COLUMN`. If that place was itself inlined, its
+    // own directive, which comes earlier, says where.
     void read_location() {
         const auto column = [&] {
             place p{.file = static_cast<std::uint32_t>(integer())};
@@ -322,7 +322,7 @@ private:
                 if (words_.accept("+")) words_.take();
             }
         }
-        // Without it, a place that was inlined before is where it was.
+        // Without `inlined_at`, an earlier record of the place stays valid.
         if (caller.line != 0) inlined_at_[here] = caller;
         source_ = {here.file, here.line, {}};
         place at = here;
@@ -390,7 +390,7 @@ private:
         std::uint32_t file = 0, line = 0, column = 0;
         friend auto operator<=>(const place&, const place&) = default;
     };
-    std::map<place, place> inlined_at_{};  // as the last directive said
+    std::map<place, place> inlined_at_{};  // from the last directive of each place
     std::string_view kernel_{};
 };
 

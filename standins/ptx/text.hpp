@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// PTX text as statements: who declares what and which instruction has which operands, but not what
-// any of it means.
+// PTX text as statements: the declarations, and the instructions with their operands, without their
+// meaning.
 //
 //   const ptx::text::module m = ptx::text::parse(whole_file);
 //   for (const auto& f : m.functions) ...
 //
-// The views in it point into the text, which must outlive it. PTX ISA 9.0, chapter 4.
+// The string views in a module point into the text, which must outlive the module. PTX ISA 9.0,
+// chapter 4.
 #pragma once
 
 #include <array>
@@ -35,14 +36,14 @@ struct operand {
     bool negated = false;  // !%p1
 };
 
-/// Where the source was, if the text was compiled with -lineinfo: `.loc`.
+/// The place in the source, from `.loc`, if the text was compiled with -lineinfo.
 struct location {
     struct point {
         std::uint32_t file = 0, line = 0;
         friend auto operator<=>(const point&, const point&) = default;
     };
     std::uint32_t file = 0, line = 0;
-    std::array<point, 7> callers{};  // where it was inlined, and where that was
+    std::array<point, 7> callers{};  // the place where it was inlined, and where that place was inlined
 };
 
 struct statement {
@@ -60,7 +61,7 @@ struct variable {
     std::string_view name{}, space{};  // ".shared"
     std::uint32_t alignment = 1;
     std::uint64_t bytes = 0;
-    std::vector<std::uint64_t> initial{};  // of elements of `element` bytes
+    std::vector<std::uint64_t> initial{};  // the values of elements of `element` bytes
     std::uint32_t element = 1;
 };
 
@@ -73,14 +74,14 @@ struct registers {
 
 struct label {
     std::string_view name{};
-    std::size_t statement = 0;  // that follows it
+    std::size_t statement = 0;  // the statement that follows it
 };
 
 struct function {
     std::uint32_t line = 0;
     std::string_view name{};
     bool entry = false, declared_only = false;
-    std::uint32_t most_threads = 0;  // .maxntid: 0 if it isn't given
+    std::uint32_t most_threads = 0;  // .maxntid; 0 if it isn't given
     std::vector<variable> results{}, arguments{}, variables{};
     std::vector<registers> declared{};
     std::vector<statement> statements{};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Inside of a machine: what a block and a thread are while they run.
+// Internals of the machine: the state of blocks and threads while they run.
 #pragma once
 
 #include <memory>
@@ -14,41 +14,41 @@ inline constexpr std::uint32_t warp_size = 32;
 
 enum class state : std::uint8_t { ready, asleep, at_barrier, at_shuffle, over };
 
-/// A function that a thread is in.
+/// The frame of a function that a thread is executing.
 struct machine::frame {
     const function* in = nullptr;
     std::uint32_t next = 0;  // instruction
     std::unique_ptr<word[]> slots{};
     std::vector<std::byte> own_parameters{}, locals{};
-    std::vector<bool> locals_known{};  // bytes that somebody has written
+    std::vector<bool> locals_known{};  // whether each byte has been written
     std::byte* parameters = nullptr;   // of a kernel: the grid's
 };
 
-/// A store that its thread has done and nobody else sees yet.
+/// A store that its thread has made and that no other thread sees yet.
 struct machine::delayed_store {
     word address = 0, value = 0;
     std::uint8_t bytes = 0;
-    std::uint32_t fences = 0;  // of the thread, before it: no store overtakes one behind an earlier fence
-    std::uint64_t due = 0;     // instructions of the machine
-    std::uint64_t number = 0;  // among its thread's, in program order
+    std::uint32_t fences = 0;  // the thread's fences before it: no store overtakes stores before an earlier fence
+    std::uint64_t due = 0;     // the machine's instruction count at which others see it
+    std::uint64_t number = 0;  // its number among the thread's stores, in program order
     std::optional<release> releases{};
-    std::uint64_t released = 0;  // the thread's stores before this number
+    std::uint64_t released = 0;  // it releases the thread's stores before this number
 };
 
 struct machine::thread {
     block* of = nullptr;
     std::uint32_t index = 0;
     state is = state::ready;
-    std::uint32_t barrier = 0;        // that it waits at
-    const instruction* at = nullptr;  // the barrier or shuffle that it waits at
+    std::uint32_t barrier = 0;        // the barrier at which it waits
+    const instruction* at = nullptr;  // the barrier or shuffle at which it waits
     std::uint64_t wakes = 0;
     actor order{};
     std::vector<frame> frames{};
-    std::vector<delayed_store> delayed{};  // the first to be seen first
-    std::uint64_t changes = 0;             // of the machine, at its last look: a strong load
-    std::uint32_t looks = 0;               // since then
+    std::vector<delayed_store> delayed{};  // in the order in which others see them
+    std::uint64_t changes = 0;             // the machine's changes at its last strong load
+    std::uint32_t looks = 0;               // strong loads since then
     std::uint32_t fences = 0;
-    std::uint64_t stores = 0, fenced_stores = 0;  // that were delayed; and by its last release fence
+    std::uint64_t stores = 0, fenced_stores = 0;  // delayed stores in all, and before its last release fence
 
     [[nodiscard]] std::uint32_t lane() const { return index % warp_size; }
 };
@@ -61,8 +61,8 @@ struct machine::block {
     std::vector<std::uint32_t> ready{}, asleep{};
     std::uint32_t over = 0;
     std::array<std::uint32_t, 16> arrived{};  // at each barrier
-    std::uint64_t wakes = ~std::uint64_t{0};  // the first of those asleep
-    std::uint32_t eagerness = 64;             // of 64 turns, how many it takes
+    std::uint64_t wakes = ~std::uint64_t{0};  // when its first sleeping thread wakes
+    std::uint32_t eagerness = 64;             // how many of 64 turns it takes
     std::vector<std::byte> shared{};
     std::unique_ptr<area> shared_area{};
 };
