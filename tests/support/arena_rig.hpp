@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A device with virtual memory in small chunks, a chunk pool, and two tenants with a quota each.
-// Times are the test's.
+// The test decides when time passes.
 //
 //   support::arena_rig rig;
 //   auto chat = rig.arena(rig.chat, 1);
@@ -47,7 +47,7 @@ struct basic_arena_rig {
 
     basic_arena_rig(const basic_arena_rig&) = delete;
     basic_arena_rig& operator=(const basic_arena_rig&) = delete;
-    /// The pool waits at its end, for points in any order.
+    /// The pool's destructor waits for points, in any order.
     ~basic_arena_rig() {
         kernels.on_wait([this] {
             while (scrubber.reach_next()) {
@@ -56,7 +56,7 @@ struct basic_arena_rig {
         });
     }
 
-    /// Every wait on the device reaches the next point of both streams first.
+    /// From now on every wait on the device first reaches the next point of both streams.
     void work_by_itself() {
         kernels.on_wait([this] {
             scrubber.reach_next();

@@ -12,7 +12,7 @@
 
 namespace support {
 
-/// In place, in the order of ranks: the average that an all-reduce computes.
+/// Computes in place the average that an all-reduce computes, in the order of ranks.
 template <class T>
 struct average_of_two {
     T *a, *b;

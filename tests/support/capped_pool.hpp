@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tenant in small, for tests of pools: a pool over a quota over memory of the process that is
-// counted.
+// A tenant in miniature, for tests of pools: a pool over a quota, over memory of the process that
+// counts its blocks.
 //
 //   support::capped_pool<> c(8_MiB, {.segment = 1_MiB});     // 8 MiB: the quota
 //   c.pool.allocate(4096, 256);     CHECK(c.upstream.blocks() == 1);

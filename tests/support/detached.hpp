@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Coroutines that start at once: one that belongs to nobody, and one that is destroyed with its
-// handle, wherever it waits.
+// Coroutines that start at once. One kind has no owner; the other kind is destroyed with its
+// handle, wherever it is suspended.
 //
 //   [&]() -> support::detached { done = co_await tenant.async_submit(work); }();
 #pragma once

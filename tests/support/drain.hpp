@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a limiter's core lets in at one time.
+// The submissions that a limiter's core admits at one time.
 //
 //   const auto in = support::drain(core);    CHECK(in.size() == 3);    core.complete(in.front(), 1ms);
 #pragma once
@@ -12,7 +12,7 @@
 
 namespace support {
 
-/// Lets in all that can go, in the order in which it goes.
+/// Admits everything that can go, and returns the admissions in order.
 inline std::vector<gpushare::admission> drain(gpushare::limiter_core<>& core, gpushare::instant now = {}) {
     std::vector<gpushare::admission> in;
     while (const auto next = core.next(now)) in.push_back(*next);

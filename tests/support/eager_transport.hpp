@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A transport between threads that combines where an all-reduce begins, and counts how often it was
-// to go on meanwhile: so a test knows that a rank waits for its device.
+// A transport between threads that combines already when an all-reduce begins, and counts the calls
+// of advance() afterwards. So a test knows that a rank waits for its device.
 //
 //   std::atomic<int> advanced{0};
 //   support::eager_transport net(group.rank(r), advanced);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Replaces the global operator new of a program by one that counts, and fails when a test says so,
-// per thread. For one file of the program, and none that ThreadSanitizer observes (see
-// sanitizers.hpp).
+// Replaces a program's global operator new by one that counts per thread, and fails when a test
+// says so. Include it in one file of the program, and not in programs that ThreadSanitizer observes
+// (see sanitizers.hpp).
 //
 //   // the fourth allocation of this thread throws, and no other
 //   support::this_heap = {.good = 3, .recovers = true};
@@ -18,8 +18,8 @@ namespace support {
 
 struct heap {
     std::size_t allocations = 0;
-    std::size_t good = SIZE_MAX;  // so many more succeed
-    bool recovers = false;        // after one that failed
+    std::size_t good = SIZE_MAX;  // how many further allocations succeed
+    bool recovers = false;        // whether allocations succeed again after one failure
 };
 inline thread_local heap this_heap;
 
@@ -35,7 +35,7 @@ inline void* counted_new(std::size_t size) {
 
 }  // namespace support
 
-// Not inlined: compilers that see malloc and free through them warn of a mixture.
+// Not inlined: compilers that see malloc and free through these functions warn of mismatched calls.
 [[gnu::noinline]] void* operator new(std::size_t size) { return support::counted_new(size); }
 [[gnu::noinline]] void* operator new[](std::size_t size) { return support::counted_new(size); }
 [[gnu::noinline]] void* operator new(std::size_t size, const std::nothrow_t&) noexcept { return std::malloc(size); }

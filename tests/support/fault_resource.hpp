@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// An upstream that counts and fails on demand: it knows every block that is out, notices a wrong
-// free, and throws the exception that the test sets, when the test says so.
+// An upstream that counts and fails on demand. It knows every live block and notices wrong frees.
+// When the test asks for it, an allocation throws the test's exception.
 //
 //   support::fault_resource upstream;
 //   upstream.fail_next([] { throw std::runtime_error("device lost"); });
@@ -19,7 +19,7 @@
 
 namespace support {
 
-/// A memory_resource and no more: no try_allocate, no charged, no error code. Thread-safe.
+/// Only a memory_resource: without try_allocate, charged or error codes. Thread-safe.
 class fault_resource {
 public:
     fault_resource() = default;
@@ -63,27 +63,28 @@ public:
         const std::lock_guard lock(mutex_);
         fault_ = std::move(fault);
     }
-    /// The next allocation gives null, as C interfaces do.
+    /// The next allocation returns null, as C interfaces do.
     void null_next() {
         const std::lock_guard lock(mutex_);
         null_ = true;
     }
 
-    /// Called by every deallocation, under no lock. Set it while no other thread is here.
+    /// Called by every deallocation, under no lock. Set it while no other thread uses the resource.
     std::function<void()> on_deallocate;
 
-    /// Blocks and bytes that are out.
+    /// The number of live blocks.
     [[nodiscard]] std::size_t blocks() const {
         return locked([&] { return out_.size(); });
     }
     [[nodiscard]] std::size_t bytes() const {
         return locked([&] { return bytes_; });
     }
-    /// Calls of allocate, failed ones included.
+    /// The number of calls of allocate, including failed ones.
     [[nodiscard]] std::size_t calls() const {
         return locked([&] { return calls_; });
     }
-    /// Frees of what isn't out, or isn't of that size and alignment. They change nothing.
+    /// The number of frees of blocks that aren't live, or that have another size or alignment. Such
+    /// frees change nothing.
     [[nodiscard]] std::size_t wrong_frees() const {
         return locked([&] { return wrong_frees_; });
     }

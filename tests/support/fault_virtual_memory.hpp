@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Virtual memory that counts and fails on demand: it knows what is mapped where, notices a chunk
-// that is mapped twice, over another one, or destroyed while mapped, and refuses the call that the
-// test tells it to.
+// Virtual memory that counts and fails on demand. It knows all mappings, notices a chunk that is
+// mapped twice, mapped over another chunk, or destroyed while mapped, and refuses the calls that
+// the test chooses.
 //
 //   support::fault_virtual_memory memory{device, 64_KiB};
 //   memory.fail(support::vm_call::map, 3);      // the third map() from now on
@@ -27,7 +27,8 @@ namespace support {
 
 enum class vm_call : std::uint8_t { reserve, create, map, unmap };
 
-/// Over the host's. Thread-safe. `FreshIsZero` as the model says; what is made is zero in any case.
+/// Built on the host's virtual memory. Thread-safe. `FreshIsZero` is the model's fresh_is_zero; new
+/// chunks are zero in any case.
 template <bool FreshIsZero = true>
 class basic_fault_virtual_memory {
     using host_memory = gpushare::host::virtual_memory;
@@ -100,20 +101,20 @@ public:
         return memory_.unmap(at, size);
     }
 
-    /// The `nth` call of that kind from now on answers `why`, and so do the `more` behind it.
+    /// The `nth` call of that kind from now on returns `why`, and so do the `more` calls after it.
     void fail(vm_call call, std::size_t nth, gpushare::errc why = gpushare::errc::out_of_memory, std::size_t more = 0) {
         const std::lock_guard lock(mutex_);
         faults_[static_cast<std::size_t>(call)] = {nth, more + 1, why};
     }
-    /// Called within every call, under no lock. Set it while no other thread is here.
+    /// Called within every call, under no lock. Set it while no other thread uses the memory.
     std::function<void(vm_call)> during;
     void heal() {
         const std::lock_guard lock(mutex_);
         faults_ = {};
     }
 
-    /// What should never have been asked for: a chunk mapped twice, an address mapped twice or
-    /// unmapped when nothing is there, a chunk destroyed while it is mapped.
+    /// The number of wrong calls: a chunk or an address mapped twice, an address unmapped where
+    /// nothing is mapped, or a chunk destroyed while it is mapped.
     [[nodiscard]] std::size_t wrong() const {
         return locked([&] { return wrong_; });
     }
@@ -126,7 +127,7 @@ public:
     [[nodiscard]] std::size_t calls(vm_call call) const {
         return locked([&] { return calls_[static_cast<std::size_t>(call)]; });
     }
-    /// Which chunk is there.
+    /// The number of the chunk that is mapped at the address.
     [[nodiscard]] std::optional<std::uint64_t> at(const void* address) const {
         const std::lock_guard lock(mutex_);
         const auto found = by_address_.find(const_cast<void*>(address));

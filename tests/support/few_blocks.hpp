@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that runs out after so many blocks, and counts those that are out.
+// Memory for a limited number of blocks, which counts its live blocks.
 //
 //   support::few_blocks pinned(2);    // the third allocation throws std::bad_alloc
 #pragma once

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How what many frees and many who wait cost grows with how many they are: for the tests, which
-// count, and the benchmark.
+// Measures how the cost of frees and releases grows with the number of pending frees and waiting
+// requests. For tests, which count, and for the benchmark.
 //
 //   support::asked_per_free(10'000)          // reached() calls for a block that comes back
 //   support::waiting_line line(4'000);       line.limit.release(4_KiB);
@@ -24,7 +24,7 @@
 
 namespace support {
 
-/// A point that counts how often it is asked whether it is reached.
+/// A point that counts the calls of reached().
 struct counted_point {
     const bool* done = nullptr;
     static inline std::uint64_t asked = 0;
@@ -47,7 +47,7 @@ struct no_memory {
     static void deallocate(void*, std::size_t, std::size_t) noexcept {}
 };
 
-/// The planted fault: a list that asks all of its points for each block that comes back.
+/// The planted fault: a list that queries all of its points for each block that comes back.
 class asks_all {
 public:
     explicit asks_all(no_memory& /*unused*/) {}
@@ -71,7 +71,7 @@ private:
     std::vector<counted_point> pending_;
 };
 
-/// Questions for each block that comes back, where as many pending ones are reached as aren't.
+/// The number of queries for each block that comes back, if half of the pending frees are reached.
 template <class List = gpushare::deferred_frees<counted_point, no_memory>>
 double asked_per_free(std::size_t pending) {
     no_memory memory;
@@ -97,7 +97,7 @@ struct waiting_line {
         for (int i = 0; i < waiters; ++i)
             queue.emplace_back(quotas == 0 ? limit : *others[static_cast<std::size_t>(i % quotas)], all / 2);
     }
-    /// How many requests were refused so far: one for each who was tried.
+    /// The number of requests refused so far: one for each request that was tried.
     [[nodiscard]] std::uint64_t refusals() const {
         auto sum = limit.usage().refusals;
         for (const auto& q : others) sum += q->usage().refusals;

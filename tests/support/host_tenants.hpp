@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tests of tenants on the host name all the time.
+// Short names that all tests of tenants on the host use.
 //
 //   using namespace support::host_tenants;      node n(modelled(2));      tenancy shared(n);
 #pragma once
@@ -28,12 +28,12 @@ namespace host = gpushare::host;
 using node = host::node;
 using tenancy = gpushare::tenancy<node>;
 
-/// Devices of 64 MiB each, where time is modelled.
+/// Options for devices of 64 MiB each, with modelled time.
 inline host::node_options modelled(std::uint32_t devices = 1, std::uint32_t sms = 2) {
     return {.devices = devices, .memory = 64_MiB, .sms = sms, .timing = host::timing::modelled};
 }
 
-/// Nobody waits as long.
+/// A deadline that no test reaches.
 inline gpushare::instant soon() { return host::steady_clock::now() + 20s; }
 
 }  // namespace support::host_tenants

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads as much of JSON as tests need of it.
+// Parses the part of JSON that tests need.
 //
 //   support::parse_json(text)["traceEvents"].items[0]["ts"].text
 #pragma once
@@ -15,9 +15,10 @@
 
 namespace support {
 
-/// As much of JSON as is needed to see that a text is JSON, and to ask it. Throws where it isn't.
+/// A parsed JSON value, with the accessors that tests need. An accessor throws if the value doesn't
+/// have what it asks for.
 struct json_value {
-    std::string text;  // a string without its escapes, or a number as it is written
+    std::string text;  // a string with its escapes decoded, or a number as it is written
     std::vector<json_value> items;
     std::map<std::string, json_value> fields;
 
@@ -107,7 +108,7 @@ private:
 
 }  // namespace detail
 
-/// Throws std::runtime_error, std::out_of_range or std::invalid_argument where it isn't JSON.
+/// Throws std::runtime_error, std::out_of_range or std::invalid_argument if the text isn't JSON.
 [[nodiscard]] inline json_value parse_json(std::string_view text) { return detail::json_parser::parse(text); }
 
 }  // namespace support

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tests of the launch gate share: an engine's launches on the stand-in, a gate with an urgent
-// client and a batch.
+// The parts that tests of the launch gate share: launches as an engine makes them, on the stand-in,
+// and a gate with an urgent client and a batch client.
 //
 //   const standin::session gpu{{.devices = 1, .time = manual}};
 //   rig r;
@@ -29,7 +29,7 @@ namespace launch_rig {
 using namespace gpushare;
 using namespace std::chrono_literals;
 
-/// The device's time, which stands still where the test steps it.
+/// The device's time, which moves only when the test steps it.
 struct device_clock {
     static inline std::atomic<std::uint64_t> asked{0};  ///< how often, of all
     [[nodiscard]] static instant now() noexcept {
@@ -45,14 +45,14 @@ inline constexpr auto manual = standin::timing::manual;
 /// Kernels by their names.
 inline const char conv = 0, gemm = 0, norm = 0;
 
-/// As an engine does it: through the runtime, without a word to the library.
+/// Launches as an engine does: through the runtime, without calling the library.
 inline cudaError_t launch(cudaStream_t s, const char& kernel, ns length, std::atomic<int>* ran = nullptr) {
     return standin::detail::launch(s, &kernel, false, length, [ran] {
         if (ran != nullptr) ran->fetch_add(1);
     });
 }
 
-/// Until it is so; false after 20 s.
+/// Waits until the condition holds; false after 20 s.
 template <class F>
 bool eventually(F so) {
     for (const auto end = std::chrono::steady_clock::now() + 20s; std::chrono::steady_clock::now() < end;) {
@@ -62,12 +62,13 @@ bool eventually(F so) {
     return so();
 }
 
-/// The stand-in's kernels begin when the ones before end.
+/// Options without gaps: the stand-in's kernels begin when the previous ones end.
 inline constexpr cuda::launch_shell_options no_gaps{.gap = ns{0}};
 
-/// A node with a gate, and two clients: the first goes first.
+/// A node with a gate and two clients, of which the first has the higher level.
 struct rig {
-    // Nobody is let go for having waited for long: how long a test takes is the machine's affair.
+    // No launch goes because of the longest hold, since a test must not depend on the machine's
+    // speed.
     explicit rig(const launch_gate_options& how = {.longest_hold = 1h},
                  const cuda::launch_shell_options& shell = no_gaps)
         : gate(std::in_place, node, first, gpushare::launch_gate(how), shell),
@@ -76,7 +77,8 @@ struct rig {
         REQUIRE(cudaSetDevice(0) == cudaSuccess);
         if (gate->waits_in_streams()) load_kernels();
     }
-    /// The first launch of a kernel may wait for the device, so gates that wait in streams hold it.
+    /// Loads the kernels beforehand. The first launch of a kernel may wait for the device, so gates
+    /// that wait in streams hold it.
     static void load_kernels() {
         const cudaStream_t s = raw::make_stream();
         for (const char* const kernel : {&conv, &gemm, &norm}) CHECK(launch(s, *kernel, ns{0}) == cudaSuccess);
@@ -87,7 +89,7 @@ struct rig {
     gate_type::client urgent, batch;
 };
 
-/// Streams of the test, destroyed at its end.
+/// The test's streams, destroyed with this object.
 struct streams {
     cudaStream_t urgent = raw::make_stream(), batch = raw::make_stream();
     streams() = default;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A scope whose leaks are meant: what a tenancy gives up at its end, since work may still use it,
-// LeakSanitizer would report.
+// A scope whose leaks are intended. At its end a tenancy gives up objects that work may still use,
+// and LeakSanitizer would report these.
 //
 //   const support::leaks_are_meant here;
 #pragma once
@@ -20,7 +20,7 @@ extern "C" void __lsan_enable();   // NOLINT
 
 namespace support {
 
-/// Of this thread.
+/// Applies to this thread's allocations.
 class leaks_are_meant {
 public:
     leaks_are_meant() noexcept {

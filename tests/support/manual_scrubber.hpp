@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A stream that overwrites memory only when the test says so: memory that is read too early isn't
-// scrubbed.
+// A stream that overwrites memory only when the test says so, so a test notices memory that is read
+// before it was scrubbed.
 //
 //   support::manual_scrubber s;        s.fill(p, std::byte{0}, 64);   auto done = s.record();
 //   s.reach_next();                    // now it is filled, and `done` reached
@@ -33,7 +33,7 @@ public:
         open_.push_back({p, value, size});
         filled_ += size;
     }
-    /// Only kept, for the test to see.
+    /// Only records the point, for the test to see.
     void wait(const point& p) {
         const std::lock_guard lock(mutex_);
         awaited_.push_back(p);
@@ -45,8 +45,8 @@ public:
         return p;
     }
 
-    /// Fills what was enqueued before the oldest open point, and reaches that. False if none is
-    /// open.
+    /// Does the fills that were enqueued before the oldest open point, and reaches the point. False
+    /// if no point is open.
     bool reach_next(gpushare::errc status = gpushare::errc::none) {
         const std::lock_guard lock(mutex_);
         if (batches_.empty()) return false;
@@ -55,7 +55,7 @@ public:
         batches_.pop_front();
         return stream_.reach_next(status);
     }
-    /// Every wait on this device reaches the next point first.
+    /// From now on every wait on this device first reaches the next point.
     void by_itself(gpushare::errc status = gpushare::errc::none) {
         stream_.on_wait([this, status] { reach_next(status); });
     }
@@ -66,7 +66,7 @@ public:
     }
     void fail_next_record() { stream_.fail_next_record(); }
 
-    /// Bytes that fill() was asked for.
+    /// The number of bytes requested by fill().
     [[nodiscard]] std::size_t filled() const {
         const std::lock_guard lock(mutex_);
         return filled_;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A device that does nothing by itself: streams take work of a stated length, and their points are
-// reached when the test says so, at the device time that the test states. No call here waits for
-// real time.
+// A device that does nothing by itself. Streams take work of a stated length, and the test decides
+// when their points are reached, and at which device time. No call waits for real time.
 //
 //   support::manual_stream s;
 //   s.enqueue(5ms);   auto p = s.record();      // p.reached() is false
@@ -71,12 +70,12 @@ public:
     /// Once reached: the device time.
     [[nodiscard]] gpushare::instant at() const noexcept { return mark_ ? mark_->at : gpushare::instant{}; }
 
-    /// Any deadline but `never` counts as having come: false at once unless the point is reached.
-    /// With `never` it waits for another thread to reach the point. The device's on_wait runs first
-    /// in both cases.
+    /// Any deadline other than `never` counts as passed: returns false at once unless the point is
+    /// reached. With `never`, waits for another thread to reach the point. In both cases the
+    /// device's on_wait runs first.
     bool wait(gpushare::instant deadline) const { return wait_any(std::span(this, 1), deadline); }
 
-    /// As wait. All points on one device.
+    /// The same for several points, which must be on one device.
     static bool wait_any(std::span<const manual_point> points, gpushare::instant deadline) {
         const auto any = [&] { return std::ranges::any_of(points, &manual_point::reached); };
         if (any() || points.empty()) return any();
@@ -99,15 +98,15 @@ private:
 };
 static_assert(gpushare::timeline_point<manual_point>);
 
-/// A stream, in order: reaching a point reaches those recorded before it. Copies are the same
-/// stream. Safe from any thread.
+/// An in-order stream: reaching a point also reaches all points recorded before it. Copies are the
+/// same stream. Safe from any thread.
 class manual_stream {
 public:
     using point = manual_point;
 
     explicit manual_stream(gpushare::priority level = {})
         : manual_stream(std::make_shared<detail::manual_device>(), level) {}
-    /// A stream on the device of another one.
+    /// A stream on the same device as `neighbour`.
     manual_stream(const manual_stream& neighbour, gpushare::priority level) : manual_stream(neighbour.device_, level) {}
 
     void enqueue(gpushare::ns length) {
@@ -130,14 +129,14 @@ public:
     }
 
     [[nodiscard]] gpushare::priority level() const noexcept { return level_; }
-    /// Points that were recorded and not reached.
+    /// The number of points that were recorded and aren't reached yet.
     [[nodiscard]] std::size_t open() const {
         const std::lock_guard lock(device_->mutex);
         return timeline_->open.size();
     }
 
-    /// Reaches the oldest open point: as long after the one before as the work between them. False
-    /// if none is open.
+    /// Reaches the oldest open point. Its device time is that of the previous point plus the length
+    /// of the work in between. False if no point is open.
     bool reach_next(gpushare::errc status = gpushare::errc::none) {
         const std::lock_guard lock(device_->mutex);
         if (timeline_->open.empty()) return false;
@@ -158,8 +157,8 @@ public:
         }
     }
 
-    /// Called by every wait on a point of the device that isn't reached yet, on the waiting thread:
-    /// the place to let time pass.
+    /// Called on the waiting thread by every wait for a point of the device that isn't reached yet.
+    /// A test can let time pass there.
     void on_wait(std::function<void()> hook) {
         const std::lock_guard lock(device_->mutex);
         device_->on_wait = std::move(hook);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A host device in virtual time, on one thread: the model behind host::node by itself, with its
-// blocks, SMs and ledger. What a limiter does with it is the same at every run. Blocks may yield,
-// as those of a real device do in yield_point().
+// A host device in virtual time, on one thread: the model behind host::node alone, with its blocks,
+// SMs and ledger. A limiter on this device behaves the same in every run. Blocks may yield, as
+// blocks of a real device do in yield_point().
 //
 //   support::modelled_device device(4);
 //   support::modelled_device::stream s(device, priority{}, tag);
@@ -37,7 +37,7 @@ public:
         const modelled_device* device_;
     };
 
-    /// Models sm_timeline. Stays where it is.
+    /// Models sm_timeline. Neither copied nor moved.
     class stream {
     public:
         using point = gpushare::host::point;
@@ -48,15 +48,15 @@ public:
         stream(const stream&) = delete;
         stream& operator=(const stream&) = delete;
 
-        /// Enqueues `blocks` blocks that hold an SM for `length` each. `yields_each`, if not 0: so
-        /// often they let waiting blocks of higher levels have theirs.
+        /// Enqueues `blocks` blocks that hold an SM for `length` each. `yields_each`: the interval
+        /// at which they let waiting blocks of higher levels have the SM; 0: never.
         void launch(std::uint32_t blocks, gpushare::ns length, gpushare::ns yields_each = {}) {
             auto& op = device_.model_.operations().acquire();
             op.blocks = blocks;
             op.cooperative = false;
             op.hold = length;
             if (yields_each > gpushare::ns{0}) {
-                op.body = [](auto&) {};  // the model leaves it to the device, which only waits
+                op.body = [](auto&) {};  // the device doesn't compute, but only lets time pass
                 device_.stretches_[&op] = yields_each;
             }
             device_.model_.submit(state_, op, device_.now_);
@@ -87,8 +87,8 @@ public:
     modelled_device(const modelled_device&) = delete;
     modelled_device& operator=(const modelled_device&) = delete;
 
-    /// To the next end of a block, and `later`, when somebody notices; or to `until`, if that is
-    /// sooner. False if nothing runs.
+    /// Moves the time to the next end of a block plus `later`, the delay until a thread notices the
+    /// end; or to `until`, if that is sooner. False if no block runs.
     bool step(gpushare::ns later, gpushare::instant until = gpushare::never) {
         const auto next = std::min(model_.next_event(), next_of_yielding());
         const bool runs = next != gpushare::never;
@@ -100,7 +100,7 @@ public:
 
     [[nodiscard]] gpushare::instant now() const noexcept { return now_; }
     [[nodiscard]] std::uint32_t sms() const noexcept { return sms_; }
-    /// What ended since the last call.
+    /// The blocks that have ended since the last call.
     [[nodiscard]] std::vector<gpushare::host::block_record> blocks() {
         return model_.devices()[0].ledger.take().blocks;
     }
@@ -112,12 +112,12 @@ private:
         gpushare::host::detail::operation* work;
         std::uint32_t first;
         gpushare::ns each, left;
-        gpushare::instant since;  // it runs, or another one on top of it
+        gpushare::instant since;  // since when this block, or another one on top of it, has been running
     };
 
     [[nodiscard]] static bool is_paused(const yielding& y) noexcept { return y.sm->work != y.work; }
-    /// When something is to be done about it: it or what runs on top ends, or it yields and
-    /// somebody waits.
+    /// When the block needs attention: the block, or a block on top of it, ends; or it yields while
+    /// another block waits.
     [[nodiscard]] gpushare::instant due(const yielding& y) noexcept {
         if (is_paused(y)) return y.since + y.sm->work->hold;
         const auto end = y.since + y.left;
@@ -152,7 +152,7 @@ private:
         model_.advance(now_);
         begin_claimed();
     }
-    /// It is due: as engine::run_above. Whether it has ended.
+    /// Handles a block that is due, as engine::run_above does. Returns whether the block has ended.
     bool is_over(yielding& y, gpushare::instant at) {
         std::exception_ptr thrown;
         if (is_paused(y)) {

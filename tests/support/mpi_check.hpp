@@ -12,7 +12,7 @@
 
 namespace support {
 
-inline int wrongs = 0;  ///< How many checks of this process failed.
+inline int wrongs = 0;  ///< The number of failed checks of this process.
 
 inline void check(const std::string& wrong, const char* what) {
     int rank = 0;

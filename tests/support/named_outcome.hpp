@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a call of Horovod's names ended, as a value that tests compare.
+// The outcome of a call by Horovod's names, as a value that tests compare.
 //
 //   CHECK(support::outcome_of([&] { allreduce(x, "x", Sum, set); }) == support::named_outcome{errc::stopped, 1});
 #pragma once

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A process of several by Horovod's names, with a device.
+// One of several processes that use Horovod's names, with a device.
 //
 //   support::named_process<gpushare::cuda::node, pinned, net> mine(std::move(node), pinned, net);
 //   horovod::allreduce(mine.array(std::span(x)), "x", horovod::Sum, mine.set());
@@ -33,7 +33,7 @@ public:
           rank(std::make_unique<gpushare::horovod::device_process<Node, Net, Pinned>>(*node_, copies_, net, pinned, o)),
           set_(std::make_unique<gpushare::horovod::process_set>(*rank, s)) {}
 
-    /// Computed on the caller's stream.
+    /// An array that is computed on the caller's stream.
     template <class E>
     [[nodiscard]] gpushare::horovod::device_array<E> array(std::span<E> x, std::size_t row = 1) {
         return {x.data(), x.size(), handle_of(caller_), row};
@@ -52,10 +52,10 @@ public:
     std::unique_ptr<gpushare::horovod::device_process<Node, Net, Pinned>> rank;
 
 private:
-    std::unique_ptr<gpushare::horovod::process_set> set_;  // gone first
+    std::unique_ptr<gpushare::horovod::process_set> set_;  // destroyed first
 };
 
-/// How conformance::check_named hands its arrays over.
+/// Tells conformance::check_named how to pass its arrays.
 template <class Process>
 struct named_in_process {
     Process& mine;

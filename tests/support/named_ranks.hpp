@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks by Horovod's names on devices of a node, each with one or all on one.
+// Ranks that use Horovod's names on devices of a node: a device for each rank, or one device for
+// all ranks.
 //
 //   support::named_machine<gpushare::host::node, heap, float> m(node, heap, 2, together);
 //   horovod::process_set of(*m.ranks, r);
@@ -19,7 +20,7 @@
 
 namespace support {
 
-/// What a stream is called where arrays are handed over.
+/// The stream in the form in which arrays are passed.
 template <class Stream>
 [[nodiscard]] void* handle_of(Stream& s) {
     if constexpr (requires { s.native_handle(); })
@@ -49,7 +50,7 @@ struct named_machine {
         ranks = std::make_unique<ranks_type>(on, devices, std::span(streams), members, visible, pointers,
                                              gpushare::bytes{staging_size}, options);
     }
-    /// Rank r's array, computed on its stream.
+    /// An array of rank r, computed on the rank's stream.
     template <class E>
     [[nodiscard]] gpushare::horovod::device_array<E> array(std::uint32_t r, std::span<E> x, std::size_t row = 1) {
         return {x.data(), x.size(), handle_of(callers[r]), row};
@@ -61,10 +62,10 @@ struct named_machine {
     std::vector<gpushare::device_id> devices{};
     std::vector<gpushare::member> members{};
     std::vector<stream> streams{}, callers{};
-    std::unique_ptr<ranks_type> ranks{};  // gone first
+    std::unique_ptr<ranks_type> ranks{};  // destroyed first
 };
 
-/// How conformance::check_named hands arrays of rank r over.
+/// Tells conformance::check_named how to pass arrays of rank r.
 template <class Machine>
 struct named_on_device {
     Machine& m;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The floats at which rounding to a number type is decided.
+// The floats that decide how rounding to a number type works.
 //
 //   support::for_each_decisive_float<gpushare::float16>([](float f) { ... });
 #pragma once
@@ -10,8 +10,8 @@
 
 namespace support {
 
-/// Bit patterns of the finite numbers that aren't negative: 0 to this, in rising order of their
-/// values.
+/// The largest bit pattern of a finite number that isn't negative. The patterns from 0 to this one
+/// are in ascending order of their values.
 template <class Number>
 constexpr std::uint32_t largest_pattern = Number::max().bits();
 
@@ -20,8 +20,9 @@ template <class Number>
     return static_cast<float>(Number::from_bits(static_cast<typename Number::bits_type>(pattern)));
 }
 
-/// Every number of the type, every midpoint of two neighbours, and the floats on both sides of
-/// each; the same where it overflows; infinity; all with both signs.
+/// Calls the function for every number of the type, every midpoint of two neighbours, and the
+/// floats on both sides of each; the same at the overflow threshold; and infinity. All with both
+/// signs.
 template <class Number, class Function>
 void for_each_decisive_float(Function f) {
     constexpr float infinity = std::numeric_limits<float>::infinity();
@@ -33,7 +34,8 @@ void for_each_decisive_float(Function f) {
     };
     for (std::uint32_t p = 0; p <= largest_pattern<Number>; ++p) {
         const float low = value_of<Number>(p);
-        // The largest has a neighbour as far away as the one below it.
+        // Treat the largest number as if it had a neighbour above, at the same distance as the one
+        // below.
         const float high =
             p < largest_pattern<Number> ? value_of<Number>(p + 1) : low + (low - value_of<Number>(p - 1));
         around(low);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A memory_resource of one block of 64 bytes, that can be looked into while it is free.
+// A memory_resource with one block of 64 bytes, which a test can inspect while the block is free.
 //
 //   support::one_block memory;    void* p = memory.allocate(64, 64);    CHECK(memory.place[0] == std::byte{0});
 #pragma once
@@ -9,8 +9,7 @@
 
 namespace support {
 
-/// Takes any size and alignment for that of its block. Throws std::bad_alloc while the block is
-/// out. Not thread-safe.
+/// Accepts any size and alignment. Throws std::bad_alloc while the block is out. Not thread-safe.
 struct one_block {
     alignas(64) std::byte place[64]{};
     bool out = false;

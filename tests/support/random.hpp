@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random numbers for property tests, the same on every run unless Catch is told otherwise
-// (--rng-seed time). A test prints its seed when it fails: that is what CAPTURE is for.
+// (--rng-seed time). CAPTURE makes a failing test print its seed.
 //
 //   const auto seed = support::seed(1);  CAPTURE(seed);  support::random any(seed);  auto n = any.below(10);
 #pragma once
@@ -13,10 +13,10 @@
 
 namespace support {
 
-/// A seed for the `nth` run of a test: depends on Catch's seed and nothing else.
+/// A seed for the `nth` run of a test. It depends only on Catch's seed.
 [[nodiscard]] inline std::uint64_t seed(std::uint64_t nth) { return (std::uint64_t{Catch::rngSeed()} << 32) + nth; }
 
-/// Not thread-safe: one per thread.
+/// Not thread-safe: use one for each thread.
 class random {
 public:
     explicit random(std::uint64_t seed) : engine_(seed) {}

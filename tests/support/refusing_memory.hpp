@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that takes no block back while a test says so, as a device's pool does beside a capture.
+// Memory that refuses to take blocks back while a test says so, as a device's pool does during a
+// capture.
 //
 //   support::refusing_memory memory;    memory.refuse(gpushare::errc::capturing);
 //   CHECK(memory.deallocate(p, 64, 64) == gpushare::errc::capturing);      // p is out still
@@ -23,7 +24,7 @@ public:
         fault_resource::deallocate(p, size, alignment);
         return gpushare::errc::none;
     }
-    /// From now on frees get this answer, and nothing happens; errc::none: they succeed.
+    /// From now on frees return this code and do nothing; errc::none: they succeed.
     void refuse(gpushare::errc answer) noexcept { answer_.store(answer); }
 
 private:

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a main() of tests calls. Programs that have none get one that does only that.
+// The function that a test program's main() calls. Programs without a main() get one that only
+// calls this function.
 #pragma once
 
 namespace support {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which sanitizers observe this program; g++ and clang say it in different ways. SUPPORT_SANITIZED:
-// any that takes over memory and signals. SUPPORT_THREAD_SANITIZED: the one whose operator new
-// can't be replaced.
+// Tells which sanitizers observe this program; g++ and clang report it in different ways.
+// SUPPORT_SANITIZED: a sanitizer that takes over memory and signals. SUPPORT_THREAD_SANITIZED:
+// ThreadSanitizer, whose operator new can't be replaced.
 //
 //   for (int i = 0; i < support::few(20'000); ++i) ...  // where more rounds find more wrong results, but no more of what sanitizers look for
 #pragma once
@@ -26,14 +26,15 @@
 
 namespace support {
 
-/// Of so many rounds or values sanitizers see one: they run loops about as many times as slowly.
+/// With sanitizers, tests run one of so many rounds, since loops run about that many times slower.
 #ifdef SUPPORT_SANITIZED
 inline constexpr unsigned stride = 13;
 #else
 inline constexpr unsigned stride = 1;
 #endif
 
-/// So many rounds: all of them without sanitizers, at least one with them.
+/// The number of rounds to run out of `n`: all of them without sanitizers, and at least one with
+/// them.
 template <std::integral N>
 [[nodiscard]] constexpr N few(N rounds) {
     return (rounds + static_cast<N>(stride - 1)) / static_cast<N>(stride);

@@ -45,7 +45,7 @@ public:
     };
 
     sharing_stream() = default;
-    /// On the same device; its points are reached from `since` on.
+    /// A stream on the same device, whose points are reached no earlier than `since`.
     sharing_stream(const sharing_stream& neighbour, gpushare::instant since)
         : shared_(std::make_shared<shared>(shared{manual_stream(neighbour.shared_->manual, {})})) {
         (void)record();

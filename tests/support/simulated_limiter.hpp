@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A limiter's decisions before a simulated device, in virtual time: the shell that property tests
-// and the benchmark drive limiter_core with. The truth about every kernel is the length that it was
-// submitted with.
+// A limiter's core in front of a simulated device, in virtual time. Property tests and the
+// benchmark drive limiter_core with this shell. A kernel takes exactly the length with which it was
+// submitted.
 //
 //   gpushare::sim::world world;
 //   support::simulated_limiter<gpushare::weighted_fair> limiter{world, {0}, {.depth = 2}};
@@ -27,14 +27,14 @@ struct simulated_work {
     gpushare::queue_head head{};
 };
 
-/// What became of it.
+/// The outcome of a submission.
 struct simulated_end {
     gpushare::client_id client{};
     gpushare::instant arrival{}, let_in{}, end{};
     gpushare::ns length{};
 };
 
-/// For the world's thread; stays where it is.
+/// For the world's thread. Neither copied nor moved.
 template <gpushare::compute_policy Policy>
 class simulated_limiter {
 public:
@@ -42,7 +42,7 @@ public:
         std::deque<simulated_work> line{};
         gpushare::sim::stream stream;
         gpushare::ns device_time{};
-        bool backlogged = false;  // has a next one at once whenever one is over
+        bool backlogged = false;  // has another submission as soon as one is over
         gpushare::detail::inplace_function<void(const simulated_end&), 48> on_end{};
     };
 
@@ -69,7 +69,7 @@ public:
         pump();
     }
 
-    /// Takes back all that waits of `c`.
+    /// Withdraws all waiting submissions of `c`.
     void withdraw(gpushare::client_id c) {
         for (auto& line = clients_[c.index].line; !line.empty();) {
             line.pop_front();
@@ -83,7 +83,7 @@ public:
     [[nodiscard]] gpushare::limiter_core<Policy>& core() noexcept { return core_; }
     [[nodiscard]] std::uint64_t let_in() const noexcept { return let_in_; }
 
-    /// Lets in what can go.
+    /// Admits everything that can go.
     void pump() {
         const auto now = world_->now();
         const auto behind = [this](gpushare::client_id c) noexcept {

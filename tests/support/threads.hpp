@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads of a test that start together and end with the scope. Catch's assertions aren't safe from
-// several threads: count in the threads, check behind them.
+// Threads of a test that start together and end with the scope. Catch's assertions aren't
+// thread-safe: count in the threads, and check the counts after they have ended.
 //
 //   support::together(4, [&](unsigned rank) { ... });                 // returns when all have
 //   support::background noise(2, [&](unsigned rank) { ... });  // again and again until destroyed
@@ -17,7 +17,7 @@
 
 namespace support {
 
-/// Long enough to fall anywhere in what another thread does meanwhile.
+/// Spins for a number of turns, so that threads meet at different places of their work.
 inline void spin(std::uint64_t turns) {
     for (std::atomic<std::uint64_t> i{0}; i < turns; ++i) {
     }
@@ -35,8 +35,8 @@ void together(unsigned count, const Body& body) {
         });
 }
 
-/// Calls `body(rank)` in `count` threads over and over. The constructor returns once each has made
-/// a round.
+/// Calls `body(rank)` in `count` threads over and over. The constructor returns once each thread
+/// has made a round.
 class background {
 public:
     template <std::invocable<unsigned> Body>
@@ -56,12 +56,12 @@ public:
     background(const background&) = delete;
     background& operator=(const background&) = delete;
 
-    /// Rounds made so far, by all threads together.
+    /// The number of rounds so far, over all threads.
     [[nodiscard]] std::size_t rounds() const noexcept { return rounds_.load(std::memory_order_relaxed); }
 
 private:
     std::atomic<std::size_t> rounds_{0};
-    std::vector<std::jthread> threads_;  // last: ends before what it uses
+    std::vector<std::jthread> threads_;  // last: the threads end before the members that they use
 };
 
 }  // namespace support

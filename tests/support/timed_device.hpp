@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A small device in real time: one thread that takes the work of all streams in the order of
-// enqueuing and holds each for its length. For tests of waiting and waking between threads; it
-// promises no precision.
+// A small device in real time. One thread takes the work of all streams in the order of enqueuing,
+// and takes each work's length for it. For tests of waiting and waking between threads; times
+// aren't precise.
 //
 //   support::timed_device device;   support::timed_device::stream s(device);
 //   s.enqueue(50us);   auto p = s.record();   p.wait(support::steady().now() + 1s);
@@ -36,10 +36,10 @@ struct steady {
 };
 static_assert(gpushare::clock<steady>);
 
-/// Long enough for whatever should happen soon.
+/// A deadline by which everything that should happen soon has happened.
 [[nodiscard]] inline gpushare::instant in_good_time() { return steady::now() + std::chrono::seconds(20); }
 
-/// Whether it does so in good time.
+/// Whether the condition holds within that time.
 template <class F>
 [[nodiscard]] bool becomes(F what) {
     for (const auto end = in_good_time(); !what();) {
@@ -105,7 +105,7 @@ public:
         timed_device* device_;
     };
 
-    /// One whose timeline outlives it, so that short submissions share points on it as they do on
+    /// A stream whose timeline outlives it, so that short submissions share points on it as on
     /// CUDA.
     class sharing_stream : public stream {
     public:
@@ -139,7 +139,7 @@ public:
 private:
     struct item {
         gpushare::ns length{};
-        std::shared_ptr<mark> reach{};  // a point, or else work
+        std::shared_ptr<mark> reach{};  // set for a point; null for work
     };
 
     void push(item i) {
@@ -170,7 +170,7 @@ private:
     std::mutex mutex_;
     std::condition_variable_any pushed_;
     std::deque<item> items_;
-    std::jthread thread_{[this](const std::stop_token& stop) { work(stop); }};  // last: it uses the others
+    std::jthread thread_{[this](const std::stop_token& stop) { work(stop); }};  // last: it uses the other members
 };
 static_assert(gpushare::queue<timed_device::stream>);
 static_assert(gpushare::shared_timeline<timed_device::sharing_stream>);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A policy that remembers what it is told of its clients, and decides as weighted_fair does.
+// A policy that records the settings of its clients, and decides as weighted_fair does.
 //
 //   std::vector<client_settings> told;
 //   support::told_policy policy;    policy.told = &told;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// An engine for batching by iteration whose next token depends on every token of the text, as read
-// through its page table: a wrong page, a page that was overwritten, or a missing move gives
+// An engine for batching by iteration. Its next token depends on every token of the text, as read
+// through the text's page table. So a wrong page, an overwritten page or a missing move gives
 // another text.
 //
 //   support::toy_decoder engine(4, 16, 8);   engine.step(plan, next);
@@ -31,7 +31,8 @@ public:
         : page_tokens_(page_tokens),
           device_(std::size_t{page_tokens} * pages),
           host_(std::size_t{page_tokens} * host_pages) {}
-    /// With pages of somebody else's: `address` tells where one has its slots, of eight bytes each.
+    /// Uses pages of another owner: `address` returns the place of a page's slots, of eight bytes
+    /// each.
     toy_decoder(std::uint32_t page_tokens, std::function<void*(std::uint32_t)> address)
         : page_tokens_(page_tokens), address_(std::move(address)) {}
 
@@ -42,7 +43,7 @@ public:
         ++steps;
     }
 
-    /// The tokens that are added to the prompt.
+    /// The tokens that the engine adds to the prompt if the text runs alone.
     static std::vector<token> alone(std::span<const token> prompt, std::uint32_t most_new,
                                     std::optional<token> last = {}) {
         std::uint64_t read = 0;
@@ -57,7 +58,7 @@ public:
         return added;
     }
 
-    /// A fault, for tests: moves of these kinds aren't carried out.
+    /// A fault for tests: the engine doesn't carry out moves of these kinds.
     std::array<bool, 3> leaves_out{};
     std::size_t steps = 0;
 
@@ -66,8 +67,7 @@ private:
         a = (a ^ b) * 0xff51afd7ed558ccdU;
         return a ^ (a >> 29);
     }
-    /// What the cache keeps of a token: it depends on the tokens in front of it, as keys and values
-    /// do.
+    /// The cache's entry for a token. It depends on all earlier tokens, as keys and values do.
     static std::uint64_t slot(token t, std::uint32_t position, std::uint64_t read) noexcept {
         return mix(mix(t + 1, position + 1), read);
     }

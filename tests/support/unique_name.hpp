@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A number that nothing else in this process has had.
+// A number that is unique in this process.
 //
 //   const auto name = support::unique_name();
 #pragma once

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an upstream has to answer and a test's has nothing to say to.
+// Default answers to the queries of the concept upstream, for upstreams of tests.
 //
 //   struct granular : support::upstream_answers { ... allocate, try_allocate, deallocate, charged ... };
 #pragma once
@@ -13,7 +13,7 @@
 
 namespace support {
 
-/// Refuses nothing for good, doesn't tell what is free, belongs to nobody, and never closes.
+/// Refuses no request for good, doesn't tell how much is free, has no owner, and never closes.
 struct upstream_answers {
     [[nodiscard]] static gpushare::failure refuses(std::size_t, std::size_t) noexcept { return {}; }
     [[nodiscard]] static gpushare::bytes largest_free() noexcept { return gpushare::bytes::max(); }

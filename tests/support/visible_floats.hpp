@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Floats in the memory of the stand-in's device, which the host may look at.
+// Floats in the memory of the stand-in's device, which the host may read.
 //
 //   support::visible_floats x(10);
 //   CHECK(x.seen() == std::vector<float>(10, 3));
@@ -37,7 +37,7 @@ private:
     std::size_t n_;
 };
 
-/// Counts by 1 from `first` on, up to `period` elements, and again.
+/// Counts up by 1 from `first` for `period` elements, and then starts again.
 struct count_up {
     float* to;
     std::size_t n;

@@ -21,7 +21,7 @@ using real_clock = gpushare::host::steady_clock;
 }
 [[nodiscard]] inline gpushare::patience<real_clock> forever() { return {}; }
 
-/// Until as many wait for bytes of the quota's tree.
+/// Waits until that many requests wait for bytes of the quota's tree.
 inline void wait_for_line(const gpushare::quota& q, std::uint32_t waiting) {
     while (q.usage().waiting != waiting) std::this_thread::yield();
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any upstream by its address, so that resources can be stacked in an order that is chosen at run
-// time, and compile once.
+// A type-erased upstream, so that a test can choose the order of a stack at run time, and resources
+// compile once.
 //
 //   support::upstream_of erased{pool};      gpushare::scrubbing_resource<support::any_upstream, stream> over{erased, s};
 #pragma once
@@ -42,13 +42,13 @@ public:
 };
 static_assert(gpushare::upstream<any_upstream>);
 
-/// One that also frees in the order of streams, whose points are `Point`.
+/// An upstream that also frees in stream order, with points of type `Point`.
 template <class Point>
 class ordered_upstream : public any_upstream {
 public:
     virtual gpushare::errc deallocate_after(const Point& used, void* p, std::size_t size,
                                             std::size_t alignment) noexcept = 0;
-    /// Takes back what streams have reached.
+    /// Collects frees that streams have reached.
     virtual void collect() noexcept = 0;
 };
 
@@ -82,7 +82,7 @@ protected:
     R* to_;
 };
 
-/// Of a resource that does so itself.
+/// Refers to a resource that frees in stream order.
 template <gpushare::upstream R, class Point>
 class ordered_upstream_of final : public upstream_of<R, ordered_upstream<Point>> {
 public:

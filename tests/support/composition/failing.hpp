@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Work that fails on the device, by every way into a limiter, while another thread records points
-// on its stream. Whichever thread looks meanwhile, only the submitter gets the failure.
+// Submits work that fails on the device, in every way that a limiter offers, while another thread
+// records points on the stream. Whichever thread looks at the device meanwhile, only the submitter
+// gets the failure.
 //
 //   support::composition::failures<stream, clock> tried{clock, stream, other_stream, fail, work};
 //   for (const auto& what : tried.wrong(tried.usual())) ...      // "request, records behind: reported as fine"
@@ -29,7 +30,7 @@
 
 namespace support::composition {
 
-/// Of one stream, and another one for gangs, each with a limiter.
+/// Uses one stream, and another one for gangs, each with a limiter.
 template <class Stream, gpushare::clock Clock>
 class failures {
     using errc = gpushare::errc;
@@ -40,10 +41,10 @@ public:
     using work = std::function<void(Stream&)>;
     struct meanwhile {
         std::string_view name;
-        work before, behind;  ///< within the submission, around what fails; `behind` follows more work, too
+        work before, behind;  ///< within the submission, around the failing work; `behind` also follows more work
     };
 
-    /// `fail` enqueues work that fails and `good` work that doesn't.
+    /// `fail` enqueues work that fails, and `good` work that succeeds.
     template <std::invocable<Stream&> Fail, std::invocable<Stream&> Good>
     failures(Clock time, Stream& on, Stream& other, Fail fail, Good good)
         : here_({.quarantine_after = 3}, time),
@@ -53,7 +54,7 @@ public:
           fail_(std::move(fail)),
           good_(std::move(good)) {}
 
-    /// What was told wrongly, by each way in and with each of these meanwhile.
+    /// Tries each way to submit with each of `all`, and returns the wrong reports.
     [[nodiscard]] std::vector<std::string> wrong(const std::vector<meanwhile>& all) {
         std::vector<std::string> found;
         for (const auto& [name, enter] : entries())
@@ -65,7 +66,7 @@ public:
     }
 
 private:
-    /// Whether what is submitted so is told to have failed.
+    /// A way to submit work. Returns whether the work was reported as failed.
     using entry = bool (failures::*)(const work&);
     struct named_entry {
         std::string_view name;
@@ -80,7 +81,7 @@ private:
     }
 
 public:
-    /// All that is usually done with points, whatever the stack.
+    /// All the usual ways to use points, whatever the stack.
     [[nodiscard]] std::vector<meanwhile> usual() {
         const auto nothing = [](Stream&) {};
         const auto records = [this](Stream& s) { points_.push_back(s.record()); };
@@ -125,7 +126,7 @@ private:
         check(here_.close(mine_) && there_.close(theirs_), "it doesn't close");
         return what;
     }
-    // By somebody who asked no limiter.
+    // Fails work that no limiter knows.
     void fail_past_it() {
         try {
             fail_(*on_);
@@ -189,7 +190,8 @@ private:
         status = how.status;
     }
 
-    // Where nobody is told, the account is; what fails on the way to the device is thrown, too.
+    // If no call reports the failure, the account shows it. A failure on the way to the device is
+    // thrown as well.
     template <class F>
     bool counted(F enqueue) {
         const auto before = here_.usage(mine_).failed;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The host node as the composition matrix drives a backend. Its points count how often they are
-// asked, and the test may be called before the driver is.
+// The host node as a backend for the composition matrix. Its points count queries, and a test can
+// interrupt calls of the driver.
 #pragma once
 
 #include <atomic>
@@ -26,7 +26,7 @@
 
 namespace support::composition {
 
-/// Counts how often points are asked whether they are reached.
+/// A point that counts the calls of reached().
 class asked_point : public gpushare::host::point {
     using base = gpushare::host::point;
 
@@ -115,7 +115,7 @@ public:
     using node_type = told_node;
     using stream = asking_stream;
     using memory_type = told_memory;
-    using pinned_type = told_memory;  // some more of the host's
+    using pinned_type = told_memory;  // further host memory
     using virtual_memory = told_chunks;
 
     host_backend(bytes capacity, std::uint32_t devices)
@@ -129,13 +129,13 @@ public:
     [[nodiscard]] virtual_memory& chunks() { return chunks_; }
     [[nodiscard]] stream make_stream(gpushare::device_id d = first) { return node_.make_stream(d); }
     [[nodiscard]] pinned_type& pinned() { return pinned_; }
-    /// Of the devices and of pinned memory, by whoever.
+    /// The memory in use on all devices and in pinned memory.
     [[nodiscard]] bytes used() {
         bytes sum = memory().taken_by_others() + pinned_.used();
         for (std::uint32_t d = 0; d < node_.num_devices(); ++d) sum += node_.memory({d}).used();
         return sum;
     }
-    /// A block past all allocators; null if there is none.
+    /// Takes a block past all allocators; null if there is no room.
     [[nodiscard]] void* take_for_library() {
         allocations_.strike();
         const std::lock_guard lock(library_);
@@ -151,7 +151,7 @@ public:
     }
     void fail_allocation(std::uint64_t after) { memory().fail_allocations(after, 1); }
     void heal() { memory().fail_allocations(0, 0); }
-    /// What is enqueued there, some work at least, isn't begun until it is let go.
+    /// Enqueues some work, and keeps the stream's work from beginning until it is let go.
     void stall(stream& s) {
         using namespace std::chrono_literals;
         node_.faults(first).stall(s);

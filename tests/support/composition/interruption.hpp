@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is to happen within a call of the driver's, on the thread that makes it.
+// A function that a test wants to run within a driver call, on the calling thread.
 //
 //   support::interruption calls;     calls.before_next([&] { ... });      // the test
 //   calls.strike();  // the driver, under no lock of its own

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The composition matrix: every stack on every kind of owner in every scenario. A scenario is one
-// function, a stack one class, so a new one of either is tried with all of the others.
+// function, and a stack one class. So a new scenario or stack is tried with all others.
 //
 //   const auto m = support::composition::run_matrix<support::composition::host_backend>();
 //   m.cells, m.wrong          // how many were tried, and what was wrong: "pool, tenant, close: ..."
@@ -38,7 +38,7 @@
 
 namespace support::composition {
 
-/// One cell under way.
+/// The running cell.
 template <class Backend>
 struct rig {
     Backend& on;
@@ -46,13 +46,13 @@ struct rig {
     std::unique_ptr<stack>& top;
     std::vector<std::string>& wrong;
     std::size_t& false_refusals;
-    bool& tried;  ///< false: the scenario is about something that stack or owner doesn't have
+    bool& tried;  ///< false: the scenario doesn't apply to the stack or owner
 
     void check(bool good, std::string_view what) const {
         if (!good) wrong.emplace_back(what);
     }
-    /// A block. Where the device has to get there first, as often as that takes; elsewhere the
-    /// first answer counts.
+    /// Gets a block. If blocks return only when the device has reached their frees, tries again
+    /// until then; otherwise the first answer counts.
     [[nodiscard]] void* get(failure& why) const {
         void* p = top->get(why);
         for (int again = 0; p == nullptr && top->defers() && again < 100; ++again) {
@@ -65,7 +65,7 @@ struct rig {
         failure unused;
         return get(unused);
     }
-    /// As many as there are, at most `most`.
+    /// Gets as many blocks as there are, at most `most`.
     [[nodiscard]] std::vector<void*> fill(std::size_t most) const {
         std::vector<void*> all;
         while (all.size() < most)
@@ -78,7 +78,7 @@ struct rig {
     void put(const std::vector<void*>& all) const {
         for (void* const p : all) check(top->put(p) == errc::none, "a block isn't taken back");
     }
-    /// All is back: with its quota, and with the device.
+    /// Checks that all memory is back, with the quota and with the device.
     void end() const {
         top->reach();
         top->settle();
@@ -92,7 +92,8 @@ struct rig {
     static gpushare::instant deadline() { return gpushare::host::steady_clock::now() + std::chrono::seconds(20); }
 };
 
-/// Who waits for one more block asks whom it concerns, and for that.
+/// A request that waits for one more block asks only the hooks concerned, and only for the missing
+/// bytes.
 template <class Backend>
 void wait_in_vain(const rig<Backend>& r) {
     std::uint64_t strangers = 0, too_much = 0;
@@ -111,7 +112,8 @@ void wait_in_vain(const rig<Backend>& r) {
     r.check(too_much == 0, "asked for more than is missing");
 }
 
-/// Two workers that hold at most what is there together, beside who asks for what can't be there.
+/// Two workers that together never exceed the memory, beside a thread that makes impossible
+/// requests.
 template <class Backend>
 void exactness(const rig<Backend>& r, int rounds) {
     void* const pinned = r.get();
@@ -193,8 +195,8 @@ void close_beside_traffic(const rig<Backend>& r, int /*rounds*/) {
     r.top->reach();
     r.top->settle();
     r.top.reset();
-    // A block that was out when a quota closed is its owner's to take back: until then it is
-    // charged, and the device's.
+    // When a quota closes, its owner must take back blocks that are still out. Until then they stay
+    // charged, and the device lacks them.
     r.check(r.who.limit().usage().current == r.on.used(), "what is charged isn't what the device lacks");
     r.check(complete, "it doesn't close");
     r.check(r.who.idle() == bytes{}, "closed, with memory that is kept");
@@ -215,12 +217,12 @@ void device_loss(const rig<Backend>& r, int /*rounds*/) {
     r.top->reach();
     r.top->settle();
     r.check(r.who.limit().usage().current <= blocks(granted), "charged more than the limit");
-    (void)r.who.close(r.deadline());  // ends, complete or not
+    (void)r.who.close(r.deadline());  // returns, complete or not
     r.check(r.top->get(why) == nullptr, "handed out after the close");
     r.top.reset();
 }
 
-/// Each of the first allocations fails once, and costs nothing.
+/// Each of the first allocations fails once, and no memory is lost.
 template <class Backend>
 void upstream_failure(const rig<Backend>& r, int /*rounds*/) {
     for (std::uint64_t after = 0; after < 5; ++after) {
@@ -242,7 +244,8 @@ void upstream_failure(const rig<Backend>& r, int /*rounds*/) {
     r.end();
 }
 
-/// Whatever was used, freed, kept and scrubbed beside: the neighbour has what it was promised.
+/// Whatever memory is used, freed, kept and scrubbed next to it, the neighbour gets what it was
+/// promised.
 template <class Backend>
 void neighbours_guarantee(const rig<Backend>& r, int /*rounds*/) {
     for (int i = 0; i < 3; ++i) {
@@ -261,7 +264,7 @@ void neighbours_guarantee(const rig<Backend>& r, int /*rounds*/) {
         for (void* const p : directly) (void)r.who.memory().deallocate(p, unit, 256);
         r.top->let_go();
     }
-    // What is in use is charged once, and set aside for nobody else.
+    // Memory in use is charged once, and isn't counted as taken by others as well.
     const auto all = r.fill(granted);
     r.check(all.size() == granted, "not what is granted");
     r.check(r.who.overpromised() == bytes{}, "what a tenant uses is others'");
@@ -274,7 +277,7 @@ void neighbours_guarantee(const rig<Backend>& r, int /*rounds*/) {
     } else {
         r.put(all);
     }
-    std::vector<void*> theirs;  // and gives its own back
+    std::vector<void*> theirs;  // the neighbour's blocks, which it gives back
     for (std::size_t n = 0; n < promised_to_neighbour; ++n)
         if (void* const p = r.who.neighbour().try_allocate(unit, 256, nullptr)) theirs.push_back(p);
     r.check(theirs.size() == promised_to_neighbour, "a neighbour is refused what it was promised");
@@ -285,7 +288,7 @@ void neighbours_guarantee(const rig<Backend>& r, int /*rounds*/) {
     r.check(r.who.limit().usage().current == r.who.idle(), "bytes are charged for no block");
 }
 
-/// Beside a capture that forbids threads most calls of the device.
+/// The stack works during a capture that forbids threads most calls of the device.
 template <class Backend>
 void capture(const rig<Backend>& r, int /*rounds*/) {
     const auto warm = r.fill(2);
@@ -332,7 +335,7 @@ void resize_up_and_down(const rig<Backend>& r, int /*rounds*/) {
     r.end();
 }
 
-/// What is freed while a close waits elsewhere is neither lost nor charged for good.
+/// A block that is freed while a close waits elsewhere is neither lost nor charged for ever.
 template <class Backend>
 void frees_beside_a_close(const rig<Backend>& r, int /*rounds*/) {
     const auto all = r.fill(granted / 2);
@@ -344,7 +347,7 @@ void frees_beside_a_close(const rig<Backend>& r, int /*rounds*/) {
     r.top->hold();
     {
         auto closing = std::async(std::launch::async, [&] { return r.who.close(r.deadline()); });
-        std::this_thread::sleep_for(std::chrono::milliseconds(5));  // it waits by then, or nothing is tried
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));  // usually the close waits by then
         r.put(all);
         r.who.let_close();
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -361,7 +364,7 @@ void frees_beside_a_close(const rig<Backend>& r, int /*rounds*/) {
     r.check(r.on.used() == bytes{}, "the device hasn't all back");
 }
 
-/// As often as there are frees, and not as there are pairs of them, points are asked for.
+/// The number of queries of points grows with the number of frees, and not with its square.
 template <class Backend>
 void many_pending(const rig<Backend>& r, int /*rounds*/) {
     const auto asked_per_free = [&](std::size_t pending) {
@@ -379,7 +382,7 @@ void many_pending(const rig<Backend>& r, int /*rounds*/) {
     r.end();
 }
 
-/// Nor does a release take more steps, the more wait.
+/// A release doesn't take more steps if more requests wait.
 template <class Backend>
 void many_waiting(const rig<Backend>& r, int /*rounds*/) {
     const auto tries = [&](std::size_t waiters) {
@@ -387,7 +390,7 @@ void many_waiting(const rig<Backend>& r, int /*rounds*/) {
         r.check(all.size() == granted, "not what is granted");
         std::deque<gpushare::quota_claim> line;
         while (line.size() < waiters) line.emplace_back(r.who.limit(), blocks(granted));
-        const auto before = r.who.limit().usage().refusals;  // one for each who is tried
+        const auto before = r.who.limit().usage().refusals;  // one for each request that is tried
         for (std::size_t i = 0; i < granted / 2 && !all.empty(); ++i) {
             r.put({all.back()});
             all.pop_back();
@@ -406,7 +409,7 @@ void many_waiting(const rig<Backend>& r, int /*rounds*/) {
     r.end();
 }
 
-/// While a thread is in the driver, others have what they need.
+/// While one thread is inside the driver, other threads get their memory.
 template <class Backend>
 void beside_a_call(const rig<Backend>& r, int /*rounds*/) {
     std::future<bool> other;
@@ -441,7 +444,7 @@ void beside_a_call(const rig<Backend>& r, int /*rounds*/) {
     r.end();
 }
 
-/// A hook may use memory of another tree, and that tree's hooks are asked for it.
+/// A hook may use memory of another tree, whose hooks are then asked.
 template <class Backend>
 void hooks_across_trees(const rig<Backend>& r, int /*rounds*/) {
     gpushare::quota other{blocks(1)};
@@ -467,7 +470,8 @@ void hooks_across_trees(const rig<Backend>& r, int /*rounds*/) {
     r.end();
 }
 
-/// Who ends with blocks that are out leaves nothing behind, and nobody touches what was taken back.
+/// An owner that ends with blocks out leaves nothing behind, and nobody touches blocks that were
+/// taken back.
 template <class Backend>
 void close_with_blocks_out(const rig<Backend>& r, int /*rounds*/) {
     const auto all = r.fill(granted / 2);
@@ -489,7 +493,7 @@ void close_with_blocks_out(const rig<Backend>& r, int /*rounds*/) {
     r.check(r.on.used() == bytes{}, "the device hasn't all back");
 }
 
-/// What is wrong is refused, and costs nothing.
+/// Wrong uses are refused, and no memory is lost.
 template <class Backend>
 void misuse(const rig<Backend>& r, int /*rounds*/) {
     void* const p = r.get();
@@ -502,8 +506,8 @@ void misuse(const rig<Backend>& r, int /*rounds*/) {
     r.end();
 }
 
-/// Work that fails on the device is told to who submitted it, and costs no block, whatever is
-/// allocated and freed in the order of its stream meanwhile.
+/// The submitter learns that its work failed on the device. No block is lost, whatever is allocated
+/// and freed in the stream's order meanwhile.
 template <class Backend>
 void fails_on_the_device(const rig<Backend>& r, int /*rounds*/) {
     using stream_type = typename Backend::stream;
@@ -617,11 +621,12 @@ std::vector<scenario<Backend>> scenarios() {
 
 struct matrix_result {
     std::size_t cells = 0, failed = 0;
-    std::size_t false_refusals = 0;  ///< by attacks, of what fits
-    std::vector<std::string> wrong;  ///< one line for each thing
+    std::size_t false_refusals = 0;  ///< refusals of fitting requests during attacks
+    std::vector<std::string> wrong;  ///< one line for each failure
 };
 
-/// `rounds` of an attack; `more` stacks of the backend's own. `only`: cells in whose name that is.
+/// `rounds`: of an attack. `more`: further stacks of the backend. `only`: runs only cells whose
+/// names contain this text.
 template <class Backend>
 matrix_result run_matrix(int rounds = 40, const std::vector<stack_kind<Backend>>& more = {},
                          std::string_view only = {}) {
@@ -637,8 +642,8 @@ matrix_result run_matrix(int rounds = 40, const std::vector<stack_kind<Backend>>
                 std::vector<std::string> wrong;
                 bool tried = true;
                 {
-                    // What can't be scrubbed any more goes to nobody: a tenant whose quota it is
-                    // charged to is never done.
+                    // Memory that can't be scrubbed any more goes to no tenant, so the tenant that
+                    // is charged for it never finishes closing.
                     std::optional<leaks_are_meant> not_back;
                     if (how.run == &device_loss<Backend>) not_back.emplace();
                     Backend on{blocks(on_device), o.devices};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whose memory the stacks of the composition matrix stand on: a quota, a leaf of a tree of quotas,
-// a tenant of one device or two. Each has `granted` blocks, and a neighbour on the device that is
-// promised half of it.
+// The owners of the memory below the stacks of the composition matrix: a quota, a leaf of a tree of
+// quotas, a tenant of one device or two. Each owner has `granted` blocks, and a neighbour that is
+// promised half of the device.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,7 @@
 
 namespace support::composition {
 
-/// What a device has, and what of it the neighbour is promised; a few are nobody's.
+/// The blocks of a device, and those that the neighbour is promised. A few blocks are left over.
 inline constexpr std::size_t on_device = 24, promised_to_neighbour = 12;
 
 template <class Backend>
@@ -44,35 +44,35 @@ public:
     [[nodiscard]] virtual memory_type& memory() = 0;
     [[nodiscard]] virtual any_upstream& neighbour() = 0;
     [[nodiscard]] virtual gpushare::quota& neighbours_limit() = 0;
-    /// Asks for more than can be there while one block is out: null, always.
+    /// Requests more than there can be while one block is out. Always returns null.
     [[nodiscard]] virtual void* ask_too_much() noexcept { return memory().try_allocate(granted * unit, 256, nullptr); }
-    /// A block that a library took of the device is charged here. Throws memory_error.
+    /// Charges a block that a library took from the device. Throws memory_error.
     [[nodiscard]] virtual gpushare::workspace declare() = 0;
-    /// True if all is back.
+    /// Returns whether all memory is back.
     virtual bool close(gpushare::instant deadline) = 0;
-    /// To so many blocks.
+    /// Resizes the owner to so many blocks.
     [[nodiscard]] virtual bool resize(std::size_t blocks) = 0;
-    /// Kept by its own memory, in no block.
+    /// The bytes that its own memory keeps idle.
     [[nodiscard]] virtual bytes idle() { return {}; }
-    /// What the device lacks of what is promised on it, by a new measurement.
+    /// The bytes by which the device is overcommitted, by a new measurement.
     [[nodiscard]] virtual bytes overpromised() { return {}; }
-    /// What could still be promised, by the last one.
+    /// The bytes that could still be promised, by the last measurement.
     [[nodiscard]] virtual bytes left_to_promise() { return {}; }
-    /// From here on its close waits for something on another device, until it is let go. False: it
-    /// has no other one.
+    /// From now on the owner's close waits for work on another device, until let go. False if the
+    /// owner has no other device.
     [[nodiscard]] virtual bool hold_close() { return false; }
     virtual void let_close() {}
-    /// Whether its close takes back what is out.
+    /// Whether its close takes back blocks that are out.
     [[nodiscard]] virtual bool takes_back() { return false; }
-    /// The device has back what is kept of it for nobody.
+    /// Makes the device get back memory that is kept without an owner.
     virtual void make_room() {}
-    /// Somebody comes and goes, where somebody can.
+    /// Admits and closes another tenant, if the owner has a tenancy.
     virtual void meet_another() {}
-    /// Whether its account has as many frees as allocations.
+    /// Whether its account shows as many frees as allocations.
     [[nodiscard]] virtual bool is_even() { return true; }
 };
 
-/// As a tenant does it.
+/// Declares a workspace as a tenant does.
 inline gpushare::workspace declared(gpushare::quota& limit, gpushare::detail::device_overhead& on) {
     errc why = limit.try_charge(bytes{unit});
     for (gpushare::detail::hook_cursor asked; why != errc::none && limit.ask_next(asked, bytes{unit});)
@@ -81,7 +81,7 @@ inline gpushare::workspace declared(gpushare::quota& limit, gpushare::detail::de
     return {limit, on, bytes{unit}};
 }
 
-/// A quota's memory, and frees of it that wait for streams.
+/// The memory of a quota, with frees in stream order.
 template <class Memory, class Point>
 class ordered_quota final : public ordered_upstream<Point> {
     using resource = gpushare::quota_resource<Memory>;
@@ -116,7 +116,7 @@ private:
     gpushare::quota_hook collects_{gpushare::collecting_hook(memory_.limit(), frees_)};
 };
 
-/// Of the device's memory, or of the host's, which is pinned and has quotas of its own.
+/// A quota of device memory, or of pinned host memory, which has its own quotas.
 template <class Backend, class Memory = typename Backend::memory_type>
 class quota_owner : public owner<Backend> {
     using resource = ordered_quota<Memory, typename owner<Backend>::point>;
@@ -139,7 +139,7 @@ private:
     resource mine_, theirs_;
 };
 
-/// Half of what is granted is borrowed from a team, of which a rival would have all.
+/// A leaf that borrows half of its blocks from a team, whose memory a rival wants entirely.
 template <class Backend>
 class tree_owner : public owner<Backend> {
     using resource = ordered_quota<typename Backend::memory_type, typename owner<Backend>::point>;
@@ -174,7 +174,7 @@ private:
     resource mine_, rival_, theirs_;
 };
 
-/// On as many devices; the stack is on the first.
+/// A tenant on that many devices; the stack is on the first one.
 template <class Backend>
 class tenant_owner : public owner<Backend> {
     using tenancy = gpushare::tenancy<typename Backend::node_type>;
@@ -235,7 +235,7 @@ public:
     }
 
 private:
-    // What tenants are made of, where that isn't the device's memory itself.
+    // Offers the memory that a stack needs beside the device's own memory.
     bool offer(gpushare::memory_stack made_of) {
         if (made_of == gpushare::memory_stack::arena) shared_.offer(first, on_->chunks());
         if constexpr (requires { on_->device_pool(); })

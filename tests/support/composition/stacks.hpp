@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stacks of the composition matrix: what may stand on the memory of a quota or a tenant, behind
-// one interface that gives and takes blocks of one size, so that a scenario is written once.
+// The stacks of the composition matrix: the resources that can be built on the memory of a quota or
+// a tenant. One interface gives and takes blocks of one size, so that each scenario is written
+// once.
 //
 //   // a pool's cache
 //   auto s = support::composition::stacks<Backend>()[2].make({backend, limit, memory});
@@ -43,10 +44,11 @@ using gpushare::bytes;
 using gpushare::errc;
 using gpushare::failure;
 
-/// Every block: what a chunk and a segment take, too, so that what is promised is exact by blocks.
+/// The size of every block. Chunks and segments have the same size, so that promises are exact in
+/// blocks.
 inline constexpr std::size_t unit = 64 << 10;
 inline constexpr bytes blocks(std::uint64_t n) { return bytes{unit} * n; }
-/// What is granted to the owner of the stack, in blocks.
+/// The number of blocks granted to the owner of the stack.
 inline constexpr std::size_t granted = 8;
 
 /// Thread-safe.
@@ -57,44 +59,44 @@ public:
     stack& operator=(const stack&) = delete;
     virtual ~stack() = default;
 
-    /// A block of `unit` bytes; null, and the reason.
+    /// Gets a block of `unit` bytes; null and the reason if there is none.
     [[nodiscard]] virtual void* get(failure& why) noexcept = 0;
     virtual errc put(void* p) noexcept = 0;
-    /// Waits until the device has done what was enqueued for the stack.
+    /// Waits until the device has done all work that was enqueued for the stack.
     virtual void reach() {}
-    /// Collects what the device has reached.
+    /// Collects frees that the device has reached.
     virtual void settle() {}
-    /// From here on until it is let go the device does nothing of what is enqueued for the stack,
-    /// where the test can have that.
+    /// If the test can arrange it, the device does no work for the stack from now on, until let go.
     virtual void hold() {}
     virtual void let_go() {}
-    /// A block of 1 TiB, which can never be there: null, always.
+    /// Requests a block of 1 TiB, which no device has. Always returns null.
     [[nodiscard]] virtual void* get_impossible() noexcept { return nullptr; }
-    /// What it keeps for the next one: in caches, and in segments.
+    /// The bytes that it keeps for later requests, in caches and segments.
     [[nodiscard]] virtual bytes kept() { return {}; }
-    /// Whether what is put is had again only once the device has got there.
+    /// Whether a block can be used again only once the device has reached its free.
     [[nodiscard]] virtual bool defers() const noexcept { return false; }
-    /// Whether what is put beside a capture is had again only when that is over.
+    /// Whether a block that is freed during a capture can be used again only after the capture.
     [[nodiscard]] virtual bool keeps_captured() const noexcept { return false; }
-    /// Whether what is out when its owner closes is taken back.
+    /// Whether blocks that are out when the owner closes are taken back.
     [[nodiscard]] virtual bool is_taken_back() const noexcept { return true; }
-    /// Whether it closes with its owner. Else what it does for the owner ends by itself, and the
-    /// owner isn't closed before.
+    /// Whether it closes with its owner. If not, its work for the owner ends by itself, and the
+    /// owner's close waits for that.
     [[nodiscard]] virtual bool closes() const noexcept { return true; }
-    /// Whether it has all its memory from the beginning, whatever is granted later.
+    /// Whether it has all its memory from the beginning, whatever the owner is granted later.
     [[nodiscard]] virtual bool is_fixed() const noexcept { return false; }
-    /// As get and put, of what isn't held up by whoever is in get().
+    /// As get and put, for blocks that are available while another thread is inside get().
     virtual void* get_beside(failure& why) noexcept { return get(why); }
     virtual errc put_beside(void* p) noexcept { return put(p); }
-    /// The stream, of the backend's, in whose order it frees, or on which it works for itself; null
+    /// The backend's stream in whose order the stack frees, or on which it does its own work; null
     /// if it has none.
     [[nodiscard]] virtual void* own_stream() noexcept { return nullptr; }
-    /// Frees `n` small blocks, every other one behind a stream that is held, the others behind one
-    /// that works. False: its frees wait for one stream, or for none.
+    /// Frees `n` small blocks, half of them behind a stream that is held, and the others behind a
+    /// stream that works. False if its frees wait for at most one stream.
     [[nodiscard]] virtual bool free_many(std::size_t /*n*/) { return false; }
-    /// Whether what its owner says of a free is what put() says.
+    /// Whether put() returns the owner's answer to a free.
     [[nodiscard]] virtual bool passes_answers() const noexcept { return false; }
-    /// Wrong uses of a block that is out. What isn't refused as it should be; empty if all is.
+    /// Misuses a block that is out. Returns the misuse that isn't refused properly; empty if all
+    /// are.
     [[nodiscard]] virtual std::string_view misuse(void* p) noexcept {
         return put(p) != errc::none   ? "a block isn't taken back"
                : put(p) == errc::none ? "a block is taken back twice"
@@ -102,13 +104,13 @@ public:
     }
 };
 
-/// What frees many small blocks in the order of two streams.
+/// Frees many small blocks in the order of two streams.
 template <class Backend>
 class two_streams {
 public:
     explicit two_streams(Backend& on) : on_(&on), slow_(on.make_stream()), fast_(on.make_stream()) {}
 
-    /// False if some can't be had. Then, as later, let_go() and reach().
+    /// False if some blocks can't be allocated. In any case call let_go() and reach() afterwards.
     template <class Get, class Free>
     bool free_many(std::size_t n, Get get, Free free) {
         if constexpr (requires { on_->hold(slow_); }) {
@@ -137,18 +139,18 @@ private:
 };
 inline constexpr std::size_t crumb = 256;
 
-/// What a stack stands on.
+/// The parts on which a stack is built.
 template <class Backend>
 struct site {
     Backend& on;
     gpushare::quota& limit;  ///< `memory` is charged there
     ordered_upstream<typename Backend::stream::point>& memory;
     std::function<gpushare::workspace()>
-        declare;                      ///< of what a library took past `memory`: a block. Throws where that is refused
-    std::function<void()> make_room;  ///< whoever keeps something of the device for nobody gives it back
+        declare;                      ///< charges a block that a library took past `memory`. Throws if refused
+    std::function<void()> make_room;  ///< makes the device get back memory that is kept without an owner
 };
 
-/// A get() that may throw.
+/// Turns a get() that may throw into one that doesn't.
 template <class F>
 void* caught(failure& why, F f) noexcept {
     try {
@@ -226,7 +228,7 @@ private:
     typename gpushare::pool_resource<any_upstream>::cache cache_;
 };
 
-/// Everything is set aside from the beginning.
+/// A stack that takes all its memory at the beginning.
 template <class Backend>
 class private_stack : public pool_stack<Backend> {
 public:
@@ -239,7 +241,7 @@ private:
     gpushare::private_pool<gpushare::pool_resource<any_upstream>> own_;
 };
 
-/// Frees are in the order of a stream that works.
+/// A stack that frees in the order of a working stream.
 template <class Backend>
 class ordered_stack : public stack {
 public:
@@ -275,7 +277,7 @@ private:
     typename gpushare::pool_resource<any_upstream, typename stream::point>::cache cache_;
 };
 
-/// Blocks of the owner's own memory, each freed behind what was enqueued by then.
+/// Blocks of the owner's own memory. Each is freed behind the work that was enqueued by then.
 template <class Backend>
 class deferred_stack : public stack {
 public:
@@ -304,7 +306,7 @@ public:
             n, [&] { return memory_->try_allocate(crumb, 256, nullptr); },
             [&](const auto& used, void* p) { return memory_->deallocate_after(used, p, crumb, 256); });
     }
-    /// Who checks, if anybody does, is the owner.
+    /// The owner checks frees, if it does, and not this stack.
     std::string_view misuse(void* p) noexcept override {
         return put(p) != errc::none ? "a block isn't taken back" : std::string_view{};
     }
@@ -316,10 +318,10 @@ private:
     ordered_upstream<typename Backend::stream::point>* memory_;
 };
 
-/// PyTorch's caching allocator in front of the functions that it is given: it keeps what is freed,
-/// by stream. When it is answered null it frees all that, and asks again; what is thrown goes
-/// straight to who asked. What is freed while a stream is captured isn't kept. As PyTorch's, it has
-/// one lock, also while it asks.
+/// A model of PyTorch's caching allocator in front of its pluggable functions. It caches freed
+/// blocks by stream. If the function returns null, the allocator frees its cache and tries again;
+/// exceptions go straight to the caller. Blocks that are freed while a stream is captured aren't
+/// cached. Like PyTorch's, the allocator holds its one lock even while it calls the function.
 template <class Backend>
 class pytorch_stack : public stack {
     using memory_type = ordered_upstream<typename Backend::stream::point>;
@@ -419,14 +421,14 @@ private:
     std::array<typename Backend::stream, 2> streams_;
     gpushare::pytorch_allocator<memory_type, typename Backend::node_type> torch_;
     std::mutex mutex_;
-    // As many blocks on one stream, and then as many on the other one, which doesn't use what is
-    // kept for the first.
+    // Blocks come in turns from one stream and then from the other, which doesn't use blocks cached
+    // for the first.
     std::size_t turn_ = 0;
     std::map<void*, std::size_t> out_;  // on which stream
     std::array<std::vector<void*>, 2> kept_;
 };
 
-/// A chunk is a block. One arena for most, and one for who uses it beside them.
+/// A block is a chunk. One arena serves most calls, and another one the concurrent calls.
 template <class Backend>
 class arena_stack : public stack {
 public:
@@ -521,7 +523,7 @@ protected:
     scrubbing memory_;
 };
 
-/// The quota is above what scrubs, which is the device's.
+/// The quota lies above the scrubbing resource, which is on the device's memory.
 template <class Backend>
 class scrubbed_stack : public stack {
 public:
@@ -573,10 +575,10 @@ public:
         const errc why = memory_.deallocate(h);
         return memory_.deallocate(h) == errc::unknown_block
                    ? why
-                   : errc::backend_failed;  // a second time it refers to nothing
+                   : errc::backend_failed;  // a second free has no block any more
     }
     [[nodiscard]] bool passes_answers() const noexcept override { return true; }
-    /// Frees and moves it while it is moved.
+    /// Frees and moves the block while it is being moved.
     std::string_view misuse(void* p) noexcept override {
         gpushare::block_handle h;
         {
@@ -639,14 +641,14 @@ private:
     std::map<void*, std::unique_ptr<spillable>> out_;
 };
 
-/// Blocks are a vendor's library's, taken past every allocator, and declared.
+/// Blocks of a vendor's library, taken past every allocator and declared.
 template <class Backend>
 class workspace_stack : public stack {
 public:
     explicit workspace_stack(const site<Backend>& s) : on_(&s.on), declare_(s.declare), make_room_(s.make_room) {}
     void* get(failure& why) noexcept override {
         void* p = on_->take_for_library();
-        if (p == nullptr) {  // a library asks nobody of ours
+        if (p == nullptr) {  // a vendor's library calls none of our hooks
             make_room_();
             p = on_->take_for_library();
         }
@@ -674,7 +676,7 @@ public:
         on_->give_for_library(p);
         return errc::none;
     }
-    /// Its library has it.
+    /// The vendor's library still has the block.
     [[nodiscard]] bool is_taken_back() const noexcept override { return false; }
 
 private:
