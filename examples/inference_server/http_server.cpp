@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread for strangers and one for those whose key is known read, parse what is short and write;
-// engines answer from theirs by posting to the second one. The only file that includes Beast.
+// One thread serves strangers, and one serves clients whose key is known. They read, parse short
+// requests and write. Engines answer from their own threads by posting to the second one. This is
+// the only file that includes Beast.
 #include "inference_server/http_server.hpp"
 
 #include <algorithm>
@@ -47,7 +48,7 @@ class session;
 }  // namespace
 
 /// The state that all sessions share. A session belongs to one thread at a time, its home. The last
-/// holder ends the session, even if that is an engine.
+/// holder ends the session, even if the holder is an engine.
 struct http_server::shell {
     shell(service& s, http_options o)
         : of(s),
@@ -67,7 +68,7 @@ struct http_server::shell {
     void known(front_door::id i, const void* whose);
     void closed(front_door::id i, bool admin);
     void close_surplus(bool admin);
-    /// Of those that are at home there. On that thread.
+    /// For the sessions whose home this is. Called on that thread.
     template <class F>
     void each_session(const carrier& at, F f);
     /// Takes no more connections, and closes those that wait for a request.
@@ -77,22 +78,23 @@ struct http_server::shell {
     carrier strangers{carrier::rank::strangers}, tenants{carrier::rank::tenants};
     service& of;
     const http_options options;
-    front_door door, back_door{{.most = 64, .strangers = 64}};  // under mutex, as the next two
+    // guarded by mutex, like the next two members
+    front_door door, back_door{{.most = 64, .strangers = 64}};
     std::map<front_door::id, session*> sessions{}, operators{};
     tcp::acceptor front, back;
     const tcp protocol;
     const std::uint16_t front_port, back_port;
     std::weak_ptr<shell> self;
-    std::mutex mutex;  // never held for long: both threads and engines wait for it
+    std::mutex mutex;  // never held for long, because both threads and the engines wait for it
     std::condition_variable leaves;
-    int acceptors = 2;                   // under it
-    bool in_a_hurry = false;             // under it: nobody has patience
-    std::atomic<std::size_t> count{0};   // of sessions
-    std::atomic<std::size_t> bodies{0};  // bytes
-    std::atomic<bool> ends{false};       // nobody waits for what is left to be parsed
+    int acceptors = 2;                   // guarded by mutex
+    bool in_a_hurry = false;             // guarded by mutex: the end no longer waits
+    std::atomic<std::size_t> count{0};   // the number of sessions
+    std::atomic<std::size_t> bodies{0};  // in bytes
+    std::atomic<bool> ends{false};       // requests that aren't parsed yet are dropped
     std::atomic<bool> stopping{false};
-    bool is_shut = false;      // of the strangers' thread
-    worker reads, long_reads;  // of what takes a thread of connections too long
+    bool is_shut = false;      // for the strangers' thread
+    worker reads, long_reads;  // parse requests that would take a thread of connections too long
 };
 
 namespace {
@@ -141,7 +143,7 @@ public:
         http::async_read_header(*stream_, buffer_, *parser_,
                                 [self = shared_from_this()](error_code e, std::size_t) { self->on_header(e); });
     }
-    /// Of one that waits for a request: there won't be any.
+    /// Closes a session that waits for a request, because no further request will be served.
     void close_if_idle() {
         if (idle_) stream_->cancel();
     }
@@ -149,8 +151,8 @@ public:
         gone_->store(true, std::memory_order_relaxed);
         if (stream_) stream_->close();
     }
-    /// The only thread that touches it. It changes once, on the strangers' thread; acquire, since
-    /// all that was done there comes before.
+    /// The only thread that touches the session. It changes once, on the strangers' thread.
+    /// acquire: all work that was done there comes before.
     [[nodiscard]] carrier* home() const noexcept { return home_.load(std::memory_order_acquire); }
 
 private:
@@ -173,7 +175,7 @@ private:
         if (caller_.counts != nullptr && home() == &shell_->strangers) return move_in();
         go_on();
     }
-    /// It has shown a key: from here on no stranger stands in a line with it.
+    /// The client has shown a key: from now on its requests don't wait in a line with strangers'.
     void move_in() {
         error_code e;
         descriptor socket(stream_->release_socket().release(e));
@@ -189,7 +191,7 @@ private:
         read_body();
     }
 
-    // Refuses all that can be refused before the body comes.
+    // Refuses everything that can be refused before the body comes.
     void begin() {
         const auto& head = parser_->get();
         check_framing(head);
@@ -213,8 +215,8 @@ private:
         parser_->body_limit(limit);
         if (head.count(http::field::content_encoding) != 0) throw refused(415, "compressed bodies aren't read");
     }
-    /// Where a request ends, and whom it is for and from, is said once and in one way: a proxy in
-    /// front may have read it in another one. Throws refused.
+    /// A request must state its end, its host and its key once and unambiguously, because a proxy
+    /// in front may have read it differently. Throws refused.
     static void check_framing(const http::request<http::string_body>& head) {
         const auto times = [&](auto name) { return head.count(name); };
         const auto coding = times(http::field::transfer_encoding), length = times(http::field::content_length);
@@ -226,8 +228,8 @@ private:
         if (times(http::field::authorization) + times("X-API-Key") > 1) throw refused(400, "more than one key");
         if (times("Inference-Header-Content-Length") > 1) throw refused(400, "more than one length of the header");
     }
-    /// A page of somebody else's in an operator's browser asks nothing: by its own name for this
-    /// address, or as another site. Throws refused.
+    /// A foreign page in an operator's browser must not make requests, neither under a name of its
+    /// own for this address, nor as another site. Throws refused.
     static void check_browser(const http::request<http::string_body>& head) {
         const auto host = view(head[http::field::host]);
         const auto end = host.starts_with('[') ? host.find(']') + 1 : host.find(':');
@@ -244,7 +246,7 @@ private:
         if (site != head.end() && view(site->value()) == "cross-site" && head.method() != http::verb::get)
             throw refused(403, "not for pages of other sites");
     }
-    /// Nobody without a key takes of the room for bodies.
+    /// Clients without a key get none of the room for bodies.
     [[nodiscard]] std::size_t longest_body() const {
         constexpr std::size_t of_a_word = 65'536;
         if (admin_) return of_a_word;
@@ -257,7 +259,7 @@ private:
             case action::repository_index:
             case action::model_load:
             case action::model_unload: return std::min(of_a_word, shell_->options.max_json);
-            default: return 0;  // only asks
+            default: return 0;  // has no body
         }
     }
     [[nodiscard]] bool is_head() const { return parser_->get().method() == http::verb::head; }
@@ -293,7 +295,7 @@ private:
         read_some_body();
     }
     // Counts the bytes that have come, and not those that were announced. Otherwise four clients
-    // that send nothing could keep all others out.
+    // that send nothing could keep all other clients out.
     void read_some_body() {
         if (parser_->is_done()) return on_body();
         http::async_read_some(*stream_, buffer_, *parser_, [self = shared_from_this()](error_code e, std::size_t) {
@@ -358,7 +360,7 @@ private:
     [[nodiscard]] std::shared_ptr<const model_source> model() const {
         return shell_->of.model(caller_, route_.model, route_.version);
     }
-    /// Triton's clients look at the status, KServe's at the body.
+    /// Triton's clients look at the status, and KServe's at the body.
     void answer_ready(bool is) { reply(is ? 200 : 503, is ? R"({"ready":true})" : R"({"ready":false})"); }
     std::string index_json() {
         std::string out = "[";
@@ -385,8 +387,9 @@ private:
             [this, use](generate_request r) { (this->*use)(std::move(r)); });
     }
     // JSON of 4 KiB takes a tenth of a millisecond, and so does copying a MiB. Longer work doesn't
-    // run on this thread, for which everybody waits, but on one where tenants take turns. A third
-    // thread takes still longer work, such as 4 MiB of JSON, which takes a fifth of a second.
+    // run on this thread, for which all connections wait, but on a thread where tenants take turns.
+    // A third thread takes still longer work, such as 4 MiB of JSON, which takes a fifth of a
+    // second.
     static constexpr std::size_t quick_json = 4096, quick_bytes = std::size_t{1} << 20, short_json = 65'536;
     template <class Parse, class Use>
     void parse(std::size_t json, std::size_t all, Parse what, Use use) {
@@ -411,12 +414,12 @@ private:
     }
     void infer(infer_request r) {
         asked_ = {.outputs = r.outputs, .binary_by_default = r.binary_by_default};
-        std::string().swap(parser_->get().body());  // an assignment would keep its room
+        std::string().swap(parser_->get().body());  // an assignment would keep the memory
         shell_->of.infer(caller_, route_.model, std::move(r), [self = shared_from_this()](answer a) {
             self->later([self, a = std::move(a)]() mutable { self->answered(std::move(a)); });
         });
     }
-    // A large answer is written where a large request is read.
+    // A large answer is written by the thread that parses large requests.
     void answered(answer a) {
         if (const auto* why = std::get_if<refused>(&a)) return refuse(*why);
         std::size_t json = 0, all = 0;
@@ -493,8 +496,8 @@ private:
 
     // ---- writing
 
-    /// Runs it on this session's thread. Nobody without a key has something done elsewhere that
-    /// comes back by this, so no session moves meanwhile.
+    /// Runs `f` on this session's thread. Only clients with a key have work done elsewhere that
+    /// comes back through this function, so no session moves in the meantime.
     template <class F>
     void later(F f) noexcept {
         home()->later(std::move(f));
@@ -526,18 +529,18 @@ private:
             if (e) return;
             self->keep_alive_ ? self->read_header() : self->linger();
         };
-        if (is_head())  // who asks for the head gets no body, whatever the answer is
+        if (is_head())  // the answer to HEAD has no body, whatever the answer is
             http::async_write_header(*stream_, *serializer_, std::move(written));
         else
             http::async_write(*stream_, *serializer_, std::move(written));
     }
     void refuse(const refused& why) { reply(why.status, error_json(why.what()), as_json, {}, why.retry_after); }
-    /// The rest of the request isn't read, so no other request can come behind it.
+    /// The rest of the request isn't read, so no other request can follow on the connection.
     void refuse_unread(const refused& why) {
         keep_alive_ = false;
         refuse(why);
     }
-    /// Closes without losing the answer: a socket with unread data in it would be reset.
+    /// Closes without losing the answer. A socket that still has unread data would be reset.
     void linger() {
         error_code ignored;
         stream_->socket().shutdown(tcp::socket::shutdown_send, ignored);
@@ -551,8 +554,8 @@ private:
         });
     }
 
-    // ---- a stream of tokens: server-sent events, in chunks. The next piece is made when the last
-    // one is written.
+    // ---- a stream of tokens: server-sent events, in chunks. The next piece is made once the last
+    // piece is written.
 
     static constexpr std::uint32_t tokens_of_piece = 8;
     void stream(generate_request r) {
@@ -602,7 +605,7 @@ private:
             if (o.waiting.empty() && o.piece_ended && !o.last) return next_piece();
             if (o.waiting.empty() && o.piece_ended) {
                 o.waiting = "0\r\n\r\n";
-                o.piece_ended = false;  // once
+                o.piece_ended = false;  // only once
                 ended_ = true;
             }
             o.writing = std::exchange(o.waiting, {});
@@ -620,14 +623,14 @@ private:
             self->ended_ ? self->close_now() : self->flush();
         });
     }
-    /// Finds out that the client has gone, though nothing is read from it meanwhile. One that only
-    /// won't send anything more (shutdown) may well read on; if it is gone, writing will fail.
-    /// `unless_it_sends`: nothing is written for long, so that one is taken to be gone, as proxies
-    /// take it.
+    /// Finds out that the client has gone, although the server doesn't read from it in the
+    /// meantime. A client that has only ended its requests (shutdown) may still read; if it is
+    /// gone, writing fails. `unless_it_sends` is for long times without writing: such a client then
+    /// counts as gone, as proxies treat it.
     void watch(bool unless_it_sends = false) {
         watching_ = true;
         const auto gone = [self = weak_from_this()](error_code e) {
-            // but for an answer
+            // unless the watch was cancelled for an answer
             if (const auto s = self.lock(); s != nullptr && e != asio::error::operation_aborted)
                 s->gone_->store(true, std::memory_order_relaxed);
         };
@@ -646,20 +649,21 @@ private:
     }
 
     const std::shared_ptr<shell> shell_;
-    std::optional<beast::tcp_stream> stream_;  // none: there was no memory to move it
+    std::optional<beast::tcp_stream> stream_;  // empty if there was no memory to move it
     const bool admin_;
     std::atomic<carrier*> home_;
     beast::flat_buffer buffer_;
     std::optional<http::request_parser<http::string_body>> parser_;
     std::optional<http::response<http::string_body>> response_;
-    std::optional<http::response_serializer<http::string_body>> serializer_;  // of it
+    // the serializer of the response
+    std::optional<http::response_serializer<http::string_body>> serializer_;
     std::optional<std::size_t> header_length_;
-    std::size_t body_ = 0;  // bytes that are counted in shell::bodies
+    std::size_t body_ = 0;  // bytes counted in shell::bodies
     route route_;
     service::caller caller_;
-    const void* whose_ = nullptr;  // the last key that it has shown
+    const void* whose_ = nullptr;  // the last key that the connection has shown
     std::shared_ptr<account> counted_for_;
-    infer_request asked_;  // its outputs
+    infer_request asked_;  // the request's outputs
     std::optional<outbox> out_;
     std::array<char, 512> trash_{};
     std::size_t discarded_ = 0;
@@ -699,9 +703,10 @@ void http_server::shell::each_session(const carrier& at, F f) {
             if (s->home() == &at) f(*s);
 }
 
-// On the thread that accepts.
+// Called on the thread that accepts.
 void http_server::shell::close_surplus(bool admin) {
-    std::vector<std::shared_ptr<session>> old;  // the last one to hold it mustn't have the lock
+    // destroyed without the lock, because this may hold the last reference
+    std::vector<std::shared_ptr<session>> old;
     {
         const std::lock_guard lock(mutex);
         auto& from = door_of(admin);
@@ -737,7 +742,7 @@ void http_server::shell::accept(tcp::acceptor& from, bool admin) {
         if (e == asio::error::operation_aborted || stopping) return;
         const bool fails = e && e != asio::error::connection_aborted;
         if (!admin && fails != std::exchange(is_shut, fails)) of.shut(fails);
-        if (fails) {  // no file descriptors, as a rule
+        if (fails) {  // usually there are no file descriptors
             auto pause = std::make_shared<asio::steady_timer>(from.get_executor(), 50ms);
             return pause->async_wait([this, &from, admin, pause](error_code) { accept(from, admin); });
         }
@@ -768,7 +773,7 @@ http_server::~http_server() {
     const std::array all{&shell_->strangers, &shell_->tenants};
     for (auto* c : all) c->refuse_more();
     while (std::ranges::count_if(all, &carrier::run_rest) != 0) {
-    }  // what engines have posted since
+    }  // work that engines have posted since
 }
 
 std::uint16_t http_server::port() const noexcept { return shell_->front_port; }
@@ -793,7 +798,7 @@ void http_server::stop(std::chrono::milliseconds patience) {
             return s->in_a_hurry || (s->acceptors == 0 && s->sessions.empty() && s->operators.empty());
         });
     }
-    // The strangers' first: from then on nobody moves in.
+    // The strangers' thread first: after that, no connection moves in.
     for (auto* const c : {&s->strangers, &s->tenants})
         c->end([s, c] { s->each_session(*c, [](session& each) { each.close_now(); }); });
 }

@@ -21,17 +21,18 @@ using gpushare::errc;
 using gpushare::instant;
 
 constexpr std::uint32_t usual_queue_limit = 64;
-/// So many batches are handed over at once: the next one is there when the device is done with one.
+/// The number of batches that are handed over at once, so that the next batch is there when the
+/// device is done with one.
 constexpr std::uint32_t ahead = 2;
-/// Calls of a model that doesn't batch go together, one behind the other, up to so long and so
-/// many: who is let onto an SM now and then, as between the tokens of somebody else's text, would
-/// else get no more than `ahead` of them through each time.
+/// Calls of a model that doesn't batch run together, one after the other, up to this time and this
+/// number. A tenant may get an SM only now and then, for example between the tokens of another
+/// tenant's text. Otherwise only `ahead` of its calls would get through each time.
 constexpr gpushare::ns short_together = 10ms;
 constexpr gpushare::ns::rep most_together = 8;
-/// A submission reads of a text's prompt for so long, or one part of it.
+/// How long one submission reads of a text's prompt. It reads at least one part.
 constexpr gpushare::ns read_together = 10ms;
 
-/// Whether their rows can lie behind each other.
+/// Whether the rows of both can lie one after the other.
 bool alike(const std::vector<tensor>& a, const std::vector<tensor>& b) {
     return std::ranges::equal(a, b, [](const tensor& x, const tensor& y) {
         return x.type != datatype::bytes &&
@@ -39,7 +40,7 @@ bool alike(const std::vector<tensor>& a, const std::vector<tensor>& b) {
     });
 }
 
-/// The requests' inputs in the order of the model's.
+/// Puts the requests' inputs into the model's order.
 void sort_inputs(const model_info& m, infer_request& r) {
     for (std::size_t i = 0; i < m.inputs.size(); ++i)
         std::iter_swap(r.inputs.begin() + static_cast<std::ptrdiff_t>(i),
@@ -50,7 +51,7 @@ void sort_inputs(const model_info& m, infer_request& r) {
 
 namespace {
 
-/// Made before there is no memory.
+/// Made in advance, because there may be no memory later.
 const refused out_of_memory{503, "the server is out of memory", 1};  // NOLINT(cert-err58-cpp)
 
 template <class F>
@@ -115,7 +116,7 @@ std::optional<refused> refusal_of(const gpushare::completion& how) noexcept {
     return std::nullopt;
 }
 
-/// Whether the host had no memory for it; a quota that is full is something else.
+/// Whether the host had no memory for it. A full quota is a different error.
 bool lacked_memory(const gpushare::completion& how) noexcept {
     try {
         if (how.error) std::rethrow_exception(how.error);
@@ -146,46 +147,52 @@ gpushare::completion ended_by(errc status, std::exception_ptr error = {}) {
     return c;
 }
 
-/// Whether an engine may be in any state: it threw, and not to refuse.
+/// Whether the engine may be in any state, because it threw something other than a refusal.
 bool broke(const gpushare::completion& how) noexcept {
     return (how.status == errc::submission_failed || how.status == errc::kernel_failed) && !refusal_of(how);
 }
 
 }  // namespace
 
-/// Requests that one submission runs, from when it is let onto the device.
+/// The requests that one submission runs, from the time when it is let onto the device.
 struct lane::batch {
-    /// Those whose rows lie behind each other: one call of the engine.
+    /// Requests whose rows lie one after the other, in one call of the engine.
     struct call {
-        std::size_t first, end;  // of the requests
+        std::size_t first, end;  // indices of the requests
         std::uint32_t rows;
         std::vector<tensor> inputs{}, outputs{};
-        // by the engine: the others of the batch are run all the same
+        // a refusal by the engine; the other calls of the batch still run
         std::exception_ptr refused{};
     };
     std::shared_ptr<lane> of;
     std::shared_ptr<engine> on;
     std::vector<request> requests;
-    std::vector<request> late;  // to be refused: their deadlines are over
+    std::vector<request> late;  // requests to refuse, because their deadlines have passed
     std::vector<call> calls;
-    std::span<std::byte> room;  // leased until its work is over
-    when_over outputs_come;     // of calls that are over later than they return
-    gpushare::ns took{};        // all calls
+    std::span<std::byte> room;  // leased until the batch's work is over
+    when_over outputs_come;     // of calls whose work is over after they return
+    gpushare::ns took{};        // of all calls together
     gpushare::priority level = gpushare::no_priority;
-    bool starved = false;              // there was no memory to take requests
-    std::atomic<bool> entered{false};  // the engine: it may be in any state where that throws
-    // Of a model in pieces: a step is a submission, piece after piece of one call after the other.
-    std::shared_ptr<engine> cut{};  // the engine when the batch came; null: it makes one piece
-    std::uint32_t pieces = 1;       // of the engine that runs
-    gpushare::ns longest{};         // of the pieces; each is a submission behind the last one
-    std::atomic<bool> over{false};  // a piece failed, and the next ones have nothing to do
-    std::mutex steps;               // of what follows
-    std::uint32_t next = 1;         // the step that is handed over next
-    std::uint32_t due = 0;          // so many are to be handed over
-    bool handing = true;            // somebody hands one over, and looks for more behind it
-    // steps that were, or are to be, handed over, and haven't ended
+    bool starved = false;  // whether there was no memory to take requests
+    // whether the engine was entered, so it may be in any state if it throws
+    std::atomic<bool> entered{false};
+    // For a model in pieces: each step is a submission, piece after piece of one call after the
+    // other.
+    // the engine when the batch came; null if the engine has only one piece
+    std::shared_ptr<engine> cut{};
+    std::uint32_t pieces = 1;  // of the engine that runs
+    // the longest piece; each piece is a submission after the previous one
+    gpushare::ns longest{};
+    // whether a piece has failed, so that the next pieces have nothing to do
+    std::atomic<bool> over{false};
+    std::mutex steps;        // guards the members below
+    std::uint32_t next = 1;  // the step that is handed over next
+    std::uint32_t due = 0;   // how many steps must be handed over
+    // whether a thread is handing a step over, and will look for further steps after it
+    bool handing = true;
+    // steps that were or will be handed over, and that haven't ended
     std::uint32_t open = 1;
-    gpushare::completion failure{};  // the first
+    gpushare::completion failure{};  // the first failure
 
     void arrange(std::uint32_t max_rows) {
         for (std::size_t i = 0; i < requests.size(); ++i) {
@@ -206,11 +213,12 @@ struct lane::batch {
     }
     void run(place& context) {
         const auto began = std::chrono::steady_clock::now();
-        entered.store(true, std::memory_order_relaxed);  // its end is told behind it
+        // the end of the work comes after this store
+        entered.store(true, std::memory_order_relaxed);
         for (auto& c : calls) try {
                 on->run_in(room, c.inputs, c.outputs, context);
             } catch (const refused&) {
-                if (context.num_blocks() > 1) throw;  // they share what is noted here
+                if (context.num_blocks() > 1) throw;  // all blocks share the members used here
                 c.refused = std::current_exception();
             }
         if (calls_end_by_returning && context.num_blocks() == 1) took = std::chrono::steady_clock::now() - began;
@@ -218,7 +226,7 @@ struct lane::batch {
     [[nodiscard]] std::size_t all_steps() const noexcept { return pieces > 1 ? calls.size() * pieces : 1; }
     void run_step(std::uint32_t step, place& context) {
         auto& c = calls[step / pieces];
-        // behind the kernel that set it
+        // runs after the kernel that has set the flag
         if (c.refused || over.load(std::memory_order_relaxed)) return;
         const auto began = std::chrono::steady_clock::now();
         entered.store(true, std::memory_order_relaxed);
@@ -235,7 +243,7 @@ struct lane::batch {
         longest = std::max(longest, lasted);
         of->account_->pieces.fetch_add(1, std::memory_order_relaxed);
     }
-    /// Calls `f(request, its outputs)` for each that the engine hasn't refused.
+    /// Calls `f(request, its outputs)` for each request that the engine hasn't refused.
     template <class F>
     void each_answer(F f) {
         for (auto& c : calls)
@@ -274,7 +282,7 @@ void check_runs_here(const model_info& m, const engine& e) {
     throw refused(501, "the model runs on the host node alone: it makes a text, or a call is several pieces or blocks");
 }
 
-// Under the lock: at once.
+// Called under the lock. The change takes effect at once.
 void lane::came_to(gpushare::sleep_level level, instant now) noexcept {
     sleep_.began(level, now);
     sleep_.ended(true, now);
@@ -285,22 +293,22 @@ std::size_t lane::limit() const {
     return n == 0 ? usual_queue_limit : n;
 }
 
-// Under the lock. Requests that go together.
+// Called under the lock. The number of requests that run together.
 std::size_t lane::at_once() const noexcept {
     if (model_.info.max_batch > 1) return model_.info.max_batch;
     if (call_takes_ == gpushare::ns{}) return 1;  // not known yet
     return static_cast<std::size_t>(std::clamp<gpushare::ns::rep>(short_together / call_takes_, 1, most_together));
 }
 
-// Under the lock.
+// Called under the lock.
 void lane::asked(instant now) {
     sleep_.request_began(now);
     if (engine_ == nullptr || sleep_.level() == gpushare::sleep_level::awake) return;
-    // only caches were dropped: they fill up as it runs
+    // only caches were dropped, and they fill up while the model runs
     came_to(gpushare::sleep_level::awake, now);
 }
 
-// Under the lock.
+// Called under the lock.
 void lane::over(std::size_t requests) noexcept {
     for (const auto now = tenant_->now(); requests != 0; --requests) sleep_.request_ended(now);
     if (sleep_.requests() == 0) idle_.notify_all();
@@ -333,7 +341,8 @@ void lane::infer(infer_request r, on_answer reply) {
 refused lane::full() {
     gpushare::ns until{};
     std::size_t together = 1;
-    std::optional<gpushare::ns> call;  // of a model in pieces, whose submissions are shorter
+    // of a model in pieces, because its submissions are shorter than a call
+    std::optional<gpushare::ns> call;
     {
         const std::lock_guard lock(mutex_);
         together = at_once();
@@ -342,7 +351,7 @@ refused lane::full() {
     }
     auto e = tenant_->estimate(options(false).key);
     e.lasts = call.value_or(e.lasts);
-    if (!e.known) return {429, "too many requests wait", 1};  // nobody knows for how long
+    if (!e.known) return {429, "too many requests wait", 1};  // the wait is unknown
     until += e.wait + e.lasts * static_cast<std::int64_t>(waiting() / together + 1);
     const auto ms = std::chrono::ceil<std::chrono::milliseconds>(until);
     return {
@@ -362,8 +371,8 @@ gpushare::submit_options lane::options(bool text, gpushare::priority level) cons
             .stream = settings_.stream};
 }
 
-// The tenant's ceiling for 1, a level below it for 2, and so on; the tenant's own level at the
-// least.
+// Level 1 is the tenant's ceiling, 2 the level below, and so on, but at least the tenant's own
+// level.
 gpushare::priority lane::level_of(const infer_request& r) const {
     if (r.priority == 0) return gpushare::no_priority;
     const auto spec = tenant_->spec();
@@ -377,12 +386,12 @@ gpushare::submit_options lane::options(const batch& b, std::uint32_t step) const
     auto how = options(false, b.level);
     if (b.cut == nullptr) return how;
     const std::uint32_t which = step % b.cut->pieces();
-    how.key += std::uint64_t{2} * which;  // the last bit tells texts
+    how.key += std::uint64_t{2} * which;  // the last bit marks texts
     how.cost = b.cut->piece_takes(which);
     return how;
 }
 
-// Under no lock. A tenant that sleeps is woken.
+// Called without a lock. Wakes a tenant that sleeps.
 template <class Run, class Done>
 errc lane::hand_over(const Run& run, const gpushare::submit_options& o, const Done& done) {
     if (calls_on_threads()) {
@@ -393,7 +402,7 @@ errc lane::hand_over(const Run& run, const gpushare::submit_options& o, const Do
     auto ticket = submit();
     if (ticket.code() == errc::asleep) {
         if (const auto why = tenant_->try_wake(); why.code != gpushare::errc::none)
-            return why.code;  // others have its memory
+            return why.code;  // other tenants have its memory
         ticket = submit();
     }
     return ticket ? errc::none : ticket.code();
@@ -405,8 +414,8 @@ void lane::pump() {
         const std::lock_guard lock(mutex_);
         if (waiting_.empty() || state_ == state::loading) return;
         if (engine_ == nullptr) return load_later();
-        // Pieces of two calls would meet in one engine. Other models take a more urgent request
-        // beside a batch that was handed over at a lower level.
+        // Pieces of two calls would meet in one engine. For other models, a more urgent request is
+        // taken even beside a batch that was handed over at a lower level.
         const bool cut = engine_->pieces() > 1;
         if (cut ? batches_ >= 1 : batches_ >= ahead && waiting_.level() <= level_) return;
         next = std::make_shared<batch>();
@@ -432,7 +441,8 @@ void lane::look_again() noexcept {
 void lane::pump_or_later() noexcept {
     try {
         pump();
-    } catch (...) {  // of the host's memory: what waits is looked at again once a second
+        // for lack of the host's memory: waiting requests are looked at again once a second
+    } catch (...) {
     }
 }
 
@@ -441,8 +451,8 @@ std::shared_ptr<engine> lane::loaded_engine() {
     return engine_;
 }
 
-// A step's turn has come. The batch is put together when the first one is let onto the device, so
-// that it has all that came while it waited.
+// A step's turn has come. The batch is put together when its first step is let onto the device, so
+// that it has all requests that came while it waited.
 void lane::enqueue(const std::shared_ptr<batch>& mine, std::uint32_t step, server_stream& to) {
     if (step == 0) mine->of->take(*mine);
     if (mine->requests.empty()) return;
@@ -452,7 +462,7 @@ void lane::enqueue(const std::shared_ptr<batch>& mine, std::uint32_t step, serve
         put_call(to, 1, mine->outputs_come, [mine, step](place& context) { mine->run_step(step, context); });
         return;
     }
-    // Let go when this returns: who leases it next comes behind this work.
+    // Released when this function returns: the next user of the lease comes after this work.
     std::optional<scratch::lease_type> room;
     if (const auto size = mine->on->scratch(); size != 0) {
         room.emplace(mine->of->settings_.room->lease(gpushare::bytes{size}, to));
@@ -479,13 +489,14 @@ void lane::submit(std::shared_ptr<batch> mine) noexcept {
     }
     try {
         take(*mine);
-    } catch (...) {  // of the host's memory: what it has is refused, and the others wait
+        // for lack of the host's memory: the batch's requests are refused, and the others wait
+    } catch (...) {
     }
     finish(*mine, how);
 }
 
-// Hands over the steps that are due, in their order: a step may end before its thread is back from
-// here, and the thread that notices leaves the next step to it.
+// Hands over the steps that are due, in their order. A step may end before its thread is back from
+// this function. The thread that notices the end then leaves the next step to it.
 void lane::hand_on(const std::shared_ptr<batch>& mine) noexcept {
     for (;;) {
         std::uint32_t step = 0;
@@ -512,8 +523,8 @@ void lane::hand_on(const std::shared_ptr<batch>& mine) noexcept {
     }
 }
 
-// The next step takes its place, so that one waits while another one runs; the last one to end
-// answers.
+// The next step takes the place of this one, so that one step waits while another runs. The last
+// step to end answers.
 void lane::step_ended(const std::shared_ptr<batch>& mine, const gpushare::completion& how) noexcept {
     bool more = false;
     {
@@ -529,17 +540,18 @@ void lane::step_ended(const std::shared_ptr<batch>& mine, const gpushare::comple
     finish(*mine, mine->failure.status == errc::none ? how : mine->failure);
 }
 
-// Throws where the host has no memory: what it has taken by then is in the batch, for finish().
+// Throws if the host has no memory. The requests taken so far are in the batch, for finish().
 void lane::take(batch& b) {
-    if (!b.requests.empty() || !b.late.empty()) return;  // it was on the device already
+    if (!b.requests.empty() || !b.late.empty()) return;  // the batch was on the device already
     b.starved = true;
     {
         const std::lock_guard lock(mutex_);
         const auto now = tenant_->now();
         b.late = waiting_.take_expired(now);
-        b.on = engine_;  // none where it broke meanwhile: then they wait for the next one
-        // The request that raised the batch's level went with another batch. The others go at their
-        // own level.
+        // none if the engine broke in the meantime: the requests then wait for the next engine
+        b.on = engine_;
+        // The request that raised the batch's level went with another batch. The remaining requests
+        // run at their own level.
         if (b.on != nullptr && waiting_.level() >= b.level) b.requests = waiting_.take_now(now);
     }
     b.starved = false;
@@ -571,16 +583,17 @@ void lane::refuse_late(batch& b) noexcept {
 }
 
 void lane::finish(batch& b, const gpushare::completion& how) noexcept {
-    // A thread of its own was refused its turn: so are the requests that would have gone with it.
+    // A call on a thread of its own was refused its turn, and so are the requests that would have
+    // run with it.
     if (calls_on_threads() && how.status != errc::none && how.status != errc::kernel_failed && !b.starved) try {
             take(b);
-        } catch (...) {  // of the host's memory: they wait
+        } catch (...) {  // for lack of the host's memory: the requests wait
         }
     auto broken = broke(how) && b.entered.load(std::memory_order_relaxed) ? b.on : nullptr;
     b.on.reset();
     b.cut.reset();
     refuse_late(b);
-    {  // before they are answered: who has its answer may unload the model
+    {  // before they are answered, because a client with an answer may unload the model
         const std::lock_guard lock(mutex_);
         over(b.requests.size());
     }
@@ -605,7 +618,7 @@ void lane::finish(batch& b, const gpushare::completion& how) noexcept {
             const auto why = reason_of(how);
             for (auto& r : b.requests) refuse(r, why);
         }
-    } catch (...) {  // of memory: who wasn't answered is told so
+    } catch (...) {  // for lack of memory: requests without an answer are told so
         for (auto& r : b.requests)
             if (r.reply) refuse(r, as_refused(std::current_exception()));
     }
@@ -642,8 +655,8 @@ void lane::end(ended what) noexcept {
         if (what.call_took != gpushare::ns{})
             call_takes_ += (what.call_took - call_takes_) / (call_takes_ == gpushare::ns{} ? 1 : 4);
         longest_piece_ = std::max(longest_piece_, what.longest_piece);
-        // The next request gets a new engine: unless that is there already, since another
-        // submission of the old one broke as well.
+        // The next request gets a new engine, unless it is already there because another submission
+        // of the old engine broke as well.
         if (what.broken != nullptr && what.broken == engine_ && state_ == state::ready) {
             gone = std::move(engine_);
             beside = std::move(beside_);
@@ -658,8 +671,8 @@ void lane::end(ended what) noexcept {
     if (!what.starved) pump_or_later();
 }
 
-// So that no call has to. Beside a call that is being enqueued, which has the scratch, the engine's
-// first call makes it as large.
+// Reserves the scratch in advance, so that no call has to. If a call that is being enqueued has the
+// scratch, the engine's first call makes the scratch large enough.
 void lane::reserve_scratch(const engine& e) {
     gpushare::failure why;
     const auto reserve = [&] { why = settings_.room->reserve(gpushare::bytes{e.scratch()}); };
@@ -670,19 +683,19 @@ void lane::reserve_scratch(const engine& e) {
     if (e.scratch() != 0 && why.code != errc::none) gpushare::raise(why, whose(), "scratch of a model");
 }
 
-// Under the lock.
+// Called under the lock.
 void lane::load_later() {
     if (state_ != state::unloaded) return;
-    // It isn't done before this lock is let go.
+    // The load can't end before this lock is released.
     settings_.run_later([self = shared_from_this()] {
         try {
-            // Loads that wait behind others would else go on for nobody while the server ends.
+            // Otherwise loads that wait behind others would run in vain while the server ends.
             if (self->now() == state::closed) gpushare::raise(gpushare::failure{errc::closed}, self->whose(), "a load");
             std::unique_ptr<gpushare::workspace> beside;
             if (self->model_.beside != gpushare::bytes{})
                 beside = std::make_unique<gpushare::workspace>(self->tenant_->declare_workspace(self->model_.beside));
             auto& whose = *self->tenant_;
-            // one load at a time
+            // safe, because there is one load at a time
             std::optional<gpushare::foreign_meter<gpushare::process_memory>> before;
             if (self->model_.measured) before.emplace(gpushare::process_memory{});
             std::shared_ptr<engine> e =
@@ -718,12 +731,12 @@ void lane::loaded(std::shared_ptr<engine> e, std::unique_ptr<gpushare::workspace
         told.swap(on_loaded_);
         try {
             if (why != nullptr) lost = waiting_.take_all();
-        } catch (...) {  // of the host's memory: they wait for another load
+        } catch (...) {  // for lack of the host's memory: the requests wait for another load
             starved = true;
         }
         loads_ = false;
         idle_.notify_all();
-        // before they are answered: who has its answer may unload the model
+        // before they are answered, because a client with an answer may unload the model
         over(lost.size() + told.size());
     }
     e.reset();
@@ -731,14 +744,14 @@ void lane::loaded(std::shared_ptr<engine> e, std::unique_ptr<gpushare::workspace
     for (auto& r : lost) refuse(r, *why);
     for (const auto& f : told) try {
             f(why);
-        } catch (...) {  // of the host's memory: the others are told all the same
+        } catch (...) {  // for lack of the host's memory: the other callers are still told
         }
     if (!starved) pump_or_later();
 }
 
 void lane::load(std::function<void(const refused*)> done) { when_loaded(std::move(done), true); }
 
-// `limited`: of a request of its own. A text waits in its place.
+// `limited` is set for requests of their own. A text already waits in its place.
 void lane::when_loaded(std::function<void(const refused*)> done, bool limited) {
     {
         std::unique_lock lock(mutex_);
@@ -760,7 +773,8 @@ void lane::when_loaded(std::function<void(const refused*)> done, bool limited) {
         asked(tenant_->now());
         try {
             load_later();
-        } catch (...) {  // of the host's memory: who is told by this isn't told again
+            // for lack of the host's memory: the caller learns of it by the exception alone
+        } catch (...) {
             on_loaded_.pop_back();
             over(1);
             throw;
@@ -794,7 +808,7 @@ void lane::close_text() noexcept {
 
 namespace {
 
-/// A tenant's instant is one of the steady clock's.
+/// A tenant's instant is an instant of the steady clock.
 std::chrono::time_point<std::chrono::steady_clock, gpushare::ns> steady(instant i) {
     return std::chrono::time_point<std::chrono::steady_clock, gpushare::ns>{i.time_since_epoch()};
 }
@@ -840,7 +854,7 @@ bool lane::close(instant deadline, const std::stop_token& hurry) {
         over(lost.size());
     }
     for (auto& r : lost) refuse(r, as_refused(gpushare::failure{errc::closed}));
-    memory_came();  // those that wait are refused
+    memory_came();  // waiting texts are refused
     std::unique_lock lock(mutex_);
     const bool over = idle_.wait_until(lock, hurry, steady(deadline), [&] { return submitted_ == 0; });
     gone = std::move(engine_);
@@ -862,7 +876,7 @@ std::size_t lane::waiting() const {
     const std::lock_guard lock(mutex_);
     return waiting_.size();
 }
-// Under the lock.
+// Called under the lock.
 bool lane::is_busy() const noexcept { return submitted_ != 0 || sleep_.requests() != 0 || state_ == state::loading; }
 bool lane::busy() const {
     const std::lock_guard lock(mutex_);
@@ -892,20 +906,21 @@ token_stream::~token_stream() {
     if (open_) lane_->close_text();
 }
 
-/// So many tokens of a text, from when they are asked for. The first one of a text may wait for
-/// memory.
+/// Some tokens of a text, from the time when they are requested. The first piece of a text may wait
+/// for memory.
 struct token_stream::piece {
     std::shared_ptr<token_stream> text;
     std::uint32_t most;
     std::function<bool(std::string)> on_token;
     std::function<void(end)> on_end;
-    instant until;                   // for how long it waits
-    bool waited = false;             // and is the first of those that do, or was
-    std::uint64_t freed_before = 0;  // of settings::freed, before it looked for memory
+    instant until;                   // the end of its wait for memory
+    bool waited = false;             // whether it has waited, and is or was the first in the line
+    std::uint64_t freed_before = 0;  // settings::freed before it looked for memory
     bool last = false, has_no_room = false;
-    bool reads_on = false;         // the prompt goes on in another submission
-    bool entered = false;          // the engine: it may be in any state where that throws
-    std::optional<refused> why{};  // its reader failed
+    bool reads_on = false;  // whether the prompt goes on in another submission
+    // whether the engine was entered, so it may be in any state if it throws
+    bool entered = false;
+    std::optional<refused> why{};  // set if its reader failed
 
     void run(place& context) {
         auto& of = *text;
@@ -925,16 +940,16 @@ struct token_stream::piece {
             of.lane_->account_->tokens.fetch_add(1, std::memory_order_relaxed);
             try {
                 last = !on_token(*std::move(token));
-            } catch (...) {  // of the host's memory, as a rule: nothing of the engine
+            } catch (...) {  // usually for lack of the host's memory; the engine isn't at fault
                 last = true;
                 why = as_refused(std::current_exception());
             }
-            give_way(context);  // who is more urgent goes between two tokens
+            give_way(context);  // more urgent work runs between two tokens
         }
         last = last || most > 0 || of.left_ == 0;
     }
-    /// Whether there is more of the prompt. A long one goes on in another submission, behind what
-    /// waits.
+    /// Whether more of the prompt is left. A long prompt goes on in another submission, behind the
+    /// waiting ones.
     bool read(place& context) const {
         const auto turn_ends = std::chrono::steady_clock::now() + read_together;
         for (; text->text_->read_on(); give_way(context))
@@ -947,7 +962,7 @@ struct token_stream::piece {
     }
 };
 
-// Under no lock. Whether it has to wait, for others came before it.
+// Called without the lock. Whether the piece has to wait because others came before it.
 bool lane::waits_behind_others(const piece& p) {
     const std::lock_guard lock(mutex_);
     if (p->waited || state_ == state::closed || (for_memory_.empty() && !trying_)) return false;
@@ -956,27 +971,28 @@ bool lane::waits_behind_others(const piece& p) {
 }
 
 void lane::cache_freed() noexcept {
-    // release: pairs with the lane that looks for memory.
+    // release: pairs with the acquire of a lane that looks for memory.
     settings_.freed->fetch_add(1, std::memory_order_release);
     try {
         settings_.on_freed();
-    } catch (...) {  // of the host's memory; they look again once a second
+    } catch (...) {  // for lack of the host's memory: the lanes look again once a second
     }
 }
 
-// Throws where the host has no memory; then it isn't in the line.
+// Throws if the host has no memory; the piece is then not in the line.
 void lane::wait_for_memory(const piece& p) {
-    const auto before = p->freed_before;  // in the line it is whoever's who takes it from there
+    // read first, because another thread may take the piece out of the line
+    const auto before = p->freed_before;
     {
         const std::lock_guard lock(mutex_);
         if (p->waited) {
-            for_memory_.push_front(p);  // it was the first, and tried
+            for_memory_.push_front(p);  // the piece was the first, and has tried
             trying_ = false;
         } else {
             for_memory_.push_back(p);
         }
     }
-    // acquire: what was freed before it was counted is found.
+    // acquire: memory that was freed before it was counted is found.
     if (settings_.freed->load(std::memory_order_acquire) != before || now() == state::closed) memory_came();
 }
 
@@ -986,7 +1002,7 @@ void lane::began(const token_stream::piece& p) noexcept {
         const std::lock_guard lock(mutex_);
         trying_ = false;
     }
-    memory_came();  // there may be enough for the next one, too
+    memory_came();  // there may be enough for the next text, too
 }
 
 void lane::memory_came() noexcept {
@@ -997,7 +1013,7 @@ void lane::memory_came() noexcept {
             const std::lock_guard lock(mutex_);
             if (for_memory_.empty()) return;
             closed = state_ == state::closed;
-            // who came first has waited for longest
+            // the first in the line has waited for longest
             late = closed || for_memory_.front()->until <= tenant_->now();
             if (!late && std::exchange(trying_, true)) return;
             first = std::move(for_memory_.front());
@@ -1016,7 +1032,7 @@ void lane::memory_came() noexcept {
 
 void token_stream::finish(const std::shared_ptr<piece>& p, const gpushare::completion& how) noexcept {
     if (p->has_no_room && how.status == errc::none) try {
-            engine_.reset();  // it hasn't begun: another one will do
+            engine_.reset();  // the text hasn't begun, so another engine will do as well
             lane_->wait_for_memory(p);
             return lane_->end({});
         } catch (...) {
@@ -1056,20 +1072,20 @@ void token_stream::go_on(const std::shared_ptr<piece>& p) noexcept try { p->text
     p->refuse(as_refused(std::current_exception()));
 }
 
-// Throws refused, and where the host has no memory; then it was handed to nobody.
+// Throws refused, and if the host has no memory. The piece is then not handed over.
 void token_stream::begin(const std::shared_ptr<piece>& p) {
-    if (!open_) throw refused(503, "the text is over");  // a new one would begin from its prompt
+    if (!open_) throw refused(503, "the text is over");  // a new text would begin from its prompt
     if (text_ == nullptr && lane_->waits_behind_others(p)) return;
     auto loaded = lane_->loaded_engine();
     if (engine_ != nullptr &&
-        // nobody knows what state it is in, and another one doesn't know the text
+        // the engine's state is unknown, and another engine doesn't know the text
         engine_ != loaded)
         throw refused(503, "the model's engine is gone");
     engine_ = std::move(loaded);
-    if (engine_ == nullptr)  // loaded first
+    if (engine_ == nullptr)  // the model must be loaded first
         return lane_->when_loaded([p](const refused* why) { why == nullptr ? go_on(p) : p->refuse(*why); }, false);
     const auto run = [p](server_stream& s) {
-        p->has_no_room = p->reads_on = p->entered = false;  // it may have been here before
+        p->has_no_room = p->reads_on = p->entered = false;  // the piece may have run before
         p->freed_before = p->text->lane_->settings_.freed->load(std::memory_order_acquire);
         when_over nothing;
         put_call(s, 1, nothing, [p](place& context) { p->run(context); });

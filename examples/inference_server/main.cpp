@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Puts the parts together: a service, and the protocols that it is reached by. SIGHUP reads the
-// file of tenants again; SIGTERM and SIGINT answer what was asked and end, with status 3 where an
-// engine's call doesn't; a second one waits for nothing.
+// Puts the parts together: a service, and the protocols that serve it. SIGHUP reads the file of
+// tenants again. SIGTERM and SIGINT answer the existing requests and end the program, with status 3
+// if an engine's call doesn't end. A second one of these signals doesn't wait.
 #include <pthread.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -54,7 +54,7 @@ constexpr const char* usage_of_node = R"(  --device N           CUDA's number of
   --find-device        prints the device and ends, with status 3 where there is none
 )";
 
-/// Whether the option is one of the node's.
+/// Whether the option belongs to the node.
 bool set_node(node_options& o, std::string_view name, std::string_view value) {
     if (name == "--sms" || name == "--memory")
         throw std::invalid_argument("'" + std::string(name) + "' is for models on the host; see --help");
@@ -62,7 +62,7 @@ bool set_node(node_options& o, std::string_view name, std::string_view value) {
     return name == "--device";
 }
 
-/// Prints the device. Its status is the program's.
+/// Prints the device. Returns the program's status.
 int find_device() try {
     const server_node node(usual_node());
     return std::printf("%s, %u SMs\n", node.properties(server_device).name.data(), sms_of(node)) < 0;
@@ -110,7 +110,7 @@ struct options {
     std::uint16_t grpc_port = 8001;
     std::chrono::milliseconds drain{20'000};
     bool gemma = false;
-    std::string torch;  ///< a folder of models; empty: none
+    std::string torch;  ///< a folder of models; empty for none
 };
 
 options parse(const std::vector<std::string_view>& words) {
@@ -152,7 +152,7 @@ options parse(const std::vector<std::string_view>& words) {
     return o;
 }
 
-/// A connection is a file. How many there may be.
+/// The number of connections that the process can have, since each connection is a file.
 std::size_t allow_many_files() {
     ::rlimit files{};
     if (::getrlimit(RLIMIT_NOFILE, &files) != 0) return 1024;
@@ -166,7 +166,7 @@ std::string with_port(const std::string& address, unsigned port) {
     return (is_v6 ? "[" + address + "]:" : address + ":") + std::to_string(port);
 }
 
-/// As many connections of each protocol as there are files for.
+/// Gives each protocol as many connections as there are files for.
 front_door::limits within(front_door::limits l, std::size_t files) {
     l.most = std::min(l.most, connections_for(files));
     l.strangers = std::min(l.strangers, l.most);
@@ -175,7 +175,7 @@ front_door::limits within(front_door::limits l, std::size_t files) {
 
 std::vector<model_source> models([[maybe_unused]] const options& o) {
     std::vector<model_source> all;
-#ifdef INFERENCE_SERVER_ON_CUDA  // others compute on the host
+#ifdef INFERENCE_SERVER_ON_CUDA  // other models compute on the host
     if (o.torch.empty()) throw std::invalid_argument("--torch FOLDER is missing: on CUDA there are no other models");
 #else
     all = {tiny_mlp(), tiny_letters(), tensor_parallel_block(), busy_model("busy", 2ms)};
@@ -195,7 +195,7 @@ std::vector<model_source> models([[maybe_unused]] const options& o) {
     return all;
 }
 
-/// With models in ONNX's format, by the engines that were built in.
+/// Adds models in ONNX's format, by the engines that were built in.
 service_options with_onnx(service_options o) {
 #ifdef INFERENCE_SERVER_ONNX
     std::vector<onnx_engine> engines;
@@ -207,15 +207,16 @@ service_options with_onnx(service_options o) {
     return o;
 }
 
-/// So long calls may go on whose answers aren't waited for any more.
+/// How long calls may go on after their answers aren't awaited any more.
 constexpr gpushare::ns grace = 10s;
 
 void run(const options& o) {
     ::sigset_t signals;
     ::sigemptyset(&signals);
     for (const int s : {SIGINT, SIGTERM, SIGHUP}) ::sigaddset(&signals, s);
-    ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // of all threads: this one waits for them
-    // A client that is gone, and a journal that may grow no further: both are told by the call.
+    // blocked in all threads, because this thread waits for them
+    ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+    // The calls themselves report a client that is gone, and a journal that can't grow any further.
     for (const int s : {SIGPIPE, SIGXFSZ}) ::signal(s, SIG_IGN);
     const auto files = allow_many_files();
 
@@ -234,10 +235,10 @@ void run(const options& o) {
     std::fflush(stdout);
     for (int signal = SIGHUP; signal == SIGHUP;) {
         if (::sigwait(&signals, &signal) != 0) break;
-        // a TERM that comes meanwhile isn't kept waiting
+        // a TERM that comes in the meantime takes effect at once
         if (signal == SIGHUP) s.reload_soon([](std::string_view) {});
     }
-    const std::stop_source second;  // signal: waits for nobody
+    const std::stop_source second;  // requested by the second signal: ends all waits
     const auto until = gpushare::saturating_add(s.now(), gpushare::ns{o.drain});
     const std::jthread second_signal([&](const std::stop_token& over) {
         const ::timespec often{0, 50'000'000};

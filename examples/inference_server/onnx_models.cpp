@@ -34,7 +34,7 @@ using graph::model_fault;
 using graph::onnx_model;
 using graph::split_plan;
 
-/// The protocol's type and the library's, one for one.
+/// The protocol's types and the library's, which correspond one to one.
 constexpr std::pair<datatype, element> types[] = {
     {datatype::boolean, element::boolean}, {datatype::uint8, element::u8},   {datatype::uint16, element::u16},
     {datatype::uint32, element::u32},      {datatype::uint64, element::u64}, {datatype::int8, element::i8},
@@ -53,7 +53,7 @@ element element_of(datatype d) {
     return element::unknown;
 }
 
-/// The description that clients get of an input or output.
+/// The description of an input or output for clients.
 tensor_info info_of(const graph::value& v, bool batches) {
     const auto type = datatype_of(v.type);
     if (!type) throw model_error(model_fault::bad_model, v.name, "its elements are of a type that isn't served");
@@ -76,7 +76,7 @@ model_info info_of(const graph::model_graph& g, const model_setting& s, const st
     return info;
 }
 
-/// With which extents an input's pieces are measured. Throws where nobody says.
+/// The extents with which an input's pieces are measured. Throws if they aren't given.
 std::vector<std::int64_t> measured_shape(const graph::value& v, const model_setting& s) {
     std::vector<std::int64_t> shape;
     for (const auto& d : v.shape) shape.push_back(d.extent);
@@ -96,7 +96,7 @@ std::vector<std::int64_t> measured_shape(const graph::value& v, const model_sett
     return shape;
 }
 
-/// Whether a buffer can hold all that lives between two nodes.
+/// Whether a buffer can hold all values that are alive between two nodes.
 bool has_a_place_to_cut(const graph::model_graph& g) {
     const auto lives = lifetimes(g);
     for (std::uint32_t at = 1; at < g.nodes.size(); ++at) {
@@ -117,7 +117,7 @@ split_plan whole_plan(const graph::model_graph& g) {
     return p;
 }
 
-/// A model that was read for an engine, which takes it, and how it was cut before.
+/// A model that was read for an engine, the engine, and the model's previous cuts.
 struct prepared {
     onnx_model plain;
     std::optional<onnx_model> fused{};
@@ -126,12 +126,12 @@ struct prepared {
     [[nodiscard]] const onnx_model& to_cut() const noexcept { return fused ? *fused : plain; }
 };
 
-/// A plan beside a model that can't be read, with the line.
+/// Says that a plan beside a model can't be read, and names the line.
 struct plan_file_error : std::runtime_error {
     plan_file_error(const std::string& path, const graph::plan_error& e) : std::runtime_error(path + ": " + e.what()) {}
 };
 
-/// The plan beside the model; none where it is for another one. Throws plan_file_error.
+/// The plan beside the model; none if the plan is for another model. Throws plan_file_error.
 std::optional<split_plan> kept_plan(const std::string& path, const graph::model_graph& g) {
     if (look_at(path) == file_look{}) return std::nullopt;
     try {
@@ -154,7 +154,7 @@ prepared prepare(const model_setting& s, const std::string& path, const onnx_eng
         if (g.values[v].kind == graph::value_kind::weight)
             throw model_error(model_fault::bad_cut, g.values[v].name, "an output that is a weight");
     const auto whole = p.plain.whole();
-    by.make(false)->add(whole);  // takes it, or says why not
+    by.make(false)->add(whole);  // accepts the model, or throws the reason
     if (s.cut_to == gpushare::ns{}) return p;
     for (const auto v : g.inputs) (void)measured_shape(g.values[v], s);
     if (by.fused) {
@@ -171,7 +171,7 @@ prepared prepare(const model_setting& s, const std::string& path, const onnx_eng
     return p;
 }
 
-/// A runner on the streams of the host's device.
+/// Runs pieces on the streams of the host's device.
 struct on_stream {
     piece_runner& of;
 
@@ -191,7 +191,7 @@ struct on_stream {
 };
 static_assert(graph::piece_engine<on_stream, gpushare::host::stream>);
 
-/// Inputs made up: small waves, and zeros where elements are no floats.
+/// Made-up inputs: small waves, or zeros if the elements aren't floats.
 class made_up_inputs {
 public:
     made_up_inputs(const graph::model_graph& g, const model_setting& s) {
@@ -214,10 +214,10 @@ private:
     std::vector<std::vector<std::byte>> bytes_;
 };
 
-/// Where to cut, by measurements as submissions of the tenant. The plan fits the graph whose
-/// extents are open, too.
+/// Finds the cuts by measurements as submissions of the tenant. The plan also fits the graph with
+/// open extents.
 split_plan measured_plan(const prepared& p, const model_setting& s, const onnx_engine& by, tenant& whose) {
-    (void)whose.try_wake();  // if it is asleep, or nothing of its is let in
+    (void)whose.try_wake();  // a tenant that sleeps couldn't submit
     const auto runner = by.make(true);
     on_stream engine{*runner};
     gpushare::operator_table table;
@@ -231,7 +231,7 @@ split_plan measured_plan(const prepared& p, const model_setting& s, const onnx_e
     return plan;
 }
 
-/// Keeps a plan for the next load. If it can't be written, the next load measures again.
+/// Keeps a plan for the next load. If the plan can't be written, the next load measures again.
 void keep(const split_plan& plan, const graph::model_graph& g, const std::string& path) {
     const std::string next = path + ".next";
     std::ofstream to(next);
@@ -271,7 +271,7 @@ public:
         try {
             runner_->run(piece, values_.inputs(piece), values_.outputs(piece));
         } catch (const model_error& e) {
-            // its sessions are as they were: only this request can't be computed
+            // the sessions are unchanged: only this request can't be computed
             throw refused(400, "model '" + info_.name + "': " + e.what());
         }
         if (piece + 1 == pieces()) end(outputs);
@@ -292,7 +292,7 @@ private:
             outputs.push_back({info_.outputs[i].name, info_.outputs[i].type, from.shape, {data, data + from.size()}});
         }
         if (info_.max_batch == 0) return;
-        for (const auto& t : outputs)  // the requests' rows are told apart by their number
+        for (const auto& t : outputs)  // the number of rows tells the requests apart
             if (t.shape.empty() || t.shape[0] != rows_)
                 throw refused(500, "model '" + info_.name + "': its outputs have other rows than the batch");
     }
@@ -300,9 +300,9 @@ private:
     model_info info_;
     std::unique_ptr<piece_runner> runner_;
     graph::piece_tensors<std::pmr::memory_resource> values_;
-    std::vector<graph::tensor> outputs_;  // without buffers: they are the tenant's
+    std::vector<graph::tensor> outputs_;  // without buffers: the tenant provides them
     std::vector<gpushare::ns> takes_{};
-    std::int64_t rows_ = 0;  // of the call
+    std::int64_t rows_ = 0;  // the rows of the call
 };
 
 std::unique_ptr<engine> load(const model_setting& s, const std::string& path, const onnx_engine& by,
@@ -322,7 +322,7 @@ std::unique_ptr<engine> load(const model_setting& s, const std::string& path, co
         keep(*plan, p.to_cut().graph(), plan_path(path, s.cut_to));
     }
     auto made = std::make_unique<cut_engine>(cut ? p.to_cut() : p.plain, *plan, by.make(cut), info, at);
-    ::malloc_trim(0);  // what measuring took isn't the tenant's
+    ::malloc_trim(0);  // the memory of measurements isn't the tenant's
     return made;
 }
 

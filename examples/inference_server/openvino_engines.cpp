@@ -19,8 +19,9 @@ namespace inference_server {
 
 namespace {
 
-/// First member of an engine, so that it goes last: what was freed is given back to the system, or
-/// the next load would find it and be measured as smaller than it is.
+/// The first member of an engine, so that it is destroyed last. It gives freed memory back to the
+/// system. Otherwise the next load would reuse that memory, and would be measured as smaller than
+/// it is.
 struct gives_back {
     gives_back() = default;
     gives_back(const gives_back&) = delete;
@@ -46,7 +47,7 @@ public:
         const auto sound = inputs[0].as<float>();
         if (inputs[0].shape[0] > most_samples) throw refused(400, "more than ten minutes of sound");
         const std::size_t chunks = (sound.size() + voice_detector::chunk - 1) / voice_detector::chunk;
-        // Silence before it, and behind it as far as the last call reaches.
+        // Silence comes before the sound, and after it as far as the last call reaches.
         constexpr std::size_t step = voice_detector::chunk * voice_detector::chunks;
         std::vector<float> padded(voice_detector::context + (sound.size() + step - 1) / step * step);
         std::ranges::copy(sound, padded.begin() + voice_detector::context);
@@ -56,7 +57,7 @@ public:
             const auto some =
                 detector_.hear(std::span<const float, voice_detector::samples>(&padded[at], voice_detector::samples));
             speech.insert(speech.end(), some.begin(), some.end());
-            gpushare::yield_point(on);  // who is more urgent goes between two halves of a second
+            gpushare::yield_point(on);  // more urgent work runs between two halves of a second
         }
         speech.resize(chunks);
         outputs.push_back(tensor_of("speech", datatype::fp32, {static_cast<std::int64_t>(chunks)}, speech));
@@ -115,7 +116,8 @@ public:
         outputs.push_back(texts_tensor("text_output", {&all, 1}));
     }
     std::unique_ptr<generation> generate(const std::string& prompt, std::size_t) override {
-        constexpr std::size_t longest = 2000;  // bytes: nobody waits for more to be put into tokens
+        // in bytes, because splitting a longer prompt into tokens would take too long
+        constexpr std::size_t longest = 2000;
         if (prompt.size() > longest) throw refused(400, "the text has more than 2000 bytes");
         if (!json::is_utf8(prompt)) throw refused(400, "the text isn't UTF-8");
         auto tokens = model_.tokens_of(prompt);
@@ -129,7 +131,7 @@ private:
         speaker(gemma& of, std::vector<std::int32_t> prompt)
             : of_(of.model_), text_(of.model_, of.memory_), prompt_(std::move(prompt)) {}
 
-        // A character may be several tokens: they are one piece.
+        // A character may consist of several tokens, which form one piece.
         std::optional<std::string> next() override {
             std::string said;
             do {
@@ -145,7 +147,7 @@ private:
     private:
         openvino::language_model& of_;
         openvino::language_model::text text_;
-        std::vector<std::int32_t> prompt_;  // what isn't heard yet
+        std::vector<std::int32_t> prompt_;  // the part of the prompt that isn't read yet
         std::int32_t last_ = 0;
     };
 

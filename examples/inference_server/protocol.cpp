@@ -38,13 +38,13 @@ constexpr std::string_view not_spoken[] = {
     "classification", "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size",
     "sequence_id",    "sequence_start",       "sequence_end"};
 
-/// Of a request, an input or an output.
+/// Checks the parameters of a request, an input or an output.
 void check_parameters(json::value of) {
     for (const auto name : not_spoken)
         if (parameter(of, name)) check_parameter(name);
 }
 
-/// Of a list of things with names, one that is there twice.
+/// Finds a name that comes twice in a list of named things.
 template <class List, class Name>
 void check_once(std::string_view what, const List& all, Name name) {
     for (auto at = all.begin(); at != all.end(); ++at)
@@ -52,7 +52,7 @@ void check_once(std::string_view what, const List& all, Name name) {
             throw refused(400, std::string(what) + " '" + std::invoke(name, *at) + "' is there twice");
 }
 
-/// Takes its binary data from the front of `rest`.
+/// Takes the tensor's binary data from the front of `rest`.
 tensor read_input(json::value v, std::string_view& rest) {
     tensor t{name_of(v, "name"), {}, {}, {}};
     check_parameters(v);
@@ -91,7 +91,7 @@ infer_request read_infer(json::value v, std::string_view rest) {
     return r;
 }
 
-/// Runs a parser, whose exceptions are the client's fault.
+/// Runs a parser. Its exceptions are the client's fault.
 template <class F>
 auto as_refused(F f) {
     try {
@@ -134,7 +134,7 @@ void append_infos(std::string& out, std::string_view member, const model_info& m
         else
             append_member(out, "datatype", to_string(t.type));
         out += as_config ? ",\"dims\":" : ",\"shape\":";
-        // A configuration leaves the batch out of the extents.
+        // A configuration states the extents without the batch.
         append_list(out, std::span(t.shape).subspan(as_config && m.max_batch != 0 ? 1 : 0));
         out += '}';
     }
@@ -172,7 +172,8 @@ infer_request parse_infer(std::string_view body, std::optional<std::size_t> head
 }
 
 infer_body write_infer(const infer_response& r, const infer_request& asked) {
-    std::vector<std::pair<const tensor*, bool>> chosen;  // and whether as bytes
+    // the outputs, and whether each is sent as bytes
+    std::vector<std::pair<const tensor*, bool>> chosen;
     if (asked.outputs.empty())
         for (const auto& t : r.outputs) chosen.emplace_back(&t, asked.binary_by_default);
     for (const auto& o : asked.outputs) {
@@ -268,7 +269,7 @@ void check_inputs(const model_info& m, const infer_request& r) {
         if (std::ranges::find(m.outputs, o.name, &tensor_info::name) == m.outputs.end())
             fail("it has no output '" + o.name + "'");
     if (r.inputs.size() != m.inputs.size()) fail("it has " + std::to_string(m.inputs.size()) + " inputs");
-    // of the first that was looked at: the others may have no extents at all
+    // the first input decides, because other inputs may have no extents at all
     std::optional<std::int64_t> batch;
     for (const auto& info : m.inputs) {
         const auto t = std::ranges::find(r.inputs, info.name, &tensor::name);

@@ -19,8 +19,8 @@ file_look look_of(const struct ::stat& s) noexcept {
 }
 
 struct opened {
-    explicit opened(const std::string& path)  // without waiting for a writer, as a pipe would
-        : fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {}
+    // O_NONBLOCK, because opening a pipe would wait for a writer
+    explicit opened(const std::string& path) : fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {}
     opened(const opened&) = delete;
     opened& operator=(const opened&) = delete;
     ~opened() {

@@ -26,7 +26,7 @@ std::vector<std::shared_ptr<const model_source>> shared(std::vector<model_source
 
 const std::string& name_of(const std::shared_ptr<const model_source>& m) noexcept { return m->info.name; }
 
-/// Null where there is none: on the host, and where a profiler has what the gate needs.
+/// Null if there is no gate: on the host, and if a profiler has the subscriber that the gate needs.
 std::unique_ptr<call_gate> gate_of(server_node& on, const call_gate_options& o) {
     if (!has_call_gate) return nullptr;
     try {
@@ -89,7 +89,7 @@ service::~service() {
     dispatcher_.request_stop();
 }
 
-// Also those of tenants and models that are gone.
+// Includes lanes of tenants and models that are gone.
 std::vector<std::shared_ptr<lane>> service::lanes_at_end() const {
     auto lanes = all_lanes();
     const std::lock_guard lock(mutex_);
@@ -103,18 +103,18 @@ std::vector<service::running> service::stop(instant deadline, const std::stop_to
     const auto lanes = lanes_at_end();
     for (const auto& l : lanes) l->close(now());  // as in close_all()
     for (const auto& l : lanes) l->close(deadline, hurry);
-    (void)loads_.stop(deadline, hurry);  // somebody waits for each load that is left
+    (void)loads_.stop(deadline, hurry);  // a caller waits for each remaining load
     std::vector<running> left;
     for (const auto& l : lanes)
         if (l->works()) left.push_back({std::string(l->whose()), l->info().name});
-    // A reload that is under way notes them itself. One that failed half way, and wasn't made
-    // again, has left some.
+    // A reload under way notes its lanes itself. A reload that failed half-way, and wasn't
+    // repeated, has left some lanes.
     if (const std::unique_lock reloading(reloading_, std::try_to_lock); reloading) note_gone();
     bill();
     const std::lock_guard billing(billing_);
     if (!unwritten_.empty()) tell("the journal can't be written, and this isn't in it:");
     std::ranges::reverse(unwritten_);
-    // where to_text() has no memory the rest stays
+    // if to_text() has no memory, the remaining lines stay
     for (; !unwritten_.empty(); unwritten_.pop_back()) std::fputs(to_text(unwritten_.back()).c_str(), stderr);
     return left;
 }
@@ -136,8 +136,8 @@ service::caller service::authenticate(std::string_view key) {
     return ring->entries[*found].who;
 }
 
-// Before anything waits for the work of tenants that are gone: a key that was taken away opens
-// nothing meanwhile.
+// Done before any wait for the work of removed tenants, so that a revoked key stops working at
+// once.
 void service::revoke_gone(const tenants_file& next) const {
     const auto ring = keys();
     for (std::size_t i = 0; i < ring->entries.size(); ++i)
@@ -145,7 +145,7 @@ void service::revoke_gone(const tenants_file& next) const {
             ring->entries[i].revoked->store(true, std::memory_order_relaxed);
 }
 
-// A key that stays its tenant's, and this the same one, goes on as it was.
+// A key that still belongs to the same tenant stays valid.
 std::shared_ptr<const service::key_ring> service::ring_of(tenants_file next) {
     auto ring = std::make_shared<key_ring>();
     const auto before = keys();
@@ -191,10 +191,10 @@ std::shared_ptr<lane> service::lane_of(const caller& c, std::string_view model) 
     const std::lock_guard lock(mutex_);
     if (draining_) throw refused(503, "the server is going down", 5);
     const auto whose = rows_.find(c.who->name());
-    // Another one may have its name by now.
+    // By now another tenant may have this name.
     if (whose == rows_.end() || whose->second.who != c.who) throw refused(503, "the tenant is gone");
     auto& row = whose->second;
-    row.asleep = false;  // the lane wakes it
+    row.asleep = false;  // the lane wakes the tenant
     if (const auto found = row.lanes.find(model); found != row.lanes.end()) return found->second;
     auto number = static_cast<std::size_t>(std::ranges::find(models_, model, name_of) - models_.begin());
     auto m = number < models_.size() ? models_[number] : nullptr;
@@ -206,7 +206,7 @@ std::shared_ptr<lane> service::lane_of(const caller& c, std::string_view model) 
     const auto stream = static_cast<std::uint32_t>(number % c.who->spec().streams);
     constexpr gpushare::bytes most_scratch{std::uint64_t{256} << 20};
     if (row.room == nullptr) row.room = std::make_shared<scratch>(c.who->memory(), most_scratch);
-    // Those of a tenant that is gone are there where its last bill wasn't written.
+    // Rows of removed tenants are still there if their last bill wasn't written.
     if (gate_ != nullptr && (row.calls == nullptr || !row.calls->are_of(*c.who))) row.calls = gate_->add(c.who);
     auto mine = std::make_shared<lane>(
         c.who, std::move(m), c.counts,
@@ -263,7 +263,7 @@ void service::unload(const caller& c, std::string_view name) {
 
 bool service::ready(const caller& c, std::string_view name) {
     (void)model(c, name);
-    return ready() && c.who != nullptr;  // what isn't loaded is, when it is asked
+    return ready() && c.who != nullptr;  // a model that isn't loaded is loaded on request
 }
 
 std::vector<service::index_entry> service::index(const caller& c) {
@@ -309,15 +309,15 @@ void service::later(std::function<void()> f, const void* whose) {
         whose);
 }
 
-// Each is called, whatever one throws.
+// Calls every function, even if one throws.
 void service::answer_all(const std::vector<on_reload>& asked, std::string_view why) noexcept {
     for (const auto& done : asked) try {
             done(why);
-        } catch (...) {  // of the host's memory: the others are told all the same
+        } catch (...) {  // for lack of the host's memory: the others are still told
         }
 }
 
-// The work of each second, and reloads. It has a thread of its own. So a long load doesn't delay
+// The work of each second, and reloads. It has a thread of its own, so a long load doesn't delay
 // bills and tenants, and a reload that waits for a tenant's work doesn't delay a load.
 void service::keep_house(const std::stop_token& stop) {
     for (unsigned round = 0;;) {
@@ -326,7 +326,7 @@ void service::keep_house(const std::stop_token& stop) {
         const auto asked = std::exchange(reloads_, {});
         lock.unlock();
         if (stop.stop_requested()) return answer_all(asked, "the server is going down");
-        try {  // first: what waits for this waits for nothing else
+        try {  // done first, because what waits for this waits for nothing else
             for (const auto& l : all_lanes()) l->look_again();
         } catch (const std::exception& e) {
             tell(e.what());
@@ -344,7 +344,7 @@ void service::keep_house(const std::stop_token& stop) {
             let_idle_go();
             if (asked.empty() && ++round % 5 == 0) {
                 for (const auto& t : tenants_.all()) t->pardon();  // a quarantine is short
-                // what thousands of connections had, it keeps for itself otherwise
+                // otherwise the allocator would keep the memory of thousands of connections
                 (void)::malloc_trim(0);
             }
         } catch (const std::exception& e) {
@@ -363,8 +363,8 @@ void service::expect_late(gpushare::instant when) noexcept {
 }
 
 // A request that waits behind a long call, or for a model that loads, is answered at its deadline
-// and not at the end of that call or load. This has a thread of its own, because house-keeping may
-// take seconds.
+// and not at the end of that call or load. This has a thread of its own, because the work of each
+// second may take seconds.
 void service::tell_late(const std::stop_token& stop) {
     while (!stop.stop_requested()) {
         {
@@ -377,13 +377,13 @@ void service::tell_late(const std::stop_token& stop) {
         }
         try {
             for (const auto& l : all_lanes()) expect_late(l->refuse_late());
-        } catch (...) {  // of the host's memory: they are told a little later
+        } catch (...) {  // for lack of the host's memory: the requests are told a little later
             expect_late(gpushare::saturating_add(now(), gpushare::ns{100ms}));
         }
     }
 }
 
-// Once it looks the same a second later: it may be half written.
+// Waits until the file looks the same a second later, because it may be half written.
 void service::reload_if_changed() {
     const auto is = look_at(options_.tenants);
     {
@@ -393,7 +393,7 @@ void service::reload_if_changed() {
     (void)reload();
 }
 
-// The thread that asks may be as quick as the thread that writes.
+// The thread that asks may be as quick as the thread that writes the file.
 void service::wait_until_written() const {
     constexpr auto quiet = 100ms;
     for (int i = 0; i < 10; ++i) {
@@ -420,15 +420,16 @@ std::string service::reload() {
     };
     try {
         auto [text, look] = read_file(options_.tenants);
-        saw(look);  // a bad one isn't read again before it changes
+        saw(look);  // an invalid file isn't read again before it changes
         apply(parse_tenants(text, options_.tenants));
         const std::lock_guard lock(mutex_);
         why = wrong_;
     } catch (const std::bad_alloc&) {
-        // it isn't the file that is bad: it is read again a second later
+        // the file isn't at fault, so it is read again a second later
         saw({});
         throw;
-    } catch (const unreadable& e) {  // nor here: for want of a descriptor, as a rule
+        // here, too, the file isn't at fault: usually there is no file descriptor
+    } catch (const unreadable& e) {
         saw({});
         is_wrong(e.what());
     } catch (const std::exception& e) {
@@ -447,7 +448,7 @@ void service::reload_soon(on_reload done) {
 }
 
 void service::close_all(const std::vector<std::shared_ptr<lane>>& lanes, instant deadline) {
-    // what waits is refused at once, and not behind another lane's work
+    // waiting requests are refused at once, without waiting for other lanes' work
     for (const auto& l : lanes) l->close(now());
     for (const auto& l : lanes) l->close(deadline);
     const std::lock_guard lock(mutex_);
@@ -457,14 +458,14 @@ void service::close_all(const std::vector<std::shared_ptr<lane>>& lanes, instant
     });
 }
 
-// Under the mutex, for lanes that leave their row. They are in outlasting_ from then on: an end
-// that comes while they close waits for them, too, and names them.
+// Called under the mutex, for lanes that leave their row. From then on they are in outlasting_, so
+// an end that comes while they close also waits for them, and names them.
 void service::make_room(std::vector<std::shared_ptr<lane>>& leaving, std::size_t more) {
     outlasting_.reserve(outlasting_.size() + more);
     leaving.reserve(leaving.size() + more);
 }
 
-// They give their models' memory back first; nobody gets a lane of theirs from here on.
+// They give back their models' memory first. From here on no client gets one of these lanes.
 void service::close_gone(const tenants_file& next, instant deadline) {
     std::vector<std::shared_ptr<lane>> lanes;
     {
@@ -488,8 +489,8 @@ void service::close_gone(const tenants_file& next, instant deadline) {
     close_all(lanes, deadline);
 }
 
-// The directory has applied a file: those that it no longer has used no more than they have by now.
-// It may have some of them after all, where an earlier file failed half way.
+// The directory has applied a file, so the usage of removed tenants is final. The directory may
+// still have some of them if an earlier file failed half-way.
 void service::note_gone() {
     const std::lock_guard billing(billing_);
     gone_.reserve(gone_.size() + leaving_.size());
@@ -498,7 +499,7 @@ void service::note_gone() {
     leaving_.clear();
 }
 
-// Throws model_setting_error, whatever is wrong with it but for the host's memory.
+// Throws model_setting_error for every error, except for lack of the host's memory.
 std::shared_ptr<const service::own_model> service::made(const model_setting& m) const {
     const auto fail = [&](std::string_view setting, std::string_view why) {
         throw model_setting_error(options_.tenants, m.line, setting, why);
@@ -529,14 +530,14 @@ std::shared_ptr<const service::own_model> service::made(const model_setting& m) 
     return nullptr;
 }
 
-// Before anything of the file is carried out: a bad model is a bad file.
+// Done before any part of the file is carried out, because an invalid model makes the file invalid.
 std::map<std::string, service::own_models> service::models_of(const tenants_file& next) const {
     std::map<std::string, own_models> all;
     for (const auto& m : next.models) all[m.tenant].push_back(made(m));
     return all;
 }
 
-// Models that the tenants no longer have, or have otherwise, answer what they have and go.
+// Models that the tenants no longer have, or that have changed, answer their requests and then go.
 void service::close_changed(std::map<std::string, own_models> next, instant deadline) {
     std::vector<std::shared_ptr<lane>> lanes;
     {
@@ -561,14 +562,15 @@ void service::close_changed(std::map<std::string, own_models> next, instant dead
 void service::apply(tenants_file next) {
     const auto deadline = gpushare::saturating_add(now(), gpushare::ns{options_.closes_within});
     auto specs = next.specs;
-    for (auto& s : specs) s.queue_limit = 0;  // it is about requests here, not about submissions
+    for (auto& s : specs) s.queue_limit = 0;  // here the limit concerns requests, not submissions
     tenants_.check(specs);
     auto models = models_of(next);
     revoke_gone(next);
     close_gone(next, deadline);
     const auto outcomes = tenants_.apply(specs, deadline);
     note_gone();
-    // the last of theirs, and where the new ones begin: before anybody can ask anything of these
+    // Makes the old tenants' last bills, and notes where the new meters begin, before any client
+    // can use the new tenants.
     bill();
     std::string why;
     for (const auto& o : outcomes)
@@ -583,17 +585,17 @@ void service::apply(tenants_file next) {
     close_changed(std::move(models), gpushare::saturating_add(now(), gpushare::ns{options_.closes_within}));
     auto ring = ring_of(std::move(next));
     const std::lock_guard lock(keys_mutex_);
-    keys_.swap(ring);  // what it was goes without the lock
+    keys_.swap(ring);  // the old keys are destroyed without the lock
 }
 
 namespace {
 
-/// The time of day runs a little faster or slower than the steady clock that says how long a line
-/// is.
+/// The time of day runs a little faster or slower than the steady clock, which determines a line's
+/// length.
 constexpr gpushare::ns clocks_differ{10'000'000};
 
-/// The same amounts in fewer lines: one for each span of a tenant's without a gap. Where the host
-/// has no memory the lines stay as they are.
+/// Combines lines into fewer lines with the same amounts: one for each span of a tenant without a
+/// gap. If the host has no memory, the lines stay as they are.
 void sum_by_tenant(std::vector<gpushare::usage_line>& lines) noexcept try {
     std::vector<gpushare::usage_line> sums;
     std::map<std::string, std::size_t, std::less<>> last;
@@ -608,13 +610,13 @@ void sum_by_tenant(std::vector<gpushare::usage_line>& lines) noexcept try {
         }
     }
     lines = std::move(sums);
-} catch (...) {  // they are summed the next time
+} catch (...) {  // the lines are summed the next time
 }
 
 }  // namespace
 
-// At the gate each launch is timed by itself. The limiter's account has a call from its begin to
-// its end, with the time in which its thread was held or computed.
+// At the gate each launch is timed by itself. The limiter's account has a call from its beginning
+// to its end, including the time in which its thread was held or computed.
 gpushare::tenant_usage service::usage_of(tenant& t) const {
     auto usage = t.usage();
     if (const auto calls = calls_of(t)) usage.device_time = calls->device_time();
@@ -626,7 +628,7 @@ gpushare::ns service::launch_time_of(tenant& t) const {
     return calls == nullptr ? t.usage().device_time : calls->launch_time();
 }
 
-// Null without a gate, and before the tenant's first call. Another tenant may have its name by now.
+// Null without a gate, and before the tenant's first call. By now another tenant may have its name.
 std::shared_ptr<tenant_calls> service::calls_of(const tenant& t) const {
     if (!has_call_gate) return nullptr;
     const std::lock_guard lock(mutex_);
@@ -635,7 +637,7 @@ std::shared_ptr<tenant_calls> service::calls_of(const tenant& t) const {
     return row->second.calls;
 }
 
-// Under billing_. Throws where the host has no memory, and then nothing was read.
+// Called under billing_. Throws if the host has no memory; nothing was read then.
 void service::read_meter(tenant& t, gpushare::wall_time time, instant passing) {
     auto r = gpushare::reading_of(usage_of(t));
     const std::lock_guard lock(mutex_);
@@ -650,15 +652,16 @@ void service::read_meter(tenant& t, gpushare::wall_time time, instant passing) {
     if (auto line = row.meter->read(time, passing, r)) unwritten_.push_back(*std::move(line));
 }
 
-// Once a second, at each change, and at the end. The usage of those that are gone is final. No bill
-// is ever dropped: where the host has no memory, what wasn't read is read the next time.
+// Called once a second, at each change, and at the end. The usage of removed tenants is final. No
+// bill is ever dropped: if the host has no memory, readings that are missing are made the next
+// time.
 void service::bill() {
     const std::lock_guard billing(billing_);
     const auto time = std::chrono::time_point_cast<gpushare::ns>(std::chrono::system_clock::now());
-    // bills memory, also while the time of day is set
+    // so that memory is billed even if the time of day is set
     const auto passing = gpushare::host::steady_clock{}.now();
     const auto there = tenants_.all();
-    // a line that was read has its place
+    // there is room for each line that was read
     unwritten_.reserve(unwritten_.size() + gone_.size() + there.size());
     for (; !gone_.empty(); gone_.erase(gone_.begin())) {
         const auto& t = gone_.front();
@@ -681,7 +684,7 @@ void service::bill() {
     lines_waiting_ = unwritten_.size();
 }
 
-// One line, however many they were.
+// Reports all of them in one line.
 void service::tell_forced() const {
     const auto forced = gate_ == nullptr ? forced_launches{} : gate_->take_forced();
     if (forced.count == 0) return;
@@ -698,8 +701,8 @@ void service::tell_forced() const {
     tell(text);
 }
 
-// Engines and tenants are called under no lock, since their callbacks, of any tenant, may take it.
-// A request for a tenant meanwhile wakes the tenant.
+// Engines and tenants are called without a lock, because their callbacks, for any tenant, may take
+// it. A request for a tenant in the meantime wakes the tenant.
 void service::let_idle_go() {
     struct candidate {
         std::shared_ptr<tenant> who;
@@ -725,13 +728,13 @@ void service::let_idle_go() {
         };
         if (was_asleep(idle) || !idle) continue;
         if (c.room != nullptr) (void)c.room->trim();
-        // Its pools and caches go as well. Allocations are refused, so the lane knows that it has
-        // to wake the tenant.
+        // The tenant's pools and caches are given back as well. Allocations are then refused, so
+        // the lane knows that it has to wake the tenant.
         if (!c.who->sleep(now(), {}, gpushare::while_asleep::refuse)) (void)was_asleep(false);
     }
 }
 
-// Of all tenants: what one frees another may be lent.
+// For all tenants, because memory that one tenant frees may be lent to another.
 void service::let_texts_begin() const {
     for (const auto& l : all_lanes()) l->memory_came();
 }

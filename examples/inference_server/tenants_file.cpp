@@ -22,7 +22,7 @@ namespace {
     throw gpushare::specification_error(gpushare::specification_error::kind::bad_value, "api_key", text);
 }
 
-/// Looks at every byte, whatever it finds.
+/// Compares every byte, even after a difference.
 bool same(std::string_view a, std::string_view b) noexcept {
     unsigned differ = a.size() == b.size() ? 0 : 1;
     for (std::size_t i = 0; i < b.size(); ++i)
@@ -31,7 +31,7 @@ bool same(std::string_view a, std::string_view b) noexcept {
     return differ == 0;
 }
 
-/// Where keys begin to be hashed: by chance, so that nobody outside knows which hashes are near
+/// A random start for the hashes of keys, so that nobody outside knows which hashes are close to
 /// each other.
 std::uint64_t seed() {
     static const std::uint64_t drawn = [] {
@@ -41,8 +41,8 @@ std::uint64_t seed() {
     return drawn;
 }
 
-/// An API key may have slipped in among the words of the file, and errors go to logs and to
-/// answers: what is said has the name of a setting and the line, and no other word.
+/// An API key may have slipped in among the words of the file, and errors go to logs and answers.
+/// So an error names only a setting and the line, and quotes no other word.
 [[noreturn]] void fail_without_words(const gpushare::specification_error& e) {
     using kind = gpushare::specification_error::kind;
     if (e.why() == kind::unknown_key) {
@@ -59,14 +59,14 @@ std::uint64_t seed() {
     throw gpushare::specification_error(e.why(), e.key(), text);
 }
 
-/// A whole number, all of the text.
+/// A whole number that takes up the whole text.
 std::optional<std::uint64_t> whole(std::string_view text) {
     std::uint64_t n = 0;
     const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), n);
     return code == std::errc{} && end == text.data() + text.size() ? std::optional(n) : std::nullopt;
 }
 
-/// Such as 5ms; none for what is no time, is 0, or is longer than an hour.
+/// A time such as 5ms. No value if the text isn't a time, is 0, or is longer than an hour.
 std::optional<gpushare::ns> time_of(std::string_view text) {
     using unit = std::pair<std::string_view, std::uint64_t>;
     for (const auto& [name, factor] : {unit{"us", 1'000}, unit{"ms", 1'000'000}, unit{"s", 1'000'000'000}}) {
@@ -77,7 +77,7 @@ std::optional<gpushare::ns> time_of(std::string_view text) {
     return std::nullopt;
 }
 
-/// Such as INPUT:1x3x64x64.
+/// A shape such as INPUT:1x3x64x64.
 bool read_shape(std::string_view text, model_setting& to) {
     const auto colon = text.rfind(':');
     if (colon == std::string_view::npos || colon == 0) return false;
@@ -92,7 +92,7 @@ bool read_shape(std::string_view text, model_setting& to) {
     return to.shapes.emplace(text.substr(0, colon), std::move(shape)).second;
 }
 
-/// The name under which a path is served, or none if the result would be no name.
+/// The name under which a path is served; empty if the result wouldn't be a valid name.
 std::optional<std::string> name_of(std::string_view path) {
     const auto file = path.substr(path.rfind('/') + 1);
     if (!file.ends_with(".onnx")) return std::nullopt;
@@ -106,7 +106,7 @@ std::optional<std::string> name_of(std::string_view path) {
     return name;
 }
 
-/// Reads the words about models, among the others.
+/// Reads the words about models, among the other words.
 class model_words {
 public:
     explicit model_words(std::string_view file) : file_(file) {}
@@ -159,7 +159,7 @@ private:
 
     std::string_view file_;
     std::vector<model_setting> models_;
-    std::set<std::string> given_;  // of the last model
+    std::set<std::string> given_;  // settings of the last model
 };
 
 }  // namespace
@@ -192,11 +192,11 @@ tenants_file parse_tenants(std::string_view text, std::string_view file) {
     bool says_none = false;
     std::optional<std::size_t> last_key, last_model;
     model_words models(file);
-    std::size_t line = 1, counted = 0;  // lines up to there
+    std::size_t line = 1, counted = 0;  // the line, and the bytes counted so far
     const auto blank_out = [](std::string& rest, std::size_t at, std::size_t size) {
         std::fill_n(rest.begin() + static_cast<std::ptrdiff_t>(at), size, ' ');
     };
-    // the keys are blanked out of `rest`, so that lines are counted as in the file
+    // keys are blanked out of `rest`, so that lines are counted as in the file
     std::string rest(text), tenant;
     for (std::size_t at = 0; (at = text.find_first_not_of(blanks, at)) != std::string_view::npos;) {
         if (text[at] == '#') {
@@ -223,7 +223,7 @@ tenants_file parse_tenants(std::string_view text, std::string_view file) {
         }
         if (word.find(key_is, 1) != std::string_view::npos) fail({}, "has no blank before it, or is there twice");
         if (word.starts_with(key_is)) {
-            // Or one in front of a tenant's line would be the key of the tenant above.
+            // Otherwise a key in front of a tenant's line would belong to the tenant above.
             if (at == 0 || text[at - 1] == '\n') fail({}, "belongs behind a tenant's name; a line of keys is indented");
             last_key = at;
             const auto key = word.substr(key_is.size());

@@ -34,7 +34,7 @@ constexpr std::array<type_row, 14> types{{{"BOOL", 1},
                                           {"BYTES", 0}}};
 constexpr std::uint64_t most_elements = std::uint64_t{1} << 32;
 
-/// Calls `f` with a value of the C++ type that a JSON number is read as. BOOL and BYTES aren't
+/// Calls `f` with a value of the C++ type as which a JSON number is read. BOOL and BYTES aren't
 /// numbers.
 template <class F>
 void with_type(datatype t, F f) {
@@ -67,7 +67,7 @@ void append_text(std::vector<std::byte>& to, std::string_view text) {
     append_bytes(to, text.data(), text.size());
 }
 
-/// Calls `f(text)` for each; false if the bytes aren't whole texts.
+/// Calls `f(text)` for each text. Returns false if the bytes aren't complete texts.
 template <class F>
 bool each_text(std::span<const std::byte> data, F f) {
     while (!data.empty()) {
@@ -146,7 +146,7 @@ void set_json(tensor& t, json::value data) {
     const auto n = checked_elements(t);
     std::uint64_t count = 0;
     t.data.clear();
-    // Not more than a text of that length can say, whatever the shape claims.
+    // Not more elements than a text of that length can have, whatever the shape claims.
     t.data.reserve(static_cast<std::size_t>(std::min<std::uint64_t>(n, data.text().size() / 2 + 1)) * size_of(t.type));
     const auto read = [&](json::value v) {
         if (t.type == datatype::bytes) {

@@ -26,7 +26,7 @@ namespace inference_server {
 
 namespace {
 
-/// None: torch has no such type, or it isn't one of numbers.
+/// No value if torch has no such type, or the type isn't one of numbers.
 std::optional<at::ScalarType> scalar_type_of(datatype t) {
     switch (t) {
         case datatype::boolean: return at::kBool;
@@ -47,8 +47,9 @@ std::optional<at::ScalarType> scalar_type_of(datatype t) {
     return std::nullopt;
 }
 
-/// First member of an engine, so that it goes last: gives what was freed back to the system. The
-/// next load would find it otherwise, and be measured as smaller than it is.
+/// The first member of an engine, so that it is destroyed last. It gives freed memory back to the
+/// system. Otherwise the next load would reuse that memory, and would be measured as smaller than
+/// it is.
 struct gives_back {
     gives_back() = default;
     gives_back(const gives_back&) = delete;
@@ -56,8 +57,8 @@ struct gives_back {
     ~gives_back() { ::malloc_trim(0); }
 };
 
-/// A lack of memory as a refusal, which keeps the engine. TorchScript makes another exception of
-/// torch's own, but keeps its text: the last line has the tenant's sentence.
+/// Turns a lack of memory into a refusal, which keeps the engine. TorchScript turns torch's
+/// exception into another, but keeps its text, whose last line has the tenant's sentence.
 void refuse_without_memory(std::string_view text) {
     const auto at = text.rfind("out of memory. ");
     if (at == std::string_view::npos) return;
@@ -65,7 +66,7 @@ void refuse_without_memory(std::string_view text) {
     throw refused(507, std::string(line.substr(0, line.find('\n'))));
 }
 
-/// Returns f(). Torch's errors end with a trace of this program, which clients don't get.
+/// Returns f(). Torch's errors end with a stack trace of this program, which clients don't get.
 template <class F>
 auto without_trace(F f) try {
     return f();
@@ -88,7 +89,8 @@ public:
         module_.eval();
         const auto method = module_.find_method("forward");
         if (!method) throw std::logic_error("the model has no forward()");
-        const auto& takes = method->function().getSchema().arguments();  // with the module
+        // includes the module itself
+        const auto& takes = method->function().getSchema().arguments();
         const auto needed = std::ranges::count_if(takes, [](const auto& a) { return !a.default_value(); });
         if (std::cmp_greater(needed, info.inputs.size() + 1) || takes.size() < info.inputs.size() + 1)
             throw std::logic_error("the model takes " + std::to_string(takes.size() - 1) +
@@ -112,7 +114,7 @@ private:
     torch::jit::Module module_;
 };
 
-/// A model as a package of AOTInductor. Its code tells torch that it failed, but not why.
+/// A model as a package of AOTInductor. Its code tells torch that it has failed, but not why.
 class package {
 public:
     static constexpr std::string_view platform = "pytorch_aotinductor";
@@ -142,7 +144,7 @@ public:
     }
 
 private:
-    /// Returns f(). Turns a lack of memory into a refusal, since a package doesn't tell.
+    /// Returns f(). Turns a lack of memory into a refusal, since a package doesn't report it.
     template <class F>
     auto told(F f) {
         const auto before = where_.refusals();
@@ -201,7 +203,7 @@ model_source source_of(const std::filesystem::path& weights) {
         const auto load = [path = weights.string(), info](const surroundings& at) {
             return std::make_unique<torch_engine<Model>>(path, info, at);
         };
-        // On CUDA the weights lie in the tenant's memory, which charges them.
+        // On CUDA the weights lie in the tenant's memory, which is charged for them.
         return {std::move(info), load, {}, calls_end_by_returning};
     } catch (const std::exception& e) {
         throw std::runtime_error(described.string() + ": " + e.what());
@@ -210,7 +212,7 @@ model_source source_of(const std::filesystem::path& weights) {
 
 bool is_package(const std::filesystem::path& file) { return file.extension() == ".pt2"; }
 
-/// Throws where this program can't serve one of them, or two have a name.
+/// Throws if this program can't serve a model, or if two models have the same name.
 void check_files(const std::vector<std::filesystem::path>& sorted) {
     for (std::size_t i = 0; i < sorted.size(); ++i) {
         const auto& f = sorted[i];
@@ -225,9 +227,9 @@ void check_files(const std::vector<std::filesystem::path>& sorted) {
 }  // namespace
 
 std::vector<model_source> torch_models(const std::string& folder) {
-    at::set_num_threads(1);  // the block of the device is the model's thread
-    // Unless this is set, a package reads past an input that is smaller than the one that it was
-    // compiled for.
+    at::set_num_threads(1);  // the block of the device is the model's only thread
+    // Unless this is set, a package reads beyond an input that is smaller than the input for which
+    // it was compiled.
     (void)::setenv("AOTI_RUNTIME_CHECK_INPUTS", "1", 0);
     std::vector<std::filesystem::path> files;
     for (const auto& f : std::filesystem::directory_iterator(folder))

@@ -19,7 +19,8 @@ namespace {
 
 using runner = torch::inductor::AOTIModelContainerRunner;
 
-/// The runner's handle of the package's library. The runner itself asks for no count of inputs.
+/// The runner's handle of the package's library. The runner itself doesn't check the number of
+/// inputs.
 class opened : public runner {
 public:
     [[nodiscard]] static torch_package::counts counts_of(runner& of) {
@@ -41,12 +42,12 @@ private:
     }
 };
 
-/// Whether the file, which isn't compressed, has that text.
+/// Whether the file, which isn't compressed, contains that text.
 bool has_text(const std::string& path, std::string_view text) {
     std::ifstream file(path, std::ios::binary);
     const std::boyer_moore_horspool_searcher find(text.begin(), text.end());
     std::vector<char> part(std::size_t{1} << 20);
-    std::size_t kept = 0;  // from the last part: the text may lie across
+    std::size_t kept = 0;  // the end of the last part, because the text may span two parts
     while (file.read(part.data() + kept, static_cast<std::streamsize>(part.size() - kept)) || file.gcount() > 0) {
         const auto end = part.begin() + static_cast<std::ptrdiff_t>(kept) + file.gcount();
         if (std::search(part.begin(), end, find) != end) return true;
@@ -74,7 +75,7 @@ void check_counts(std::string_view verb, std::size_t has, std::size_t described)
                                " tensors, its description has " + std::to_string(described));
 }
 
-/// Returns f(). Torch's runner has no exception of its own for a package's errors.
+/// Returns f(). Torch's runner has no exception type of its own for a package's errors.
 template <class F>
 auto as_failure(const char* what, F f) try {
     return f();
@@ -87,7 +88,7 @@ auto as_failure(const char* what, F f) try {
 
 }  // namespace
 
-/// By a runner that waits for nothing, neither for a call before nor for an event: the stream has
+/// Uses a runner that waits neither for an earlier call nor for an event, because the stream keeps
 /// the calls in order.
 struct torch_package::loaded {
     loaded(const std::string& path, at::Device on)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// libFuzzer's way into what clients send by gRPC, before protobuf reads it and after; protocol.cpp
-// is that for HTTP.
+// libFuzzer's entry point for bytes that clients send by gRPC, before and after Protobuf reads
+// them. fuzz/protocol.cpp does the same for HTTP.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -13,10 +13,10 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     using namespace inference_server;
-    // of what isn't UTF-8
+    // for text that isn't UTF-8
     [[maybe_unused]] static const auto before = google::protobuf::SetLogHandler(nullptr);
     google::protobuf::io::ArrayInputStream bytes(data, static_cast<int>(size));
-    int looked_at = 0;  // 200: it is one, and isn't too large
+    int looked_at = 0;  // 200 means that the bytes are a message, and not too large
     try {
         check_lists(bytes, 256);
         looked_at = 200;
@@ -29,12 +29,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (is_one && !is_wide && looked_at == 400) std::abort();
     if (is_one && looked_at == 200) {
         std::size_t raw = 0;
-        // with what says how long it is, at most
+        // plus at most 3 bytes that state its length
         for (const auto& r : m.raw_input_contents()) raw += r.size() + 3;
         if (is_wide || size > 256 + raw) std::abort();
     }
     if (!is_one) return 0;
-    // Only the refusals of the protocol may come out.
+    // Only the protocol's refusals may come out.
     try {
         const auto r = read_infer(m);
         for (const auto& t : r.inputs)

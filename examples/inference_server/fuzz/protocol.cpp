@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// libFuzzer's way into all that reads what clients and operators send. Built by clang, with the
-// sources of the protocol: `./dev check` runs it; what it once found goes into
-// tests/examples/inference_protocol_test.cpp.
+// libFuzzer's entry point for all code that reads the input of clients and operators. Built by
+// clang, with the sources of the protocol. `./dev check` runs it, and inputs that it once found go
+// into tests/examples/inference_protocol_test.cpp.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

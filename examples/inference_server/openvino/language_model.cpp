@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// OpenVINO's wheel brings a front end for GGUF files that it doesn't list, so it is made by hand.
+// OpenVINO's wheel brings a front end for GGUF files, but doesn't list it, so this file creates the
+// front end itself.
 #include "inference_server/openvino/language_model.hpp"
 
 #include <algorithm>
@@ -33,8 +34,8 @@ struct cache {
     std::size_t out = 0;
 };
 
-/// The front end writes new rows of the caches along their heads instead of their tokens. Finds the
-/// caches on the way.
+/// The front end writes new rows of the caches along their heads instead of along their tokens.
+/// This corrects it, and finds the caches.
 std::vector<cache> mend(const ov::Model& model) {
     std::vector<cache> caches;
     for (std::size_t i = 0; i < model.outputs().size(); ++i) {
@@ -52,7 +53,7 @@ std::size_t size_of(const ov::Output<const ov::Node>& port) {
     return ov::shape_size(port.get_shape()) * port.get_element_type().size();
 }
 
-/// Bytes of the character that begins with this one.
+/// The bytes of the character that begins with this byte.
 std::size_t character(char first) noexcept {
     const auto c = static_cast<unsigned char>(first);
     return c < 0x80 ? 1 : c < 0xE0 ? 2 : c < 0xF0 ? 3 : 4;
@@ -77,7 +78,7 @@ struct language_model::model {
         }
         m->reshape(shapes);
         auto compiled = compile(m);
-        // Two requests read each other's outputs: nothing is copied from token to token.
+        // Two requests read each other's outputs, so the caches aren't copied from token to token.
         for (auto& r : requests) {
             r = compiled.create_infer_request();
             r.get_tensor("inp_out_ids").data<std::int32_t>()[0] = 0;
@@ -114,7 +115,7 @@ struct language_model::model {
 
     std::vector<std::string> pieces;
     std::vector<float> scores;
-    std::unordered_map<std::string_view, std::int32_t> ids;  // of pieces
+    std::unordered_map<std::string_view, std::int32_t> ids;  // ids of pieces
     std::array<ov::InferRequest, 2> requests;
     std::vector<std::pair<ov::Output<const ov::Node>, ov::Output<const ov::Node>>> caches;
     std::size_t cache_bytes = 0;
@@ -155,7 +156,7 @@ std::vector<std::int32_t> language_model::tokens_of(std::string_view utf8) const
             tokens.push_back(found->second);
             continue;
         }
-        for (const char c : p) {  // a token for each byte
+        for (const char c : p) {  // one token for each byte
             constexpr std::string_view digits = "0123456789ABCDEF";
             const auto b = static_cast<unsigned char>(c);
             tokens.push_back(token(std::string("<0x") + digits[b / 16U] + digits[b % 16U] + ">"));

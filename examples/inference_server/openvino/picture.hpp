@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A grey picture, and text on it as pixels, since there is no font where this is built: letters of
-// 5 x 7 dots.
+// A grey picture, and text as pixels in letters of 5 x 7 dots, because there is no font on the
+// build machines.
 #pragma once
 
 #include <algorithm>
@@ -12,12 +12,12 @@
 
 namespace inference_server::openvino {
 
-/// Grey, 0 is black and 1 is white.
+/// Grey values: 0 is black and 1 is white.
 struct picture {
     std::size_t width = 0, height = 0;
     std::vector<float> grey = std::vector<float>(width * height, 1.0F);
 
-    /// The grey between four pixels; white outside.
+    /// The grey value interpolated between four pixels; white outside.
     [[nodiscard]] float at(double x, double y) const {
         const auto pixel = [this](double px, double py) {
             if (px < 0 || py < 0 || px >= static_cast<double>(width) || py >= static_cast<double>(height)) return 1.0F;
@@ -31,9 +31,9 @@ struct picture {
     }
 };
 
-/// Draws a text of capitals and digits, each dot `scale` pixels wide.
+/// Draws a text of capitals and digits, with each dot `scale` pixels wide.
 inline void write(picture& on, std::string_view text, std::size_t x, std::size_t y, std::size_t scale) {
-    // A letter is five columns, the lowest bit on top.
+    // A letter consists of five columns, with the top dot in the lowest bit.
     constexpr std::string_view known = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ";
     constexpr std::array<std::array<std::uint8_t, 5>, known.size()> letters{{
         {0x3E, 0x51, 0x49, 0x45, 0x3E}, {0x00, 0x42, 0x7F, 0x40, 0x00}, {0x42, 0x61, 0x51, 0x49, 0x46},

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// OpenVINO as it is used here: each engine has a compiled model of its own, on one thread, which is
-// the caller's. Include it in .cpp files only: it takes seconds to compile.
+// OpenVINO as the example uses it: each engine has a compiled model of its own, on one thread, the
+// caller's. Include this header only in .cpp files, because it takes seconds to compile.
 #pragma once
 
 #include <memory>
@@ -10,12 +10,13 @@
 
 namespace inference_server::openvino {
 
-/// One for all engines.
+/// One core for all engines.
 [[nodiscard]] ov::Core& core();
-/// A file of one of the packages in build/tools, such as "serving/silero_vad/data/x.onnx".
+/// The path of a file in one of the packages in build/tools, such as
+/// "serving/silero_vad/data/x.onnx".
 [[nodiscard]] std::string file(const std::string& name);
-/// Compiles for one thread, not pinned to a core, in single precision: by the default one, bfloat16
-/// where the processor has it, the language model writes gibberish.
+/// Compiles for one thread, not pinned to a core, in single precision. With the default precision,
+/// bfloat16 if the processor has it, the language model writes nonsense.
 [[nodiscard]] ov::CompiledModel compile(const std::shared_ptr<ov::Model>& model);
 
 }  // namespace inference_server::openvino

@@ -17,14 +17,14 @@ std::shared_ptr<ov::Model> read(const std::string& name, const ov::PartialShape&
     return model;
 }
 
-/// Fills a model's input: three planes, here alike, from -1 to 1.
+/// Fills a model's input: three equal planes, with values from -1 to 1.
 void fill(ov::Tensor to, const std::vector<float>& grey) {
     auto* p = to.data<float>();
     for (int plane = 0; plane < 3; ++plane) p = std::ranges::transform(grey, p, [](float g) { return 2 * g - 1; }).out;
 }
 
-/// Part of a picture, as one of another size: its upper left corner, and how many of its pixels a
-/// new one is.
+/// A part of a picture, scaled to another size. The part is given by its upper left corner, and by
+/// how many of its pixels make up a new pixel.
 picture part(const picture& of, double left, double top, double scale, std::size_t width, std::size_t height) {
     picture p{width, height};
     for (std::size_t y = 0; y < height; ++y)
@@ -50,7 +50,7 @@ line_reader::line_reader() : model_(std::make_unique<model>()) {
 line_reader::~line_reader() = default;
 
 std::string line_reader::read(const picture& page, const box& b) {
-    constexpr double margin = 5;  // of white, in pixels of the page
+    constexpr double margin = 5;  // white margin, in pixels of the page
     const double scale = (static_cast<double>(b.bottom - b.top) + 2 * margin) / model::height;
     auto& m = *model_;
     fill(m.request.get_input_tensor(), part(page, static_cast<double>(b.left) - margin,
@@ -63,7 +63,7 @@ std::string line_reader::read(const picture& page, const box& b) {
     for (std::size_t i = 0, last = 0; i < steps; ++i) {
         const float* row = out.data<float>() + i * kinds;
         const auto best = static_cast<std::size_t>(std::max_element(row, row + kinds) - row);
-        // 0 is no letter, and behind those of the list comes the space.
+        // Class 0 isn't a letter, and the class after the list's letters is the space.
         if (best != 0 && best != last) text += best <= m.letters.size() ? m.letters[best - 1] : " ";
         last = best;
     }
@@ -81,7 +81,7 @@ line_finder::line_finder() : model_(std::make_unique<model>()) {
 }
 line_finder::~line_finder() = default;
 
-// Rows with text that follow each other, and the columns of these.
+// Finds groups of neighbouring rows with text, and the columns of each group.
 std::vector<box> line_finder::lines(const picture& page) {
     constexpr auto size = model::size;
     auto& request = model_->request;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads text: PP-OCR's models from the package rapidocr, without the one that turns lines around.
-// Lines are found as rows of the page with text in them, so columns beside each other are one line.
+// Reads text by PP-OCR's models from the package rapidocr, without the model that turns lines
+// around. Lines are found as rows of the page that contain text, so text columns side by side count
+// as one line.
 //
 //   text_reader r;
 //   for (const auto& line : r.lines(page)) r.read(page, line);
@@ -34,7 +35,7 @@ private:
     std::unique_ptr<model> model_;
 };
 
-/// Finds the lines of a page, which is looked at as 320 x 320 pixels.
+/// Finds the lines of a page, which is scaled to 320 x 320 pixels.
 class line_finder {
 public:
     line_finder();

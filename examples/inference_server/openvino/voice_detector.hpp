@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Is somebody speaking? Silero's model from the package silero-vad, for sound of 16 kHz.
+// Detects speech by Silero's model from the package silero-vad, for sound of 16 kHz.
 //
 //   voice_detector d;
 //   d.begin();                                     // forgets what it heard
@@ -14,8 +14,8 @@ namespace inference_server::openvino {
 
 class voice_detector {
 public:
-    /// Samples that one probability is about, those before them that are looked at as well, and how
-    /// many of them a call takes.
+    /// The samples of one probability, the earlier samples that the model also looks at, and how
+    /// many probabilities a call computes.
     static constexpr std::size_t chunk = 512, context = 64, chunks = 16;
     static constexpr std::size_t samples = context + chunks * chunk;
 
@@ -25,7 +25,8 @@ public:
     ~voice_detector();
 
     void begin() noexcept;
-    /// Beginning with the end of what was heard before. The result is there until the next call.
+    /// Takes the next sound; the model also sees the end of the sound before. The result is valid
+    /// until the next call.
     [[nodiscard]] std::span<const float, chunks> hear(std::span<const float, samples> sound);
 
 private:
