@@ -87,8 +87,8 @@ double asked_per_free(std::size_t pending) {
     return static_cast<double>(asked) / static_cast<double>(freed);
 }
 
-/// A quota of which everything is charged, and so many who wait for half of it: all of that quota,
-/// or as many of each of others.
+/// A fully charged quota, and requests that wait for half of its bytes: all of them at that quota,
+/// or distributed over several quotas below it.
 struct waiting_line {
     explicit waiting_line(int waiters, int quotas = 0) : others(static_cast<std::size_t>(quotas)) {
         const gpushare::bytes all = device.usage().limit();
