@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// References that count: the last one to go gives back, and none is counted twice.
+// Counted references: the last reference gives the object back, and none is counted twice.
 #include <atomic>
 #include <cstdint>
 #include <optional>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// Errors: every code has a text, messages say the figures, and each exception is caught by whoever
-// expects its kind.
+// Errors: every code has a text, messages state the figures, and each exception is caught by
+// handlers for all of its kinds.
 #include <algorithm>
 #include <cerrno>
 #include <chrono>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The manual timeline that other tests stand on keeps the promises of the timeline concept.
+// The manual timeline, on which other tests rely, keeps the promises of the timeline concept.
 #include <array>
 #include <chrono>
 #include <thread>

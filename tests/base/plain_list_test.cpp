@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// A vector of plain values: beside std::vector by random calls; and what growing promises.
+// A vector of plain values, compared with std::vector by random calls; and the promises of growing.
 #include <cstddef>
 #include <cstdint>
 #include <new>

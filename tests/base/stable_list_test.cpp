@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// Lists whose elements never move, and what is erased from vectors by one loop.
+// Lists whose elements never move, and the loop that erases from vectors.
 #include <algorithm>
 #include <stdexcept>
 #include <utility>

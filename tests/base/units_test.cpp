@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// The strong types: what saturates, what doesn't compile, what throws. Most of it is decided at
-// compile time.
+// The strong types: which operations saturate, throw, or don't compile. The compiler checks most of
+// this.
 #include <chrono>
 #include <concepts>
 #include <cstdint>

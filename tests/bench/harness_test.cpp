@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread, alone
-// That figures can fail: one whose planted fault isn't found is void, and a time that doubles is
-// seen to.
+// Figures can fail: a figure whose planted fault isn't found is void, and a time that doubles is
+// noticed.
 #include <unistd.h>
 
 #include <chrono>

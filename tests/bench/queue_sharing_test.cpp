@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: alone
-// What is counted of streams beside one that waits, and that no wait stays closed.
+// The counts of streams beside a stream that waits; and no wait stays closed.
 #include <array>
 #include <atomic>
 #include <chrono>

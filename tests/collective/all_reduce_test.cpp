@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: slow
 // All-reduce: exact sums of every type by every algorithm, all small sizes, odd addresses, in
-// place, the same bits always.
+// place, and always the same bits.
 #include <gpushare/collective/collectives.hpp>
 #include <gpushare/collective/detail/ring.hpp>
 

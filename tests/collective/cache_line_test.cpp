@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread, optimised
-// Lines combined by every vector width that the processor has: the bits of single numbers combined
-// one by one, at any address that is allowed, and nothing touched beside the lines.
+// Cache lines combined by every vector width of the processor: the bits equal those of single
+// numbers combined one by one, at any allowed address, and no memory beside the lines is touched.
 #include <gpushare/collective/detail/simd/cache_line.hpp>
 
 #include <cmath>

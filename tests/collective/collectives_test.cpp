@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The collectives besides all-reduce, each against what it is defined to give.
+// The collectives besides all-reduce, each against its definition.
 #include <gpushare/collective/collectives.hpp>
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: lock-free
 // Groups: faults on every rank, aborts, deadlines, splits, shrinking, epochs that wrap around, and
-// who hangs.
+// the name of the rank that hangs.
 #include <gpushare/collective/communicator.hpp>
 
 #include <array>

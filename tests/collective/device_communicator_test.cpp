@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Groups with their workspaces on devices. Neither the host nor, if the devices aren't connected,
-// another device touches that memory: the host backend's, guarded.
+// Groups with their workspaces on devices. The host doesn't touch that memory, and neither do other
+// devices if the devices aren't connected: the host backend guards it.
 #include <gpushare/collective/submit.hpp>
 
 #include <chrono>

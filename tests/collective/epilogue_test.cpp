@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Epilogues: fused stages give the bits of the same stages one after the other, each in a pass over
-// memory, for any number of ranks and whichever rank reduces a piece; and each stage computes its
-// formula.
+// Epilogues: fused stages give the bits of the same stages run one after the other, each in a pass
+// over memory, for any number of ranks and whichever rank reduces a piece; and each stage computes
+// its formula.
 #include <algorithm>
 #include <barrier>
 #include <bit>

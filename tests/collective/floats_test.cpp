@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread, optimised
 // A few floats at once, in registers of both widths: each lane has the bits that the same operation
-// has on one float.
+// gives on one float.
 #include <algorithm>
 #include <bit>
 #include <cmath>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pipelines against the same steps one after the other, each a pass of its own in plain loops.
+// Pipelines, compared with the same steps one after the other, each in its own pass of plain loops.
 #include <gpushare/collective/fused_all_reduce.hpp>
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Quantising with a scale for each group of columns: the bits that the documentation says, within
-// its bound, alone and behind an all-reduce.
+// Quantising with a scale for each group of columns: the bits and the error bound of the
+// documentation, alone and behind an all-reduce.
 #include <algorithm>
 #include <array>
 #include <atomic>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Quantised all-reduces: the bits of a reference that searches a table of codes, the error that is
-// promised, and the faults of exact ones. As compiled for devices they are jobs in tests/gpu.
+// Quantised all-reduces: the bits of a reference that searches a table of codes, the promised
+// error, and the same faults as in exact all-reduces. tests/gpu has the compiled kernels as jobs.
 #include <gpushare/collective/quantised_all_reduce.hpp>
 
 #include <algorithm>

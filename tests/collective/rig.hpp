@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Contexts that the tests run collective bodies in, besides the library's own.
+// Contexts in which the tests run collective bodies, besides the library's own contexts.
 //
 //   run_blocks<collective_test::delaying_context>(group, blocks, [&](auto& t) { return body(t, blocks); });
 #pragma once

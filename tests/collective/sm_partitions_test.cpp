@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives in SM partitions of the host backend: all blocks of all ranks have to fit the
-// partition that they run in.
+// Collectives in SM partitions of the host backend: all blocks of all ranks have to fit into the
+// partition in which they run.
 #include <gpushare/collective/submit.hpp>
 
 #include <array>

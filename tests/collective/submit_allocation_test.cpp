@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: alone
-// Submitting a collective doesn't allocate, once the streams and the gang order have seen as much
-// in flight.
+// Submitting a collective doesn't allocate once the streams and the gang order have had as much
+// work in flight before.
 #include <gpushare/collective/submit.hpp>
 
 #include <cstddef>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The collectives besides all-reduce on streams: what they are by definition, in any shape, and how
-// they fail.
+// The collectives besides all-reduce on streams: results by definition, in any shape, and their
+// failures.
 
 #include <algorithm>
 #include <chrono>

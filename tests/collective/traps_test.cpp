@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Each trap of collectives that somebody else's library fell into, as a test that is named after
-// it.
+// Each trap into which collectives of other libraries have fallen, as a test with the trap's name.
 #include <algorithm>
 #include <array>
 #include <atomic>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tuner: which plan wins, by times that are given; that all ranks get the same table of what
-// can be used; that it gives up with the others.
+// The tuner: which plan wins, given the times; all ranks get the same table of usable plans; and a
+// rank gives up together with the others.
 #include <gpushare/collective/tune.hpp>
 
 #include <chrono>

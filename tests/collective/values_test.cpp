@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread, optimised
-// What a thread combines at once: vectors convert to the bits of single numbers, for every number
-// and at every point where rounding is decided; vectors, arrays and single numbers combine to the
-// same bits; and what isn't finite is found among any number of others.
+// The values that a thread combines at once. Vectors convert to the bits of single numbers, for
+// every number and at every point where rounding is decided. Vectors, arrays and single numbers
+// combine to the same bits. Non-finite numbers are found among any number of others.
 #include <gpushare/collective/detail/values.hpp>
 #include <gpushare/collective/floats.hpp>
 

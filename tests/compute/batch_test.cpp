@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Short submissions that share one point at their end, over streams that can be marked later.
+// Short submissions that share one point at their end, over streams on which points can be recorded
+// later.
 #include <chrono>
 #include <cstdint>
 #include <functional>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// What is seen of a batch, and what that costs: charge_for() alone, without a limiter, a device or
-// a clock.
+// The observation of a batch and its charge: charge_for() alone, without a limiter, a device or a
+// clock.
 #include <chrono>
 #include <cstdint>
 #include <optional>

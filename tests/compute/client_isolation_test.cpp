@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
 // Whether one client can break the promises made to others, in virtual time: by false declarations,
-// by the length of its submissions, by requests, and while policies change. And accounts: published
-// figures only grow, and sum to the device's work.
+// by the length of its submissions, by requests, and while policies change. Also accounts:
+// published figures only grow, and sum to the device's work.
 #include <algorithm>
 #include <array>
 #include <chrono>

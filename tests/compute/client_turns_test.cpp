@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// Turns: on a device that doesn't tell what each used, clients of a level whose work doesn't fit
-// side by side run one after the other, whatever it consists of.
+// Turns: on a device that doesn't report usage, clients of a level whose work doesn't fit side by
+// side run one after the other, whatever their work consists of.
 #include <algorithm>
 #include <chrono>
 #include <cstddef>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// The word for which lower clients' streams wait: requests of the host close it, and the device
+// The word for which lower clients' streams wait: the host closes it for requests, and the device
 // opens it late.
 #include <deque>
 

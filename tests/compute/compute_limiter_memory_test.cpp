@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread, alone
-// Memory: no allocation once a limiter is warm, and no harm where one fails.
+// Memory: a limiter that is warm doesn't allocate, and a failed allocation does no harm.
 #include <atomic>
 #include <chrono>
 #include <cstddef>

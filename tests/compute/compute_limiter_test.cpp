@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// One thread, a device that does what the test says, and a clock that stands still: every order of
-// events on purpose.
+// One thread, a device that the test controls, and a clock that stands still: every order of events
+// on purpose.
 #include <chrono>
 #include <memory>
 #include <optional>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Many threads at one limiter. Nothing here depends on how long anything takes: every wait has a
-// deadline far beyond what it needs, and a wake-up that is lost shows as a deadline that was
-// exceeded.
+// Many threads use one limiter. No test depends on durations: every wait has a deadline far beyond
+// its need, and a lost wake-up shows as an exceeded deadline.
 #include <algorithm>
 #include <atomic>
 #include <chrono>

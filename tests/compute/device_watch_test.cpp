@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which thread looks at the device for the others: a thread that waits for its own work leaves the
-// others asleep, and no thread relies for long on one that doesn't come.
+// Which thread watches the device for the others: a thread that waits for its own work leaves the
+// others asleep, and no thread relies for long on a thread that doesn't come.
 #include <array>
 #include <atomic>
 #include <chrono>

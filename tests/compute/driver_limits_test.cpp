@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// No thread drives far beyond its own need: a thread that submits or waits isn't kept for others'
-// callables, however many there are and however long they take, and a thread that waits in the
-// limiter does the rest.
+// No thread drives far beyond its own need. A thread that submits or waits isn't kept for others'
+// callables, however many there are and however long they take; a thread that waits in the limiter
+// does the rest.
 #include <algorithm>
 #include <atomic>
 #include <chrono>

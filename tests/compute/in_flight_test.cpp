@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// The budget of what is in flight against its rules, worked out anew at every step: what it keeps
-// ready must never be stale.
+// The budget of work in flight, compared at every step with its rules computed from scratch: its
+// cached values must never be stale.
 #include <algorithm>
 #include <chrono>
 #include <cstddef>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How much is handed over behind long work where points don't say when they were reached, as on
-// CUDA: by how late ends were noticed at most. In virtual time.
+// How much work is queued behind long work if points don't say when they were reached, as on CUDA:
+// the limiter goes by the largest possible delay in noticing ends. In virtual time.
 #include <algorithm>
 #include <chrono>
 #include <compare>

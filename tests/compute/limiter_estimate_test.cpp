@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// What limiter::estimate says, against what then happens: calls that come by chance on a modelled
-// device, of several widths, streams and tenants. The same at every run.
+// The predictions of limiter::estimate, compared with what then happens: random calls on a modelled
+// device, of several widths, streams and tenants. The same in every run.
 #include <algorithm>
 #include <chrono>
 #include <cstddef>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one client's failures do to it, and what they don't do to others.
+// The effects of one client's failures on that client, and the absence of effects on others.
 #include <chrono>
 #include <optional>
 #include <set>

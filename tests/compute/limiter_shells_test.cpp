@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Callbacks, coroutines, requests, gangs, waiting for room: what stands around a limiter's queue
+// Callbacks, coroutines, requests, gangs and waits for room: the layers around a limiter's queue
 // and gate.
 #include <array>
 #include <atomic>

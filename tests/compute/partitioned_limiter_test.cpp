@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Partitions of SMs as shares, and shares of time where there are none: on the host device, whose
-// ledger says which SM each block had, and in virtual time.
+// Shares as partitions of SMs, and as shares of time if there are no partitions: on the host
+// device, whose ledger knows each block's SM, and in virtual time.
 #include <gpushare/compute/partitioned_limiter.hpp>
 
 #include <array>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A permit's holder returns its submission to the limiter without the mutex, and equal submissions
-// of a batch return as one: callers can't tell the difference.
+// of a batch return as one. Callers can't notice the difference.
 #include <atomic>
 #include <chrono>
 #include <cstddef>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// Threads that lose their core between the point in front of their work and the work: the device
-// stands idle meanwhile, and nobody is charged for that.
+// Threads that lose their core after recording the point in front of their work and before
+// enqueuing the work: the device idles meanwhile, and nobody is charged for that.
 #include <chrono>
 #include <functional>
 #include <memory>

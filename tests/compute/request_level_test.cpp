@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// Requests with a priority of their own: how high they go, which submissions they raise, and who is
-// charged.
+// Requests with their own priority: the highest level that they reach, the submissions that they
+// raise, and the client that is charged.
 #include <chrono>
 #include <string>
 #include <utility>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Callables that take their thread long: who waits for them, and who doesn't.
+// Callables that take their thread long: which threads wait for them, and which don't.
 #include <algorithm>
 #include <atomic>
 #include <chrono>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The gate in one step and in two, over streams that share points and over streams that don't: both
-// ways are one.
+// ways behave the same.
 #include <atomic>
 #include <chrono>
 #include <cmath>

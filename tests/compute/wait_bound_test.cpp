@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// The bound on a wait, as each submission is told, and what happens when it is broken.
+// The bound on a wait, as each submission learns it, and the consequences of a broken bound.
 #include <chrono>
 #include <cstdint>
 #include <optional>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread that looks at the device for others leaves that to another thread before it runs long
-// user code. So the others' work is seen to end, however long that code takes.
+// A thread that watches the device for others hands the watch to another thread before it runs long
+// user code. So the end of other threads' work is noticed, however long that code takes.
 #include <atomic>
 #include <chrono>
 #include <cstddef>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: slow
-// Width: what fits side by side on a device runs side by side, a charge is duration times width,
-// and a share is one of the device's SM time. The core alone, in virtual time; then stand-ins for
-// engines, whose calls are opaque, of one block and from 0.3 to 75 ms long, on a modelled device:
-// the same at every run, by the device's own ledger.
+// Width: work that fits side by side on a device runs side by side, a charge is duration times
+// width, and a share is a share of the device's SM time. First the core alone, in virtual time.
+// Then models of engines on a modelled device, with opaque calls of one block that take from 0.3 to
+// 75 ms: by the device's own ledger, and the same in every run.
 #include <algorithm>
 #include <chrono>
 #include <cmath>

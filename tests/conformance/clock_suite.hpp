@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every clock does.
+// The contract of every clock.
 //
 //   conformance::check_clock(host::steady_clock{}, true);
 #pragma once

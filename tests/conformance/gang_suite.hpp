@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every gang order does.
+// The contract of every gang order.
 //
 //   conformance::check_gang_order(node.gangs());     // of at least four devices
 #pragma once

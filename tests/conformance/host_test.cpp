@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: alone
-// The suites on the host backend, in both timings.
+// The suites on the host backend, with both timings.
 #include <gpushare/backend/host/host.hpp>
 
 #include <chrono>

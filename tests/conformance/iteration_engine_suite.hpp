@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every engine for batching by iteration does: each text is, to the token, what it is alone. A
+// The contract of every engine for batching by iteration: each text has the same tokens as alone. A
 // model is a type with
 //   typename engine                                  the model under test
 //   engine make(page_tokens, pages, host_pages)      with so many pages of its own

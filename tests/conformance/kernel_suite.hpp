@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What kernels find on every backend that runs blocks at the same time: ranks that talk, barriers,
-// reductions, 16-byte moves, number types. A backend has what the launcher suite needs; `threads`
-// is how many a block of it can have.
+// The contract of kernels on every backend that runs blocks at the same time: ranks that
+// communicate, barriers, reductions, 16-byte moves, number types. A backend has what the launcher
+// suite needs; `threads` is the number of threads that a block can have.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: alone
-// The kernels of the suite on the host backend, whose blocks have one thread.
+// The suite's kernels on the host backend, whose blocks have one thread.
 #include <gpushare/backend/host/host.hpp>
 
 #include "conformance/kernel_suite.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernels that use everything a context offers, written once: the suites launch them on every
-// backend, and the area `device` looks at what nvcc makes of them.
+// backend, and the area `device` inspects the code that nvcc generates from them.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every launcher does. Beside what the timeline suite needs, a backend has `auto& memory()`,
-// and
+// The contract of every launcher. In addition to the needs of the timeline suite, a backend has
+// `auto& memory()`, and
 //   void read(stream&, void* host, const void* device, std::size_t)     enqueued; done when a later point is
 #pragma once
 

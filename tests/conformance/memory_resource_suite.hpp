@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every memory_resource has to do, whatever stands behind it. Blocks are not written to:
-// device memory may not be the host's to write.
+// The contract of every memory_resource, whatever is behind it. The suite doesn't write to blocks,
+// since the host may not be able to write device memory.
 //
 //   TEST_CASE("...") { conformance::check_memory_resource(resource); }
 //   // models gpushare::memory as well

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every device memory does. A backend is a default-constructible type with `auto& memory()`, a
-// model that nobody else uses meanwhile.
+// The contract of every device memory. A backend is a default-constructible type with
+// `auto& memory()`, a model that no other code uses meanwhile.
 #pragma once
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that call different things get an error, and all of them the same one, over every
-// transport. Without an assertion of Catch, as transport_suite.hpp. After each mismatch the group
-// is of no use, so who runs the list makes a new one for each.
+// Ranks that make different calls get an error, and all of them the same one, over every transport.
+// Doesn't use Catch's assertions, as transport_suite.hpp. A group is unusable after a mismatch, so
+// a caller that runs the list makes a new group for each entry.
 //
 //   conformance::mismatch_buffers memory;  // outlives the transport
 //   // by all ranks at once, for each k

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What arrays by Horovod's names become over every transport, and on devices, by each operator,
-// with ranks that join. Without an assertion of Catch, as transport_suite.hpp.
+// The results of arrays by Horovod's names over every transport, and on devices, for each operator,
+// with ranks that join. Doesn't use Catch's assertions, as transport_suite.hpp.
 //
 //   std::string wrong = conformance::check_named(net);                // by all ranks at once
 //   wrong = conformance::check_named(set, how);                       // `how` hands arrays over

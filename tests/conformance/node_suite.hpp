@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every node does. A backend is a default-constructible type with `auto& node()`, of two or
-// more devices.
+// The contract of every node. A backend is a default-constructible type with `auto& node()`, of two
+// or more devices.
 #pragma once
 
 #include <chrono>

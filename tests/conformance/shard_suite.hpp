@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What sharded gradients do over every transport. Without an assertion of Catch, as
+// The contract of sharded gradients over every transport. Doesn't use Catch's assertions, as
 // transport_suite.hpp.
 //
 //   std::string wrong = conformance::check_shards(net, seed);            // by all ranks at once

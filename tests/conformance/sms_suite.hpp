@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every device does whose SMs can be split. A backend is a default-constructible type with
+// The contract of every device whose SMs can be split. A backend is a default-constructible type
+// with
 //   auto sms()                                     a handle of an idle device of four units or more, all of them free
 //   std::set<std::uint32_t> sms_of(stream&)        the SMs that its kernels run on
 #pragma once

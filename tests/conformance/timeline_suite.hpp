@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every timeline, and every queue on top of it, does. A backend is a default-constructible
-// type with
+// The contract of every timeline, and of every queue on top of it. A backend is a
+// default-constructible type with
 //   typename stream                          the model under test
 //   stream make_stream(priority)             on a device of its own making
 //   void hold(stream&), void let_go(stream&) nothing enqueued in between is done before it is let go

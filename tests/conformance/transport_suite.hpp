@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every transport does. Without an assertion of Catch, for ranks are threads or processes:
-// each calls it, and gets a sentence about what is wrong first, or nothing.
+// The contract of every transport. Doesn't use Catch's assertions, since ranks are threads or
+// processes: each rank calls the suite, and gets a sentence about the first failure, or an empty
+// one.
 //
 //   std::string wrong = conformance::check_transport(net);            // by all ranks at once
 #pragma once

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every virtual memory does. A backend is a default-constructible type with
-// `auto& virtual_memory()`, of at least 8 chunks that nobody else uses meanwhile, and with read(at,
-// to, n) and write(at, from, n), which copy from and to mapped memory and return when that is done.
+// The contract of every virtual memory. A backend is a default-constructible type with
+// `auto& virtual_memory()`, of at least 8 chunks that no other code uses meanwhile, and with
+// read(at, to, n) and write(at, from, n), which copy from and to mapped memory and return when the
+// copy is done.
 #pragma once
 
 #include <algorithm>

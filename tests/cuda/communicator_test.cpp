@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives on CUDA devices, over the stand-in: ranks that share a device run in one cooperative
-// launch, captured as well; workspaces lie on the devices where they reach each other, else in
-// pinned memory.
+// Collectives on CUDA devices, over the stand-in. Ranks that share a device run in one cooperative
+// launch, also in a capture. Workspaces lie on the devices if these reach each other, and otherwise
+// in pinned memory.
 #include <gpushare/backend/cuda/graph.hpp>
 #include <gpushare/backend/cuda/green_context.hpp>
 #include <gpushare/backend/cuda/node.hpp>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: slow
 // The composition matrix on CUDA, over the stand-in: the same stacks, owners and scenarios as on
-// the host, CUDA's own stream-ordered pools beside them, and everything beside a capture.
+// the host, CUDA's own stream-ordered pools, and all of them during a capture.
 #include <gpushare/backend/cuda/cuda.hpp>
 #include <gpushare/backend/cuda/graph.hpp>
 #include <gpushare/backend/cuda/pinned.hpp>

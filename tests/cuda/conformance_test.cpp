@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The suites that every backend passes, on CUDA: here its host side, over the stand-in. A device
-// gets the same.
+// The suites that every backend passes, on CUDA: here its host side, over the stand-in. On a device
+// the same suites run.
 #include <gpushare/backend/cuda/cuda.hpp>
 #include <gpushare/backend/cuda/green_context.hpp>
 #include <gpushare/backend/cuda/virtual_memory.hpp>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: alone
-// Pieces by cuBLASLt on the stand-in, with a reference in place of cuBLASLt: the calls to it, and
-// their results.
+// Pieces computed by cuBLASLt on the stand-in, with a reference in place of cuBLASLt: the calls to
+// it, and their results.
 #include <array>
 #include <cmath>
 #include <cstddef>

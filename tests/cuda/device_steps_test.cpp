@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps of training with gradients on devices, over the stand-in: what waits for which stream, and
-// what ranks get that come late, stop early or say something else than the others. Without torch;
+// Training steps with gradients on devices, over the stand-in: which work waits for which stream,
+// and the results of ranks that come late, stop early or make other calls. Without torch;
 // tests/interop/torch has the hooks.
 #include <gpushare/interop/detail/device_steps.hpp>
 

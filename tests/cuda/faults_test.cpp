@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What CUDA doesn't promise, and the library therefore doesn't rely on: each test shows one thing
-// that works on most machines most of the time, over a stand-in that doesn't grant it.
+// Behaviour that CUDA doesn't promise, and on which the library doesn't rely. Each test covers one
+// thing that works on most machines most of the time, over a stand-in that doesn't grant it.
 #include <gpushare/backend/cuda/cuda.hpp>
 #include <gpushare/backend/cuda/green_context.hpp>
 #include <gpushare/backend/cuda/pinned.hpp>

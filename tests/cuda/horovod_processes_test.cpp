@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Horovod's names for arrays on devices of several processes, over the stand-in: what waits for
-// which stream, how long arrays are kept, and what ranks get whose devices fail. What ranks get
-// from each other is in tests/interop/horovod_processes_test.cpp.
+// Horovod's names for arrays on devices of several processes, over the stand-in: which work waits
+// for which stream, how long arrays are kept, and the results of ranks whose devices fail.
+// tests/interop/horovod_processes_test.cpp has the results that ranks get from each other.
 #include <gpushare/interop/horovod_processes.hpp>
 
 #include <algorithm>

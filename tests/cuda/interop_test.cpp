@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: alone
-// The adaptors that know CUDA streams by their handles, on the stand-in: PyTorch's and TensorRT's
-// frees, the default stream and captures among them, and cuBLAS's workspace, with functions in
-// place of the library's that keep its rules.
+// The adaptors that know CUDA streams by their handles, on the stand-in: frees by PyTorch and
+// TensorRT, also on the default stream and during captures, and cuBLAS's workspace. Test functions
+// replace the libraries' functions and keep their rules.
 #include <chrono>
 #include <cstddef>
 #include <cstdint>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launches of engines on the stand-in for CUDA and CUPTI: who is held, for whom, until when, and
-// what can go wrong meanwhile.
+// Launches of engines on the stand-in for CUDA and CUPTI: which launches are held, for which client
+// and how long, and what can go wrong meanwhile.
 #include <sys/wait.h>
 #include <unistd.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which launches a gate takes for its clients': copies of each kind, streams that each thread has
-// of its own, and launches on other devices.
+// The launches that a gate attributes to its clients: copies of each kind, per-thread default
+// streams, and launches on other devices.
 #include <cuda.h>
 #include <cupti.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Waits for closed streams that no call of the driver tells: threads that poll, functions of the
-// host's in streams, and copies that wait inside the driver.
+// Waits for closed streams that no driver call reveals: threads that poll, host functions in
+// streams, and copies that wait inside the driver.
 #include <atomic>
 #include <chrono>
 #include <future>

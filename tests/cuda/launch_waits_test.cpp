@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launch gates whose lower clients' streams wait for a word: who opens and closes it, and what can
-// go wrong meanwhile.
+// Launch gates whose lower clients' streams wait for a word: what opens and closes the word, and
+// what can go wrong meanwhile.
 #include <atomic>
 #include <chrono>
 #include <cstddef>

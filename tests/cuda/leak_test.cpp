@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The backend gives back everything that it takes, and leaves the thread's state as it was.
-// Whatever fails in CUDA, and whenever: nothing leaks without a report, exceptions are typed, and a
-// program that asks CUDA for its last error never finds one of ours.
+// The backend gives back everything that it takes, and leaves the thread's state unchanged.
+// Whichever CUDA call fails, and whenever: nothing leaks without a report, exceptions are typed,
+// and a program that asks CUDA for its last error never finds an error of the library.
 #include <gpushare/backend/cuda/cuda.hpp>
 #include <gpushare/backend/cuda/green_context.hpp>
 #include <gpushare/backend/cuda/pool.hpp>

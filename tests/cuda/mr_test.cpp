@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: alone
 // A tenant's memory behind libcu++'s concepts and references, on the stand-in. Built twice: with
-// the toolkit's CCCL and, where there is one, with a newer, whose cuda::mr has other names.
+// the toolkit's CCCL and, if there is one, with a newer CCCL, whose cuda::mr has other names.
 #define LIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE  // CCCL 3.0 hides it; later ones don't know the macro
 #include <cuda/memory_resource>
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: alone
-// NCCL as an engine, over the stand-in and doubles of NCCL's functions, which note what they are
-// asked.
+// NCCL as an engine, over the stand-in and doubles of NCCL's functions, which record their calls.
 #include <gpushare/interop/nccl.hpp>
 
 #include <gpushare/backend/cuda/node.hpp>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A CUDA node over the stand-in: its errors if it can't be made, the streams that it takes, the
-// context that stays current, and the errors that can't be reported to a caller.
+// A CUDA node over the stand-in: the errors of making it, the streams that it takes over, the
+// context that stays current, and errors that can't be reported to a caller.
 #include <sys/wait.h>
 #include <unistd.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Clients of one limiter on streams of their own: how many CUDA calls their accounts cost, and that
-// these add up.
+// Clients of one limiter on their own streams: how many CUDA calls their accounts cost, and whether
+// the accounts add up.
 #include <chrono>
 #include <cstddef>
 #include <cstdint>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shares by SMs on CUDA, over the stand-in: green contexts where the driver has them, shares of
-// time where it doesn't.
+// Shares as SMs on CUDA, over the stand-in: green contexts if the driver has them, and otherwise
+// shares of time.
 #include <gpushare/backend/cuda/cuda.hpp>
 #include <gpushare/backend/cuda/green_context.hpp>
 #include <gpushare/backend/cuda/pool.hpp>

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// cuBLASLt's functions as its documentation has them, computed on the stand-in when the stream gets
-// there: layouts, leading dimensions, transposes, stacks, factors and epilogues. What the
-// documentation forbids is an error, and what a run may do, it does: it overwrites the workspace.
+// cuBLASLt's functions according to its documentation, computed on the stand-in when the stream
+// reaches them: layouts, leading dimensions, transposes, stacks, factors and epilogues. Calls that
+// the documentation forbids are errors. The reference also does everything that a run is allowed to
+// do: it overwrites the workspace.
 //
 //   support::reference_cublaslt::forget();
 //   const gpushare::graph::cublaslt_library library(support::reference_cublaslt::functions());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Streams and points of CUDA, over the stand-in: the cost of a point, its lifetime, the end of a
-// wait, and both around a capture.
+// wait, and all of this around a capture.
 #include <gpushare/backend/cuda/graph.hpp>
 #include <gpushare/backend/cuda/node.hpp>
 #include <gpushare/backend/cuda/point.hpp>

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tenants, quotas and limiters on CUDA devices, over the stand-in: the same types that a device
-// gets.
+// Tenants, quotas and limiters on CUDA devices, over the stand-in: the same types as on a device.
 #include <gpushare/backend/cuda/node.hpp>
 #include <gpushare/backend/cuda/pool.hpp>
 #include <gpushare/backend/cuda/virtual_memory.hpp>

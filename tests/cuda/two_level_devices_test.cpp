@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two levels of ranks on CUDA devices, over the stand-in: nodes that are threads, with a device
-// each that its ranks share. Exact sums, what goes over the link to the host, and what each node's
-// devices get of a fault. The bits are checked on the host's backend
-// (tests/gradient/two_level_devices_test.cpp), and ranks that have a device each on the PTX
-// executor (tests/gpu/two_level_test.cpp).
+// Two levels of ranks on CUDA devices, over the stand-in: nodes that are threads, each with a
+// device that its ranks share. Tests exact sums, the bytes on the link to the host, and the faults
+// that each node's devices get. The bits are checked on the host backend
+// (tests/gradient/two_level_devices_test.cpp), and ranks with a device each on the PTX executor
+// (tests/gpu/two_level_test.cpp).
 #include "standins/cuda/launch.hpp"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tests of gates that wait in streams share, beside launch_rig.hpp.
+// The parts that tests of gates with waits in streams share, beside launch_rig.hpp.
 //
 //   const standin::session gpu{stepped};
 //   waiting_rig w;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// The chart as text: well-formed whatever goes in, and drawing what it was given.
+// The chart as text: well-formed for any input, and showing the given data.
 #include "trace_replay/chart.hpp"
 
 #include <cmath>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The example that learns digits: its gradients are right, bits don't depend on how they are fused,
-// and each way of combining them learns. Long: a test for each on the real digits, where they are.
+// The example that learns digits: its gradients are right, the bits don't depend on how gradients
+// are fused, and training works with each way of combining them. Tests on the real digits are long,
+// and run if the digits are there.
 #include "data_parallel_training/network.hpp"
 #include "data_parallel_training/report.hpp"
 #include "data_parallel_training/tenant.hpp"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// The made-up trace: repeatable, well-formed, and like the published one in the figures that its
-// header states.
+// The synthetic trace: reproducible, well-formed, and like the published trace in the figures that
+// its header states.
 #include "trace_replay/generator.hpp"
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// The inference protocol from bytes to values and back, and what is refused on the way.
+// The inference protocol from bytes to values and back, and the requests that it refuses.
 #include <sys/stat.h>
 #include <unistd.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inference server's gRPC as those see it who keep to no rule: over loopback, frame by frame.
-// What takes how long is never asserted.
+// The inference server's gRPC as seen by clients that keep to no rules: over loopback, frame by
+// frame. Never asserts a duration.
 #include <atomic>
 #include <chrono>
 #include <cstdint>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: alone
 // The inference server when the host has no memory: whichever allocation of the requesting thread
-// fails, the client gets an error or an answer, once, and its next request is answered.
+// fails, the client gets exactly one answer or error, and its next request is answered.
 #include "inference_server/service.hpp"
 #include "support/sanitizers.hpp"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tenants' own models in ONNX's format: cut into submissions, with the whole model's results; and
-// bad ones, which are named. The engine is a toy, but where ONNX Runtime has been fetched.
+// bad models, which are named. The engine is a toy, unless ONNX Runtime has been fetched.
 #include <algorithm>
 #include <atomic>
 #include <chrono>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inference server as its clients see it: over loopback, with engines of its own. What takes
-// how long is never asserted.
+// The inference server as its clients see it: over loopback, with its own engines. Never asserts a
+// duration.
 #include <malloc.h>
 #include <signal.h>
 #include <sys/resource.h>

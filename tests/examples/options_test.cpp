@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// The command line of trace_replay: every option, and one clear line for everything that is wrong.
+// The command line of trace_replay: every option, and one clear line for every mistake.
 #include <string>
 #include <vector>
 

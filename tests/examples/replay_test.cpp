@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: slow
-// The replay: what becomes of a trace, the arithmetic of its report, and small runs of all three
+// The replay: the processing of a trace, the arithmetic of its report, and small runs of all three
 // ways.
 #include <algorithm>
 #include <chrono>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the report says when there is nothing to compare.
+// The report if there is nothing to compare.
 #include <string>
 #include <vector>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// Reading traces: what is kept, what is skipped and named, what is an error.
+// Reading traces: which lines are kept, which are skipped and named, and which are errors.
 #include "trace_replay/trace.hpp"
 
 #include <algorithm>

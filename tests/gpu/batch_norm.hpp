@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Batch normalisation over ranks (gradient/group_operators.hpp) as compiled, against its
+// Batch normalisation over ranks (gradient/group_operators.hpp), compiled by nvcc, against its
 // definition.
 //
 //   CHECK(jobs::trouble_of_batch_norm(seed) == "");

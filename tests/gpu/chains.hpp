@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The engine for element-wise chains and norms as nvcc compiled it (chains.cu), for
-// chains_test.cpp.
+// The engine for element-wise chains and norms, compiled by nvcc (chains.cu), for chains_test.cpp.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Element-wise chains and norms of models as nvcc compiled them, on the executor: the bits that
-// their nodes give on the host, no race, and what an element costs.
+// Element-wise chains and norms of models, compiled by nvcc, on the executor: the bits that their
+// nodes give on the host, no race, and the cost of an element.
 #include <algorithm>
 #include <array>
 #include <cstddef>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the suite of collectives doesn't know itself: said before main by who links it.
+// Facts that the suite of collectives doesn't know itself: the linking program sets them before
+// main.
 #pragma once
 
 #include <cstdint>

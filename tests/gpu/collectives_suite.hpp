@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Collectives on devices: every type, every collective, captured ones, workspaces in pinned memory,
 // aborts and deadlines, in a partition, on several devices. For a file that can launch kernels on
-// cuda::stream and includes what does that first: collectives_test.cu for devices,
+// cuda::stream and includes the headers for that first: collectives_test.cu for devices,
 // collectives_rehearsal.cpp over the stand-in.
 #pragma once
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives as nvcc compiled them, on the executor: back to back on a stream without the host
+// Collectives, compiled by nvcc, on the executor: back to back on a stream without the host in
 // between, under several orders of threads and blocks, and in random shapes.
 #include <array>
 #include <chrono>

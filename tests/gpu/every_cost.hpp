@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every kernel of jobs.cu costs, collectives first.
+// The cost of every kernel of jobs.cu, collectives first.
 //
 //   for (const jobs::cost& c : jobs::every_cost()) ...
 #pragma once

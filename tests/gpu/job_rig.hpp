@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Jobs on the executor and on the host's backend, one against the other.
+// Runs jobs on the executor and on the host backend, and compares them.
 //
 //   const auto j = jobs::random_job(any);
 //   // empty: the same bytes, and nothing was found

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives of every kind, type and epilogue as values: the same job runs on devices, as nvcc
-// compiled it (jobs.cu), and on the host's backend, as g++ did (compiled_test.cpp), and must leave
-// the same bytes.
+// Collectives of every kind, type and epilogue as values. The same job runs on devices, compiled by
+// nvcc (jobs.cu), and on the host backend, compiled by g++ (compiled_test.cpp), and must leave the
+// same bytes.
 //
 //   const jobs::job j{.which = 3, .ranks = 4, .count = 100};
 //   // arenas[r]: jobs::arena bytes of rank r

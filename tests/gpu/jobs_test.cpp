@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every collective, type and kind of epilogue as nvcc compiled it, on one device and on several:
-// the bytes that the host's backend leaves, and no race.
+// Every collective, type and kind of epilogue, compiled by nvcc, on one device and on several: the
+// same bytes as on the host backend, and no race.
 #include <algorithm>
 #include <array>
 #include <cmath>

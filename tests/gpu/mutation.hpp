@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The mutation test: each place of the source that orders something is weakened in turn, in all
-// kernels, and the jobs that come there are run again, until one of them notices.
+// The mutation test. Each place of the source that orders something is weakened in turn, in all
+// kernels, and the jobs that reach the place run again until one of them notices.
 //
 //   jobs::campaign all;
 //   all.run({.one_in = 50, .seed = 7});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Packing of gradients (gradient/detail/packing.hpp), and what goes with it, as compiled, against
-// the host's.
+// Packing of gradients (gradient/detail/packing.hpp) and related kernels, compiled by nvcc, against
+// the host's results.
 //
 //   CHECK(jobs::trouble_of_packing(seed) == "");
 #pragma once

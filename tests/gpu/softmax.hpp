@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A softmax over sharded classes (device_partial_softmax) as compiled, against the host's backend.
+// A softmax over sharded classes (device_partial_softmax), compiled by nvcc, against the host
+// backend.
 //
 //   CHECK(jobs::trouble_of_softmax(seed) == "");
 #pragma once

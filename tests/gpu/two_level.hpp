@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two levels of ranks on CUDA devices, for tests: nodes that are threads, each with devices of its
-// own, or with one that its ranks share. For a file that can launch kernels on cuda::stream and
-// includes what does that first.
+// Two levels of ranks on CUDA devices, for tests: nodes that are threads, each with its own
+// devices, or with one device that its ranks share. For a file that can launch kernels on
+// cuda::stream and includes the headers for that first.
 //
 //   const two_level::cluster all({2, 4}, apart, {.chunk = gs::bytes{4096}});
 //   all.each([&](unsigned p, two_level::machine& m) { ... m.levels->all_reduce<float>(...) ... });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two levels of ranks by kernels as nvcc compiled them (two_level.cu), for two_level_test.cpp.
+// Two levels of ranks with kernels compiled by nvcc (two_level.cu), for two_level_test.cpp.
 #pragma once
 
 #include <cstddef>

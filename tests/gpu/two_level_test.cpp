@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two levels of ranks as nvcc compiled their kernels, on the executor: a device for each rank,
-// whose kernels run beside each other, and a device that ranks share.
+// Two levels of ranks with kernels compiled by nvcc, on the executor: a device for each rank, whose
+// kernels run side by side, and a device that ranks share.
 #include <cstddef>
 #include <cstdint>
 #include <vector>

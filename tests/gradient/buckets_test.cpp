@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: slow
-// Buckets: plans, the same bits however gradients are fused, the tuner's choice, formats on the
+// Buckets: plans, the same bits however gradients are fused, the tuner's choice, and formats on the
 // wire.
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/collective/reduce_ops.hpp>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Links between processes that send fp8 blocks, or the largest elements alone: held to the bits of
-// the collectives that do this between threads, alone and below two levels of threads and of
-// devices, to the bytes that are sent, and to whom faults name.
+// Links between processes that send fp8 blocks, or only the largest elements. They are compared
+// with the bits of the collectives that do this between threads, alone and below two levels of
+// threads and of devices; with the number of bytes sent; and with the rank that faults name.
 #include <gpushare/gradient/compressed_link.hpp>
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Buckets of gradients on devices, on the host's backend: each rank's gradients after a step, the
-// copies, and the order of enqueuing. tests/gpu runs the packing as compiled.
+// Buckets of gradients on devices, on the host backend: each rank's gradients after a step, the
+// copies, and the order of enqueuing. tests/gpu runs the compiled packing.
 #include <gpushare/gradient/device_buckets.hpp>
 
 #include <algorithm>

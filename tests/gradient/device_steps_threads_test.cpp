@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// While one rank waits for other processes, the others' calls answer: what they ask, what becomes
-// ready, and an end, which ends that wait. A gate stands for the other processes.
+// While one rank waits for other processes, calls of the other ranks answer: queries, ready
+// gradients, and a stop, which ends that wait. A gate stands for the other processes.
 #include <gpushare/interop/detail/device_steps.hpp>
 
 #include <chrono>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operators of a group: batch normalisation over all ranks' batches, a softmax whose classes lie on
-// several ranks, the largest elements of a gradient. Each held to the same on one rank, computed in
-// double.
+// Operators over a group: batch normalisation over all ranks' batches, a softmax whose classes lie
+// on several ranks, and the largest elements of a gradient. Each is compared with the same on one
+// rank, computed in double.
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/collective/submit.hpp>

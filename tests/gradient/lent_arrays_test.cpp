@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a transport may still touch after a call that failed isn't freed.
+// Memory that a transport may still touch after a failed call isn't freed.
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/gradient/buckets.hpp>
 #include <gpushare/gradient/detail/lent_arrays.hpp>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Negotiation: gradients become ready everywhere in the same order on every rank; the rank that
-// delays the others is named; orders are recorded, and steps that differ from them are noticed. For
-// hundreds of ranks without a transport.
+// Negotiation: gradients become ready everywhere in the same order on every rank, the rank that
+// delays the others is named, orders are recorded, and differing steps are noticed. For hundreds of
+// ranks without a transport.
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/gradient/negotiation.hpp>
 #include <gpushare/gradient/transport.hpp>

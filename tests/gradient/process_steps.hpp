@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A process of several whose ranks train together, on the host's backend: its ranks are threads
-// that share a device, and whose gradients are of two types. `Outer` is a transport between
+// One of several processes whose ranks train together, on the host backend: its ranks are threads
+// that share a device, and their gradients have two types. `Outer` is a transport between
 // processes.
 //
 //   process_steps::process<gs::mpi_transport> mine(2, net);

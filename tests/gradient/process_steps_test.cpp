@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps of training by ranks of several processes, which threads stand for: what they learn, and
-// whom they name if one registers something else, or doesn't come. mpi/processes.cpp has processes.
+// Training steps by ranks of several processes, for which threads stand: what the ranks learn, and
+// which rank they name if one registers other parameters or doesn't come. mpi/processes.cpp has
+// processes.
 #include "process_steps.hpp"
 
 #include <barrier>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: lock-free
-// Transports: each rank's end does what a transport does, also one of two levels; who is aborted is
-// named on every rank. And the collectives of lists below them.
+// Transports: each rank's end keeps the contract of a transport, also with two levels; an aborted
+// rank is named on every rank. Also the collectives of lists below them.
 #include <gpushare/collective/collectives.hpp>
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/detail/atomic_ref.hpp>

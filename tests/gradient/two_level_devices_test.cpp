@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two levels on devices, on the host's backend: nodes that are threads, each with devices or ranks
-// that share one. Held to the bits of two levels of threads, to what is copied and sent, and to
-// whom faults name.
+// Two levels on devices, on the host backend: nodes that are threads, each with devices or with
+// ranks that share one. They are compared with the bits of two levels of threads, with the bytes
+// copied and sent, and with the rank that faults name.
 #include <gpushare/gradient/two_level.hpp>
 
 #include <atomic>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread, alone
-// Work in a process of its own: its result comes whatever other processes hold and whatever the
-// embedder does with SIGCHLD, and neither a process nor a descriptor is left.
+// Work in a separate process: its result arrives whatever other processes hold and whatever the
+// embedder does with SIGCHLD, and no process or descriptor is left over.
 #include <array>
 #include <cerrno>
 #include <chrono>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread, alone
-// Buffers between pieces: none that are needed together overlap, and the block is as small as can
-// be hoped for.
+// Buffers between pieces: buffers that are needed at the same time don't overlap, and the block is
+// as small as can be expected.
 #include <gpushare/graph/plan_text.hpp>
 #include <gpushare/graph/run.hpp>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pieces of element-wise nodes and a norm at random, and what they compute, node by node in floats.
-// Sums of rows are in the order that detail::chain_kernel states.
+// Random pieces of element-wise nodes and a norm, and their results, computed node by node in
+// floats. Sums of rows are in the order that detail::chain_kernel states.
 //
 //   const support::random_chain made(any);
 //   const auto values = support::evaluate_floats(made.b.p, made.inputs());

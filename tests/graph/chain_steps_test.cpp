@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// Which pieces are chains of element-wise operations with a norm, and what the kernel makes of
+// Which pieces are chains of element-wise operations with a norm, and what the kernel computes for
 // them.
 #include <algorithm>
 #include <array>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: alone
-// Pieces of models run on the fastest engine that computes them right. Engines that are wrong in
-// some way are named and left out.
+// Pieces of models run on the fastest engine that computes them correctly. Engines with some fault
+// are named and left out.
 #include <array>
 #include <cstddef>
 #include <cstdint>

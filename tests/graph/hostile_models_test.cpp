@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread, alone
-// Models that nobody would write by mistake: each is refused with a name, or cut without a change
-// of what it computes.
+// Models that nobody would write by mistake: each is refused with a name, or cut without changing
+// its results.
 #include <cstdint>
 #include <filesystem>
 #include <fstream>

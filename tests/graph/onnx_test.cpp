@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread, alone
-// Models in ONNX's format: what is made of them, pieces that are models again, and what is refused,
-// with the node's name.
+// Models in ONNX's format: their graphs, pieces that are models again, and refusals, which name the
+// node.
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: alone
-// Models on ONNX Runtime itself, in pieces: as the whole model, bit by bit; on OpenVINO, too; and
-// real models, where they have been fetched.
+// Models on ONNX Runtime itself, in pieces: the same bits as the whole model; also on OpenVINO; and
+// real models, if they have been fetched.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pieces as programs, built node by node or at random, and what their nodes compute, literally.
+// Pieces as programs, built node by node or at random, and the literal results of their nodes.
 //
 //   support::program_builder b;
 //   const auto x = b.input("x", {2, 3}), w = b.constant("w", {3, 4}, any);

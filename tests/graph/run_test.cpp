@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: alone
-// A model in pieces on a tenant gives what the whole one gives; its pieces are submissions, and its
-// values between pieces in the tenant's memory.
+// A model in pieces on a tenant gives the results of the whole model. Its pieces are submissions,
+// and the values between pieces lie in the tenant's memory.
 #include <algorithm>
 #include <array>
 #include <cstdint>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread, alone
-// Where models are cut: the plan against all plans that there are, its promises on random graphs,
+// Where models are cut: the plan compared with all possible plans, its promises on random graphs,
 // measurements that correct it, and its text.
 #include <gpushare/graph/plan_text.hpp>
 #include <gpushare/graph/split_plan.hpp>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Graphs that no file holds: of the forms that models have, and random ones.
+// Graphs that don't come from files: in the forms that models have, and random ones.
 //
 //   const auto g = support::detector();      const auto h = support::random_graph(any, 12);
 #pragma once

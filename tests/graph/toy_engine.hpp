@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// An engine for graphs that no file holds: each node adds its inputs' bytes, position by position,
-// with its own number, so that every order, every missing edge and every overwritten buffer shows.
+// An engine for graphs that don't come from files. Each node adds its inputs' bytes, position by
+// position, to its own number, so that a wrong order, a missing edge or an overwritten buffer
+// shows.
 //
 //   support::toy_engine engine(g);    engine.add({0, 1, 2});    gpushare::graph::cut_model model(chat, g, plan, engine);
 #pragma once

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: alone
-// Launching doesn't allocate once as much was in flight as ever will be.
+// Launching doesn't allocate once as much work was in flight as ever will be.
 #include <gpushare/backend/host/host.hpp>
 
 #include <atomic>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Subsets of a host device's SMs. The ledger says which SM each block had.
+// Subsets of a host device's SMs. The ledger says on which SM each block ran.
 #include <gpushare/backend/host/host.hpp>
 
 #include <array>

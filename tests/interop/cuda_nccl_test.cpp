@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: alone
-// NCCL's own library, where it is found, on a machine without a device: it is linked, and says so.
+// NCCL's own library, if it is found, on a machine without a device: it is linked, and reports that
+// there is no device.
 #include <gpushare/interop/nccl.hpp>
 
 #include <gpushare/config.hpp>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: alone
-// Vectors and algorithms of Thrust on tenants' memory, for real on Thrust's CPP system, which g++
-// compiles. What nvcc makes of the same for devices is in tests/device.
+// Vectors and algorithms of Thrust on tenants' memory, executed by Thrust's CPP system, which g++
+// compiles. tests/device has the same code compiled by nvcc for devices.
 #define THRUST_DEVICE_SYSTEM THRUST_DEVICE_SYSTEM_CPP
 #include <gpushare/interop/thrust.hpp>
 

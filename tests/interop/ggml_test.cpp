@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread, alone
-// An engine on ggml, by its own library where it has been fetched: its buffers in a tenant's arena,
-// a permit for each token.
+// An engine on ggml, with its own library if it has been fetched: its buffers in a tenant's arena,
+// and a permit for each token.
 #ifdef GPUSHARE_GGML
 
 #include <algorithm>

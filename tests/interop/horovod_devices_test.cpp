@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Horovod's names for arrays on devices, on the host's backend: what all ranks get, whatever the
-// order, and what ranks get that say something else, are late, stop or abort. What waits for which
-// stream is in tests/cuda/horovod_test.cpp.
+// Horovod's names for arrays on devices, on the host backend: the results of all ranks, whatever
+// the order, and of ranks that make other calls, are late, stop or abort.
+// tests/cuda/horovod_test.cpp checks which work waits for which stream.
 #include <gpushare/interop/horovod_devices.hpp>
 
 #include <algorithm>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Horovod's names for arrays on devices of several processes, which threads stand for, each with a
-// node of the host's backend: what all ranks get, to the bit what arrays of the host get, and whom
-// faults name. mpi/devices.cpp has processes; what waits for which stream is in
-// tests/cuda/horovod_processes_test.cpp.
+// Horovod's names for arrays on devices of several processes, for which threads stand, each with a
+// node of the host backend: the results of all ranks, with the same bits as for host arrays, and
+// the ranks that faults name. mpi/devices.cpp has processes; tests/cuda/horovod_processes_test.cpp
+// checks which work waits for which stream.
 #include <gpushare/interop/horovod_processes.hpp>
 
 #include <atomic>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Horovod's names over threads: arrays that ranks hand over in any order, sets of some ranks, ranks
-// that have fewer batches, and faults.
+// Horovod's names over threads: arrays that ranks pass in any order, sets of some ranks, ranks with
+// fewer batches, and faults.
 #include <gpushare/interop/horovod.hpp>
 
 #include <algorithm>

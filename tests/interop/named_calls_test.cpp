@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which calls ranks have in common, by their names: whatever the order, with ranks that join, and
-// what is refused.
+// Which calls ranks have in common, by their names: in any order, with ranks that join; and the
+// calls that are refused.
 #include <gpushare/interop/detail/named_calls.hpp>
 
 #include <cstddef>

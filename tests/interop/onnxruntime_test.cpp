@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread, alone
-// ONNX Runtime's allocator: through the C struct as its versions have it, and, where the library is
-// at hand, by tensors of the library itself, loaded as a program without its headers does it.
+// ONNX Runtime's allocator: through the C struct of each version, and, if the library is available,
+// with tensors of the library itself, which is loaded as in a program without its headers.
 #include <array>
 #include <cstddef>
 #include <cstdint>

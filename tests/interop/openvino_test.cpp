@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread, alone
-// OpenVINO's allocator: the shape that it asks for, and, where its headers and library are at hand,
-// tensors of its own in a tenant's memory.
+// OpenVINO's allocator: the interface that OpenVINO requires, and, if its headers and library are
+// available, OpenVINO's own tensors in a tenant's memory.
 #include <concepts>
 #include <cstddef>
 #include <cstdint>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: alone
 // PyTorch's pluggable allocator, as PyTorch uses it: two functions found by name in a shared
-// object, which know nothing of each other's blocks but what they are told.
+// object, which know each other's blocks only through their arguments.
 #include <cstddef>
 #include <cstdint>
 #include <limits>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: lock-free, alone
-// std::pmr both ways, resources in stream order, scratch memory, CUB's two phases (with algorithms
-// of our own), and blocks that are freed by their address alone.
+// std::pmr in both directions, resources in stream order, scratch memory, CUB's two phases (with
+// algorithms of the test), and blocks that are freed by their address alone.
 #include <array>
 #include <cstddef>
 #include <cstdint>

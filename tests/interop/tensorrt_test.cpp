@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: alone
-// TensorRT's allocator, called through interfaces that have the virtual functions that NVIDIA
-// documents: IGpuAllocator as of TensorRT 8.6, IGpuAsyncAllocator as of 10.
+// TensorRT's allocator, called through interfaces with the virtual functions that NVIDIA documents:
+// IGpuAllocator as of TensorRT 8.6, IGpuAsyncAllocator as of 10.
 #include <cstddef>
 #include <cstdint>
 #include <limits>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: alone
-// A tenant's scope without torch: the owner of each block, by thread and stream, and what remains
-// of the blocks when scopes and tenants end. tests/interop/torch has the same with libtorch's own
+// A tenant's scope without torch: the owner of each block, by thread and stream, and the blocks
+// that remain when scopes and tenants end. tests/interop/torch has the same with libtorch's own
 // libraries.
 #include <array>
 #include <atomic>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The host's virtual memory does what every virtual memory does, and arenas work on the host's own
-// streams.
+// The host's virtual memory keeps the contract of every virtual memory, and arenas work on the
+// host's own streams.
 #include <array>
 #include <chrono>
 #include <cstddef>

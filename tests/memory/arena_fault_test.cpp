@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Growth over several chunks happens whole or not at all, whichever step fails, and nothing is lost
-// by it.
+// Growth over several chunks happens whole or not at all, whichever step fails, and no memory is
+// lost.
 #include <array>
 #include <cstddef>
 #include <utility>

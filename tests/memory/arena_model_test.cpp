@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Arenas against a model that knows, for every slot, whether it is mapped and what its tenant wrote
-// there: after any sequence of calls, with failures in between, memory, contents and quotas are
-// what the model says.
+// there. After any sequence of calls, with failures in between, memory, contents and quotas match
+// the model.
 #include <array>
 #include <cstddef>
 #include <cstdint>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory that changes hands between arenas holds no data of its last owner, and is scrubbed where
-// that is needed and no more often.
+// necessary and no more often.
 #include <array>
 #include <cstdint>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Virtual arenas: memory comes and goes under addresses that stay, is charged exactly, and leaves
-// only when the streams that use it got there.
+// Virtual arenas: memory comes and goes under fixed addresses, is charged exactly, and leaves only
+// when the streams that use it have reached that point.
 #include <array>
 #include <chrono>
 #include <limits>

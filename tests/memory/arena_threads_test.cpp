@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tenants grow, shrink and hand over at the same time, beside a dispatcher that collects: nobody
-// sees a neighbour's data, no chunk is in two places, and all is accounted for at the end.
+// Tenants grow, shrink and hand over at the same time, beside a dispatcher that collects: no tenant
+// sees a neighbour's data, no chunk is in two places, and all memory is accounted for at the end.
 #include <array>
 #include <atomic>
 #include <chrono>

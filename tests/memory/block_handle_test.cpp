@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Handles: right frees pass, stale and foreign ones are noticed although the address is in use
-// again.
+// Handles: correct frees pass, and stale and foreign handles are noticed even if the address is in
+// use again.
 #include <algorithm>
 #include <atomic>
 #include <cstdint>

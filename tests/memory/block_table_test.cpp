@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of blocks that are out: right frees pass, wrong ones change nothing, and what leaked is
-// listed.
+// The table of live blocks: correct frees pass, wrong frees change nothing, and leaks are listed.
 #include <algorithm>
 #include <array>
 #include <cstddef>

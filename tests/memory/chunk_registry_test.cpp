@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// Which chunk goes to whom, without any memory: against a model, and what each policy keeps apart.
+// Which chunk goes to which owner, without any memory: against a model; and the separation that
+// each policy keeps.
 #include <algorithm>
 #include <cstdint>
 #include <map>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stacks that nobody thought of: quotas, pools, caches with and without a stream, private pools,
-// scrubbing, handles, statistics on top of each other in any order, for several tenants of one
-// device, driven by random calls beside a model that knows every block. The device has no memory
-// behind its addresses, fails now and then, and counts.
+// Random stacks: quotas, pools, caches with and without a stream, private pools, scrubbing, handles
+// and statistics on top of each other in any order, for several tenants of one device, driven by
+// random calls and compared with a model that knows every block. The device has no memory behind
+// its addresses, fails now and then, and counts.
 #include <algorithm>
 #include <array>
 #include <bit>

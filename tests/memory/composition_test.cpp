@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: slow
-// Resources on top of each other keep what each of them promises: quotas over memory that is
-// scrubbed, arenas beside guarantees, pools asked for what can't be, many who wait.
+// Resources on top of each other keep each other's promises: quotas over memory that is scrubbed,
+// arenas beside guarantees, pools with impossible requests, many waiting requests.
 #include <algorithm>
 #include <atomic>
 #include <chrono>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The library's resources do what every memory_resource has to do.
+// The library's resources keep the contract of every memory_resource.
 #include <memory_resource>
 #include <string>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Frees in stream order: memory and credit come back when the stream has reached the free, not
-// before and not later than the next collect.
+// earlier, and no later than the next collect.
 #include <array>
 #include <atomic>
 #include <cstddef>

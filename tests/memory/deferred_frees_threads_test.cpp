@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frees in stream order where threads meet: a block that one thread is about to give back, and
-// points whose end runs code of the user's.
+// Frees in stream order with several threads: a block that one thread is about to give back, and
+// points whose end runs user code.
 #include <atomic>
 #include <chrono>
 #include <functional>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: alone
-// Frees behind a point, where the host has no memory to remember the point.
+// Frees behind a point, if the host has no memory to record the point.
 #include "support/sanitizers.hpp"
 
 #ifndef SUPPORT_THREAD_SANITIZED

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pools, their caches and private pools do what every memory_resource has to do, over several
+// Pools, their caches and private pools keep the contract of every memory_resource, over several
 // upstreams.
 #include <cstddef>
 #include <memory_resource>

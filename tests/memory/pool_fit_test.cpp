@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// The pool's bookkeeping against a model that is simple enough to be right: a sorted map of what is
-// out.
+// The pool's bookkeeping against a model that is simple enough to be right: a sorted map of the
+// live blocks.
 #include <algorithm>
 #include <bit>
 #include <cstddef>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks looked up while others come and go, and frees that race for one block.
+// Lookups of blocks while other blocks come and go, and frees that race for one block.
 #include <atomic>
 #include <chrono>
 #include <cstddef>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// What a pool promises one thread: blocks that can be told apart, figures that are right, memory
-// that goes back, no refusal that could have been avoided, and none of the field's known defects.
+// A pool's promises to one thread: distinct blocks, correct figures, memory that goes back, no
+// avoidable refusal, and none of the known defects of other pools.
 #include <algorithm>
 #include <array>
 #include <cstddef>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A pool in stream order: used again on the same stream at once and without a point, elsewhere when
-// the stream gets there, and never sooner.
+// A pool in stream order: a block is reused on the same stream at once and without a point,
+// elsewhere only when the stream has reached its free, and never sooner.
 #include <array>
 #include <atomic>
 #include <cstddef>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pools with many threads at them: blocks that wander between workers, caches that are emptied
-// while their owners are at work, refusals of what can never be had beside requests that always
-// fit.
+// Pools with many threads: blocks that wander between workers, caches that are emptied while their
+// owners work, and refusals of impossible requests beside requests that always fit.
 #include <algorithm>
 #include <array>
 #include <atomic>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads that wait for memory of a pool: served in order, woken by whatever could let them
+// Threads that wait for memory of a pool: served in order, woken by anything that could let them
 // through, back at their deadline or stop request in any case, and gone without a trace.
 #include <array>
 #include <atomic>

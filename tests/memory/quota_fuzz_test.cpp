@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Allocators behind quotas under load: threads that allocate, free, wait, give up and ask for too
+// Allocators behind quotas under load: threads that allocate, free, wait, give up and request too
 // much, over an upstream that fails at random. Requests within the limits are never refused, no
 // quota is ever exceeded, and no count drifts.
 #include <array>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which hooks are called to make room, for how many bytes, in which order and under no lock; and
-// that burst comes back in this way and guaranteed bytes never do.
+// Which hooks are called to make room, for how many bytes, in which order and under no lock. Burst
+// comes back in this way, and guaranteed bytes never do.
 #include <algorithm>
 #include <array>
 #include <atomic>

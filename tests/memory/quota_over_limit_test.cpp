@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Quotas where the plain cases end: over their limit after a resize while threads charge and
-// release, and what a resize could still grant.
+// Quotas in edge cases: over their limit after a resize while threads charge and release, and the
+// amount that a resize could still grant.
 #include <atomic>
 #include <cstdint>
 #include <thread>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// Who waits in trees of quotas, against a model that tries everybody anew after each step: random
-// claims, charges, releases, resizes, births and deaths. The same claims are granted, refused and
-// left waiting, and nothing else differs either.
+// The waiting requests in trees of quotas, against a model that tries every request again after
+// each step: random claims, charges, releases, resizes, births and deaths. The same claims are
+// granted, refused and left waiting, and no other figure differs.
 #include <algorithm>
 #include <cstdint>
 #include <iterator>

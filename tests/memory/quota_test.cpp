@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// A quota by itself, one thread: what is granted, refused, borrowed, returned and counted.
+// A quota by itself, one thread: grants, refusals, borrowing, returning and counting.
 // quota_model_test.cpp compares random sequences with a model; quota_threads_test.cpp has the
 // threads.
 #include <cstdint>

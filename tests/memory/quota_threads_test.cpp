@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Quotas with many threads at them. The requests are chosen so that every right answer is known in
-// advance: what must fit always fits, what is doomed can never fit. So each wrong refusal is a
-// defect, whatever the interleaving.
+// Quotas with many threads. The requests are chosen so that every right answer is known in advance:
+// some must always fit, and others can never fit. So each wrong refusal is a defect, whatever the
+// interleaving.
 #include <algorithm>
 #include <array>
 #include <atomic>

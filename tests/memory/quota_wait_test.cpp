@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads that wait for bytes: served in order, woken by whatever could let them through, and back
-// at their deadline or stop request in any case.
+// Threads that wait for bytes: served in order, woken by anything that could let them through, and
+// back at their deadline or stop request in any case.
 #include <array>
 #include <atomic>
 #include <chrono>

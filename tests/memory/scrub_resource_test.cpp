@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks that are scrubbed before their upstream has them back: in stream order, without anybody
-// waiting.
+// Blocks that are scrubbed before they go back to their upstream: in stream order, and without any
+// thread waiting.
 #include <array>
 #include <chrono>
 #include <cstddef>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A block that moves to the host and back: its contents come along, and whatever goes wrong it is
-// in one place or the other.
+// A block that moves to the host and back: its contents move along, and whatever goes wrong, the
+// block is in one place or the other.
 #include <chrono>
 #include <cstddef>
 #include <cstring>

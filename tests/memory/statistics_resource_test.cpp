@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a statistics_resource says: statistics for all and for each scope, wrong frees, leaks with
-// labels and stack traces.
+// The reports of a statistics_resource: statistics in total and for each scope, wrong frees, and
+// leaks with labels and stack traces.
 #include <algorithm>
 #include <array>
 #include <atomic>

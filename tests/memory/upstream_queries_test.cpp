@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// What is asked through whatever stands on a tenant's memory: whose it is, and the largest block
-// that could be had.
+// Queries through the layers on a tenant's memory: its owner, and the largest block that could be
+// allocated.
 #include <cstddef>
 #include <cstdint>
 

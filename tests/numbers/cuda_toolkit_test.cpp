@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread, alone
-// The number types against the toolkit's: the same layout, the same bits from the same floats.
+// The number types against the toolkit's types: the same layout, and the same bits from the same
+// floats.
 #include <gpushare/collective/epilogue_stages.hpp>
 #include <gpushare/numbers.hpp>
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread, optimised, alone
-// The number types against their definition: values are worked out from sign, exponent and mantissa
-// in double, rounding from the two neighbours. The toolkit's own conversions are compared in
-// cuda_toolkit_test.cpp.
+// The number types against their definition: values are computed from sign, exponent and mantissa
+// in double, and rounding from the two neighbours. cuda_toolkit_test.cpp compares them with the
+// toolkit's own conversions.
 #include <gpushare/numbers.hpp>
 
 #include <bit>

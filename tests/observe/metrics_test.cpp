@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Metrics as text: the format's rules, whatever goes in, and the names that dashboards know.
+// Metrics as text: the rules of the format, for any input, and the names that dashboards know.
 #include <algorithm>
 #include <array>
 #include <cctype>

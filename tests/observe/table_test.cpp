@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// The text table: widths, alignment, what it refuses.
+// The text table: widths, alignment, refusals.
 #include <stdexcept>
 #include <string>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tenants over several devices: what each device shows them, and admissions and resizes beside
-// others that burst.
+// Tenants over several devices: the view that each device gives them, and admissions and resizes
+// beside other tenants that use burst.
 #include <array>
 #include <atomic>
 #include <chrono>

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// Data partitions: every element on exactly one rank, boundaries where they were asked for, no
-// overflow at the edge of 64 bits; small ones exhaustively, the others at random.
+// Data partitions: every element is on exactly one rank, boundaries are where they were requested,
+// and nothing overflows at the edge of 64 bits. Small partitions exhaustively, the others at
+// random.
 #include <algorithm>
 #include <array>
 #include <cstddef>

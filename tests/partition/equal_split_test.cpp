@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// The equal split: N/M whole, M distinct devices of one node, room on each; each broken rule is an
-// error of its own that says what would do.
+// The equal split: N/M whole, M distinct devices of one node, room on each. Each broken rule has
+// its own error, which says what would work.
 #include <algorithm>
 #include <cstdint>
 #include <functional>

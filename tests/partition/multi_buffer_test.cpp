@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arrays over several devices of the host node: scattered, gathered, with halos; memory that can't
-// be had or is too much.
+// Arrays over several devices of the host node: scattered, gathered, with halos; and memory that is
+// unavailable or too large.
 #include <algorithm>
 #include <array>
 #include <chrono>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reservations across devices: all or nothing, in one step for everybody else, with quotas as what
-// is reserved.
+// Reservations across devices: all or nothing, in one step as other threads see it, with quotas as
+// the reserved resources.
 #include <algorithm>
 #include <array>
 #include <atomic>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Topologies and the choice of the best connected devices, against brute force; splits that follow
+// Topologies and the choice of the best-connected devices, against brute force; splits that follow
 // them; the catalogue.
 #include <algorithm>
 #include <array>

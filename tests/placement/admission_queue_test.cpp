@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// Which requests are placed, which wait, which go first, and which are never placed.
+// Which requests are placed, wait, go first, or are never placed.
 #include <algorithm>
 #include <array>
 #include <chrono>

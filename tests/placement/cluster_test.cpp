@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// The state of a cluster: placements are whole or not at all, releases undo them exactly, refusals
-// name what is missing.
+// The state of a cluster: placements are whole or not at all, releases undo them exactly, and
+// refusals name the missing resource.
 #include <cstdint>
 #include <map>
 #include <string>

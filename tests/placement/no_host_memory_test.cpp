@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread, alone
-// Plans that are carried out where the host has no memory: whole or not at all.
+// Plans that are carried out while the host has no memory: whole or not at all.
 #include "support/sanitizers.hpp"
 
 #ifndef SUPPORT_THREAD_SANITIZED

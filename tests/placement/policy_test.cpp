@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// Every policy: places whatever fits somewhere, where it fits, the same way every time; and the
-// index answers as a look at every node does.
+// Every policy places each request that fits somewhere, in a place where it fits, and the same way
+// every time. The index gives the same answers as asking about every node.
 #include <algorithm>
 #include <cstdint>
 #include <limits>

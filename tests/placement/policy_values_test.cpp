@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// What the policies that know their workload compute: fragmentation, bid prices, the value of a
-// node.
+// The values that workload-aware policies compute: fragmentation, bid prices, the value of a node.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// Whom a request of a higher level may displace, and how that goes.
+// Which tenants a request of a higher level may displace, and how.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>

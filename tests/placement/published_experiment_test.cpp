@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// The published experiment on the public trace, where it is there: the replay is right if it meets
-// the published table.
+// The published experiment on the public trace, if the trace is there: the replay is right if it
+// matches the published table.
 #include <cinttypes>
 #include <cstdint>
 #include <cstdio>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// What each policy is there for.
+// The purpose of each policy.
 #include <array>
 #include <chrono>
 #include <cstdint>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread, slow
-// What the policies promise, in virtual time, for random tenants, weights, arrivals and kernel
-// lengths. Every property is also put to a policy with a bug that it is there to find.
+// The promises of the policies, in virtual time, for random tenants, weights, arrivals and kernel
+// lengths. Every property is also tried on a policy with a bug that it must find.
 #include <algorithm>
 #include <chrono>
 #include <cmath>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// Dynamic batching in virtual time: when batches go, what is in them, and that nothing is lost or
-// late.
+// Dynamic batching in virtual time: when batches go, what they contain, and that no request is lost
+// or late.
 #include <chrono>
 #include <cstdint>
 #include <memory>

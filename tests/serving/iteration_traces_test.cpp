@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// Batching by iteration by random traces in virtual time: pages, quotas and budgets hold in every
-// step, every text ends or is told why, and is to the token what it would be by itself; tenants
-// that always have work are given tokens by their weights.
+// Batching by iteration with random traces in virtual time. Pages, quotas and budgets hold in every
+// step. Every text ends, or learns why not, and has the same tokens as alone. Tenants that always
+// have work get tokens by their weights.
 #include <algorithm>
 #include <chrono>
 #include <cmath>

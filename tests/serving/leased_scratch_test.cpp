@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scratch that engines lease one after the other: one block, charged once, in the order of streams,
-// gone with its tenant.
+// Scratch memory that engines lease one after the other: one block, charged once, in stream order,
+// and freed with its tenant.
 #include <atomic>
 #include <chrono>
 #include <cstdint>

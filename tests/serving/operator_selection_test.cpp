@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Choices of operators: the table as text, against any input, and what a tenant measures.
+// The choice of operators: the table as text, for any input, and the measurements of a tenant.
 #include <algorithm>
 #include <array>
 #include <chrono>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: alone
-// Pages come back, and texts go on step by step, where the host has no memory.
+// Pages come back, and texts go on step by step, while the host has no memory.
 #include "support/sanitizers.hpp"
 
 #ifndef SUPPORT_THREAD_SANITIZED

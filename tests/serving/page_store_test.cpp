@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pages of KV caches: addresses that stay, memory that comes and goes with the load, all or
-// nothing, and exact under attack.
+// Pages of KV caches: fixed addresses, memory that follows the load, all or nothing, and exact
+// under attack.
 #include <algorithm>
 #include <array>
 #include <atomic>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scale to zero: when a model goes how deep, what it takes to wake, and a tenant that really does.
+// Scale to zero: when and how deeply a model sleeps, how long waking takes, and a tenant that
+// really sleeps.
 #include <algorithm>
 #include <atomic>
 #include <chrono>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread
-// Usage as lines of text and as bills: there and back, torn lines, and sums that are exact however
-// time is cut.
+// Usage as lines of text and as bills: round trips, torn lines, and sums that are exact however
+// time is divided.
 #include <algorithm>
 #include <array>
 #include <cerrno>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of an admission outside of the tenancy's mutex: a driver takes its time for a stream,
-// and no other thread waits for that.
+// The part of an admission outside of the tenancy's mutex: the driver may take long to make a
+// stream, and no other thread waits for that.
 #include <chrono>
 #include <cstdint>
 #include <functional>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory that is overwritten between tenants, with failures and with tenants that don't need it: no
-// tenant finds another one's data, and no fill reaches into a block that has another owner by then.
-// And tenants that close while threads wait.
+// tenant finds another tenant's data, and no fill writes into a block that has another owner by
+// then. Also tenants that close while threads wait.
 #include <algorithm>
 #include <chrono>
 #include <cstddef>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Closing a tenant beside what stands on its memory and beside calls that overlap: nothing is lost,
-// nothing is handed out of what was taken back, and complete means that nothing is charged.
+// Closing a tenant with layers on its memory and with overlapping calls: no memory is lost, no
+// memory is handed out that was taken back, and a complete close leaves nothing charged.
 #include <atomic>
 #include <chrono>
 #include <csignal>

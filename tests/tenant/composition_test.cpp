@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: slow
-// Whatever is stacked keeps the promises of its parts: every stack, on every kind of owner, in
-// every scenario.
+// Every stack keeps the promises of its parts: every stack, on every kind of owner, in every
+// scenario.
 #include <chrono>
 #include <cstdint>
 #include <cstdio>

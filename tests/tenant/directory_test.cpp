@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tenants from a list that changes: who comes, stays, changes and goes; a bad list changes nothing,
-// a full device refuses one and costs the others nothing.
+// Tenants from a list that changes: tenants that come, stay, change and go. A bad list changes
+// nothing; a full device refuses one tenant and doesn't affect the others.
 #include <atomic>
 #include <chrono>
 #include <cstddef>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scrubbing as a client of a limiter: in pieces, which others get in between, and no block is back
-// before its last piece.
+// Scrubbing as a client of a limiter: in pieces, between which other work gets in; and no block is
+// back before its last piece.
 #include <gpushare/tenant/limited_scrubber.hpp>
 
 #include <chrono>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: alone
-// Whatever runs out of the host's memory meanwhile: of an arena stack's chunks none is given up
-// while it is mapped, none is lost, and no free that has happened is denied; a tenant that is moved
-// or parked has its data here or there.
+// Tenants while the host runs out of memory: an arena stack gives up no chunk while the chunk is
+// mapped, no chunk is lost, and a free that has happened is never reported as failed. A tenant that
+// is moved or parked has its data in one place or the other.
 #include <algorithm>
 #include <array>
 #include <cstddef>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What no tenant allocated is measured and set aside: at the start, at each admission, on request.
-// And memory that a tenant waits for.
+// Memory that no tenant allocated is measured and set aside: at the start, at each admission, and
+// on request. Also memory for which a tenant waits.
 #include <atomic>
 #include <chrono>
 #include <cstddef>

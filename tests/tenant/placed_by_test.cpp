@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tenancy whose devices are chosen by a placement policy, or by any function of the embedder's.
+// A tenancy whose devices are chosen by a placement policy, or by any function of the embedder.
 #include <algorithm>
 #include <chrono>
 #include <cstddef>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tenants that are put where a plan says: the queue, reservations, moves, and notices to go.
+// Tenants that are placed by a plan: the queue, reservations, moves, and notices to go.
 #include <chrono>
 #include <cstddef>
 #include <cstdint>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tenancies over devices whose SMs are in slices: where tenants run, by the ledger; the promises of
-// each slice; and sharing by time alone on a device without slices.
+// each slice; and sharing only by time on a device without slices.
 #include <array>
 #include <atomic>
 #include <chrono>

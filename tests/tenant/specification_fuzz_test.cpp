@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread, alone
-// The readers of specifications against random input: they answer or refuse, and what they accept
-// is what was written.
+// The readers of specifications with random input: they answer or refuse, and an accepted
+// specification is the one that was written.
 #include <algorithm>
 #include <array>
 #include <cstddef>

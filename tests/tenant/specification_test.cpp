@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: one-thread, alone
-// Specifications from text, Kubernetes labels and environment variables: what each says, and that
-// everything else is an error that names its key.
+// Specifications from text, Kubernetes labels and environment variables: their meaning, and errors
+// that name the key for everything else.
 #include <array>
 #include <chrono>
 #include <cstddef>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The layers of a tenant's memory(): with each of them quotas are exact, frees are checked,
-// neighbours have their promised bytes, and a close takes everything back.
+// neighbours get their promised bytes, and a close takes everything back.
 #include <algorithm>
 #include <array>
 #include <atomic>

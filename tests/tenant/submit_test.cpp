@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// All about submissions that a tenant offers by itself: several streams, options, callbacks,
-// coroutines, requests, cancelling, sleep.
+// A tenant's own ways to submit: several streams, options, callbacks, coroutines, requests,
+// cancelling, sleep.
 #include <array>
 #include <atomic>
 #include <chrono>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tenants where threads and locks meet: what runs inside a resize, readers beside it, doomed
-// attempts beside others' bursts; and what refusals say.
+// Tenants, threads and locks: code that runs inside a resize, readers beside it, impossible
+// requests beside others' burst, and the texts of refusals.
 #include <atomic>
 #include <chrono>
 #include <cstddef>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One program out of objects by g++ and by nvcc: what each side thinks the types are, and calls
+// One program of objects compiled by g++ and by nvcc: how each side sees the types, and calls
 // across the border.
 #pragma once
 

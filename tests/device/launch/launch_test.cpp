@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What launch.cuh and cooperative.cuh ask of the CUDA runtime, over the stand-in: their host side
-// as nvcc compiles it.
+// The calls of launch.cuh and cooperative.cuh to the CUDA runtime, over the stand-in: their host
+// side as nvcc compiles it.
 #include <gpushare/backend/cuda/node.hpp>
 
 #include <cstring>

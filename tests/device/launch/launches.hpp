@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launches as nvcc compiles them, to be called by tests that g++ compiles, and what reached the
-// CUDA runtime by them.
+// Launches compiled by nvcc, which tests compiled by g++ call, and records of the calls that reach
+// the CUDA runtime.
 #pragma once
 
 #include <chrono>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a plug-in says about itself.
+// The description that a plug-in gives of itself.
 #pragma once
 
 struct plugin_facts {

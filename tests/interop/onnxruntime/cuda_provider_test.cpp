@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The recipe for ONNX Runtime's CUDA provider, by the library that PyPI's onnxruntime-gpu has, over
-// the stand-in for CUDA. The provider itself is a library of its own, which needs cuBLAS, cuDNN and
-// a device, and isn't loaded here.
+// The recipe for ONNX Runtime's CUDA provider, with the library of PyPI's onnxruntime-gpu, over the
+// stand-in for CUDA. The provider itself is a separate library, which needs cuBLAS, cuDNN and a
+// device, and isn't loaded here.
 #include <cstddef>
 #include <cstdint>
 #include <string>

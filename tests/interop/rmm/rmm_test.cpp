@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // RMM itself, from its wheel: its adaptors on a tenant's memory, and its resources below a quota.
-// Over the stand-in, so without those of RMM's that ask a driver.
+// Over the stand-in, so without RMM's resources that call a driver.
 #include <rmm/error.hpp>
 #include <rmm/mr/callback_memory_resource.hpp>
 #include <rmm/mr/limiting_resource_adaptor.hpp>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A decoder on libtorch, batched by iteration: each text is, to the token, what it is by itself.
-// For `./dev check`: libtorch's headers take a while to compile.
+// A decoder on libtorch, batched by iteration: each text has the same tokens as alone. For
+// `./dev check`: libtorch's headers take a while to compile.
 #include <algorithm>
 #include <chrono>
 #include <cstddef>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// torch_gradients on CUDA: two ranks in one process, by libtorch's autograd and the stand-in for
-// CUDA. Operators run at once, on the host (fake_cuda.hpp), so what is tested of stream order is
+// torch_gradients on CUDA: two ranks in one process, with libtorch's autograd and the stand-in for
+// CUDA. Operators run immediately on the host (fake_cuda.hpp), so the tests of stream order check
 // which stream waits for which, and not the data.
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>

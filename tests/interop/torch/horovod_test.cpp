@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tensors on CUDA by Horovod's names: libtorch's own tensors and streams, over the stand-in for
-// CUDA. Operators run at once, on the host (fake_cuda.hpp).
+// CUDA. Operators run immediately on the host (fake_cuda.hpp).
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <cuda_runtime_api.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Packages of AOTInductor in the example server, by torch's own loader where the libtorch has it.
-// What AOTInductor would compile is package_model.cpp here.
+// Packages of AOTInductor in the example server, loaded by torch's own loader if the installed
+// libtorch has it. package_model.cpp stands for the code that AOTInductor would compile.
 #include <caffe2/serialize/inline_container.h>
 #include <torch/script.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A tenant's scope with libtorch's own c10 over the stand-in for CUDA: its streams, its guards, and
-// its caching allocator, behind which tenants' memory is. Models need libtorch_cuda, and a device.
+// its caching allocator with tenants' memory behind it. Models need libtorch_cuda and a device.
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The example server with models as TorchScript, which are made here, as its clients see them. For
+// The example server with TorchScript models, which the test makes, as its clients see them. For
 // `./dev check`: libtorch's headers take a while to compile.
 #include <torch/script.h>
 
