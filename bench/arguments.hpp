@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arguments of a benchmark program: `PROGRAM [OUT.json] [PART]`, an option that it has, or
-// --help anywhere. The name of a part is never taken for that of a file.
+// The command line of a benchmark program: `PROGRAM [OUT.json] [PART]`, plus the program's option
+// or --help anywhere. An argument that names a part is always a part, never a file.
 //
 //   const bench::arguments asked(argc, argv, {"two", "four"}, {"--cold", "with cold caches"});
 //   if (asked.wants("two")) two(r, asked.has_option());
@@ -18,15 +18,15 @@
 
 namespace bench {
 
-/// An option that a program has, if it has one: `--name`, and what that does.
+/// The one option that a program may have: its name with the dashes, and a description for --help.
 struct option {
     std::string_view name, what;
 };
 
 class arguments {
 public:
-    /// Prints how the program is used and ends it, if that is asked. Throws std::invalid_argument
-    /// for a part that isn't there.
+    /// Prints the usage and exits if the user asks for help. Throws std::invalid_argument for an
+    /// unknown part.
     arguments(int argc, char** argv, std::vector<std::string_view> parts = {}, option o = {})
         : parts_(std::move(parts)) {
         std::vector<std::string_view> given(argv + 1, argv + argc);
@@ -45,7 +45,7 @@ public:
         if (given.size() > (parts_.empty() ? 1 : 2))
             throw std::invalid_argument("too many arguments; --help says which there are");
         if (!given.empty() && !is_part(given[0])) {
-            json_ = given[0].data();  // one of argv: ends with a null
+            json_ = given[0].data();  // an element of argv, so null-terminated
             given.erase(given.begin());
         }
         if (given.empty()) return;
@@ -54,9 +54,9 @@ public:
         if (!is_part(part_)) throw std::invalid_argument("there is no part '" + std::string(part_) + "'. " + names());
     }
 
-    /// Null for none.
+    /// Null if the user gave no file.
     [[nodiscard]] const char* json() const noexcept { return json_; }
-    /// Whether this part was asked for, or no part alone.
+    /// True if the user asked for `part`, or for no part in particular.
     [[nodiscard]] bool wants(std::string_view part) const noexcept { return part_.empty() || part_ == part; }
     [[nodiscard]] bool wants_only(std::string_view part) const noexcept { return part_ == part; }
     [[nodiscard]] bool has_option() const noexcept { return has_option_; }

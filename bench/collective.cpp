@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// All-reduce against every MPI that is there, Gloo, and a copy of the same bytes; pipelines against
-// their steps one after the other; streams against rank threads; how fast an abort is.
+// Compares all-reduce with each MPI library on this machine, with Gloo, and with a plain copy of
+// the same bytes. Also compares pipelines with the same steps in sequence, streams with rank
+// threads, and measures how fast an abort takes effect.
 #include <gpushare/collective/collectives.hpp>
 #include <gpushare/collective/submit.hpp>
 #include <gpushare/collective/tune.hpp>
@@ -34,7 +35,7 @@ using bench::on_ranks;
 constexpr std::size_t rounds = 5;
 constexpr std::size_t sizes = std::size(bench::sweep_sizes);
 
-/// What `tune` finds for programs that read what they get.
+/// Tunes for programs that read the result, as the sweep does.
 gs::tuning_table tuned(unsigned ranks) {
     const gs::communicator group(ranks);
     gs::tuning_table table;
@@ -45,7 +46,7 @@ gs::tuning_table tuned(unsigned ranks) {
     return table;
 }
 
-/// At the defaults.
+/// Our all-reduce with default settings, a thread for each rank.
 std::vector<double> ours(unsigned ranks) {
     const gs::communicator group(ranks);
     std::vector<double> medians;
@@ -60,7 +61,7 @@ std::vector<double> ours(unsigned ranks) {
     return medians;
 }
 
-/// The same on streams of the host backend, submitted and waited for by one thread.
+/// Our all-reduce on streams of the host backend. One thread submits and waits for all ranks.
 std::vector<double> ours_on_streams(unsigned ranks) {
     gs::host::node node({.devices = ranks, .sms = 1});
     const gs::communicator group(ranks);
@@ -87,16 +88,17 @@ std::vector<double> ours_on_streams(unsigned ranks) {
                 gs::errc::none)
                 throw std::runtime_error("submitting failed");
             for (auto& q : queues) q.record().wait(gs::never);
-            for (unsigned r = 1; r < ranks; ++r) bench::read_result(out[r], n);  // rank 0's is read by the sweep
+            // The sweep itself reads the result of rank 0.
+            for (unsigned r = 1; r < ranks; ++r) bench::read_result(out[r], n);
         },
         [] {}, 4);
 }
 
-/// A sweep per round.
+/// The result of one sweep for each round.
 using sweeps = std::vector<std::vector<double>>;
 
-/// The least ratio over sizes [first, last) and the uses of buffers from `from` to `to` of the
-/// medians over rounds.
+/// Reports the lowest ratio among the sizes in [first, last) and the buffer uses `from` to `to`.
+/// The ratio for a size is the median over the rounds.
 void ratio_figure(bench::report& r, const std::string& name, const sweeps& mine, const sweeps& other, std::size_t first,
                   std::size_t last, bench::buffers from = bench::buffers::warm,
                   bench::buffers to = bench::buffers::cold) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The figures of compute limiters: how well shares hold, what a high-priority tenant waits, what it
-// costs. The truth about device time is the host device's own ledger.
+// Measures compute limiters: how exactly they divide the device, how long a high-priority tenant
+// waits, and what a limiter costs. The host device's own ledger says how much device time each
+// tenant really used.
 #include <cstdio>
 #include <exception>
 #include <stdexcept>

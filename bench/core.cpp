@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The figures of the core: what the parts that everything else stands on cost, and how well the
-// demo's shares hold.
+// Measures the core: the cost of the parts on which everything else rests, and how exactly the demo
+// divides the device.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -30,8 +30,9 @@ std::atomic<std::size_t> allocations{0};
 
 }  // namespace
 
-// Counts what the program allocates, so that "no allocation" is a measurement. Not inlined: g++
-// would see malloc and operator delete meet, and warn.
+// Counts the program's allocations, so that the benchmark can measure "no allocation". The
+// functions aren't inlined, because g++ would then see a pointer from malloc reach operator delete
+// and warn.
 [[gnu::noinline]] void* operator new(std::size_t size) {
     allocations.fetch_add(1, std::memory_order_relaxed);
     if (void* p = std::malloc(size == 0 ? 1 : size)) return p;
@@ -47,8 +48,8 @@ using namespace std::chrono_literals;
 
 constexpr std::size_t repeats = 41;
 
-/// A quota with current, peak and counts, against the least that a correct quota can do: one
-/// compare-and-swap to reserve and one subtract to release.
+/// Compares a quota that tracks the current level, the peak and the counts with the cheapest
+/// correct quota: one compare-and-swap to reserve and one subtraction to release.
 void quota_pair(bench::report& r) {
     constexpr std::size_t calls = 200'000;
     const auto ours = [] {
@@ -62,14 +63,14 @@ void quota_pair(bench::report& r) {
     r.figure("core.quota_pair_vs_cas", bench::ratios(repeats, ours, [] { return bench::quota_floor(calls); }), "x");
 }
 
-/// Work that is done as soon as it is enqueued: leaves the limiter's own cost.
+/// Finishes each piece of work at once, so that only the limiter's own cost is left.
 struct immediate_stream {
     using point = gpushare::immediate_point;
     static point record() { return {}; }
 };
 
-/// An uncontended permit, from asking for it to handing it over with the work: the gate and its
-/// account.
+/// Measures an uncontended permit, from the request to the hand-over of the work: the gate and its
+/// accounting.
 void admit(bench::report& r) {
     constexpr std::size_t calls = 100'000;
     gpushare::compute_limiter<immediate_stream, gpushare::host::steady_clock> limiter;
@@ -91,7 +92,8 @@ void admit(bench::report& r) {
     limiter.close(client);
 }
 
-/// Enqueuing an empty kernel on the host device while its SMs are busy, as they are when it counts.
+/// Measures an empty kernel's launch on the host device while the SMs are busy, which is when
+/// launches matter.
 void host_launch(bench::report& r) {
     constexpr std::size_t calls = 20'000;
     r.figure("core.host_launch_ns",
@@ -110,8 +112,8 @@ void host_launch(bench::report& r) {
              "ns");
 }
 
-/// The weighted run of the demo: largest share error of a backlogged tenant in any second of any
-/// window of the trace, by the node's ledger.
+/// Runs the demo with weights. The figure is the largest share error of a backlogged tenant in any
+/// second of any window of the trace, by the node's ledger.
 void demo_shares(bench::report& r) {
     trace_replay::options o;
 #ifdef GPUSHARE_SHARED_DATA
@@ -131,7 +133,7 @@ void demo_shares(bench::report& r) {
     }
     std::printf("# weighted runs of 5 windows of %s\n",
                 o.trace.empty() ? "the built-in generator" : "lora_request_trace.csv");
-    r.figure("core.demo_share_error_pp", {std::ranges::max(errors)}, "pp");  // over all cases, and here is each
+    r.figure("core.demo_share_error_pp", {std::ranges::max(errors)}, "pp");  // the worst window
     r.figure("core.demo_share_error_of_a_window_pp", errors, "pp");
     r.figure("core.demo_share_error_of_a_share", {std::ranges::max(relative)}, "%");
     r.figure("core.demo_three_backlogged_s", together, "s");

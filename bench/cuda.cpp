@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The figures of the CUDA backend that need no device: what a limiter adds to a launch, in time and
-// in CUDA calls, over the stand-in for the runtime.
+// Measures what needs no GPU in the CUDA backend: the time and the CUDA calls that a limiter adds
+// to a launch, over the stand-in for the runtime.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -36,7 +36,7 @@ using namespace gpushare::literals;
 using namespace std::chrono_literals;
 using gpushare::cuda::stream;
 
-/// The time of the stand-in, which is real unless a benchmark moves it.
+/// The stand-in's clock. The clock runs in real time unless a benchmark moves the time by hand.
 struct standin_clock {
     [[nodiscard]] static gpushare::instant now() noexcept { return gpushare::instant{standin::now()}; }
 };
@@ -44,7 +44,7 @@ using call_counts = std::map<std::string, double>;
 
 constexpr gpushare::detail::empty_kernel empty;
 
-/// A node on a stand-in of its own, with two clients of a limiter and a stream for each.
+/// A node on a fresh stand-in, with two clients of a limiter and a stream for each client.
 template <class Clock>
 struct rig {
     using limiter = gpushare::compute_limiter<stream, Clock>;
@@ -52,7 +52,7 @@ struct rig {
     rig(standin::timing time, std::size_t n)
         : started((standin::reset({.devices = 1, .time = time}), true)), clients(n) {}
 
-    /// The client whose turn it is, of the first `clients`.
+    /// The next client in turn, among the first `clients` clients.
     std::size_t turn() { return next = next + 1 < clients ? next + 1 : 0; }
     void launch() { streams[turn()].launch({}, empty); }
     void launch_gated() {
@@ -64,7 +64,7 @@ struct rig {
         if (auto p = gate.acquire(ids[i])) p->enqueue(streams[i], [](stream& x) { x.launch({}, empty); });
     }
 
-    bool started;  // before the node
+    bool started;  // resets the stand-in before the node is made
     std::size_t clients = 1, next = 0;
     gpushare::cuda::node node;
     stream streams[2] = {node.make_stream({0}), node.make_stream({0})};
@@ -72,7 +72,7 @@ struct rig {
     gpushare::client_id ids[2] = {gate.add({.weight = 50_pct}), gate.add({.weight = 50_pct})};
 };
 
-/// CUDA calls by name that `f` makes, per call of it in the long run.
+/// Counts the CUDA calls that `f` makes, by name: the mean per call of `f` after a warm-up.
 template <std::invocable F>
 call_counts cuda_calls(F f) {
     constexpr std::size_t warm_up = 1000, counted = 1000;
@@ -80,7 +80,7 @@ call_counts cuda_calls(F f) {
     standin::forget_calls();
     for (std::size_t i = 0; i < counted; ++i) f();
     call_counts counts;
-    for (const auto& c : standin::calls()) counts.try_emplace(c.name);  // the last calls: all names are among them
+    for (const auto& c : standin::calls()) counts.try_emplace(c.name);  // the last calls contain every name
     for (auto& [name, n] : counts) n = static_cast<double>(standin::count(name)) / static_cast<double>(counted);
     return counts;
 }
@@ -102,7 +102,7 @@ double of(const call_counts& counts, const char* name) {
     return found == counts.end() ? 0 : found->second;
 }
 
-/// With the clock of the stand-in moved by hand.
+/// Closes the client while the benchmark advances the stand-in's clock.
 template <class Limiter>
 void close(Limiter& gate, gpushare::client_id client) {
     while (!gate.close(client, gpushare::instant::min())) standin::advance(1s);
@@ -114,7 +114,7 @@ void print(const char* what, const call_counts& counts) {
     std::printf("\n");
 }
 
-/// Calls that the library makes beyond a launch, made directly.
+/// Repeats, directly, the calls that the library makes in addition to a launch.
 class same_calls {
 public:
     explicit same_calls(const call_counts& counts) {
@@ -155,7 +155,7 @@ public:
     }
 
 private:
-    struct owed {  // calls that come to less than one each time
+    struct owed {  // accumulates fractions of a call until a whole call is due
         double each_time = 0, now = 0;
         bool due() {
             if (now < 1) {
@@ -170,8 +170,8 @@ private:
     cudaEvent_t events_[2] = {};
 };
 
-/// What no permit can do without: a reading of the clock, and two exchanges that other threads see,
-/// one to let in and one when it is enqueued.
+/// The work that no permit can avoid: one reading of the clock, and two exchanges that other
+/// threads see. The first exchange admits the work, the second marks the work as enqueued.
 class least_permit {
 public:
     void operator()() {
@@ -188,18 +188,19 @@ struct permit_costs {
     std::vector<double> submit, floor, in_two_steps;  // ns
 };
 
-/// An uncontended permit, the launch behind it and the account of it, on a device that is done at
-/// once; less the launch and the same CUDA calls made directly, for the stand-in's calls cost what
-/// they cost. And the least that one can cost, measured the same way; and one that goes by the
-/// mutex each time, for its permit is taken before its stream is known. Several clients submit in
-/// turn, each on its stream.
+/// Measures an uncontended permit together with the launch and the accounting, on a device that
+/// finishes work at once. Subtracts the launch and the same CUDA calls made directly, because the
+/// stand-in's calls have a cost of their own. Measures two variants the same way: the least work
+/// that a permit needs, and a permit that the program takes before the stream is known and that
+/// therefore locks the mutex each time. Several clients take turns, each on its own stream.
 permit_costs permits(std::size_t clients) {
-    // Short turns, ours and the bare one by one: the difference is small beside what the stand-in
-    // takes, and a median of many pairs leaves out those in which something else ran.
+    // Each turn is short, and measured turns alternate with bare turns: the difference is small
+    // compared with the time that the stand-in takes. The median of many pairs leaves out the pairs
+    // that another program disturbed.
     constexpr std::size_t calls = 64, turns = 2001;
     rig<gpushare::host::steady_clock> device(standin::timing::automatic, clients);
-    // The stand-in works when it is asked something: often enough on both sides, so that nothing
-    // piles up.
+    // The stand-in makes progress only when the program calls the runtime. Both sides query often
+    // enough that no work piles up.
     auto drained = [&, n = 0](auto launch) mutable {
         launch();
         if (++n % 16 == 0)
@@ -239,10 +240,10 @@ void permit_submit(bench::report& r) {
     r.figure("cuda.permit_in_two_steps_ns", one.in_two_steps, "ns");
 }
 
-/// CUDA calls per launch through a limiter, beyond those of the launch, where the device always has
-/// as much work as the limiter lets in: one submission ends for each that is handed over. Several
-/// clients hand over in turn, each for its stream; a submission fills the device, so they take
-/// turns there.
+/// Counts CUDA calls per launch through a limiter, without the calls of the launch itself. The
+/// device always has as much work as the limiter admits, so one submission ends for each submission
+/// that is handed over. The clients submit in turn, each to its own stream. A submission fills the
+/// device, so the clients also take turns on the device.
 call_counts calls_per_submission(std::chrono::microseconds length, std::size_t clients) {
     rig<standin_clock> device(standin::timing::manual, clients);
     const auto bare = cuda_calls([&] { device.launch(); });
@@ -260,8 +261,8 @@ call_counts calls_per_submission(std::chrono::microseconds length, std::size_t c
     return beyond;
 }
 
-/// The figure is of one client with kernels that are short enough for their points to matter; two
-/// clients, and kernels of 1 ms, are the worst.
+/// The main figure comes from one client with kernels so short that the cost of their points
+/// matters. The worst case also includes two clients and kernels of 1 ms.
 void call_figures(bench::report& r) {
     double worst_of_short = 0, worst_records = 0, worst_but_peeks = 0, worst = 0;
     for (const std::size_t clients : {1U, 2U})
@@ -284,8 +285,8 @@ void call_figures(bench::report& r) {
     r.figure("cuda.standin_records_per_submission", {worst_records}, "calls");
 }
 
-/// Of what `torch_scope` takes from: blocks that are freed on the stream of their allocation, of
-/// sizes that models have.
+/// Counts the CUDA calls of the pool behind `torch_scope` for blocks that are freed on the stream
+/// that allocated them. The sizes are typical of models.
 double calls_per_free_on_the_same_stream() {
     constexpr std::size_t sizes[] = {512, 100'000, 1 << 20, 5 << 20, 12 << 20, 20 << 20};
     constexpr std::size_t rounds = 200;
@@ -312,8 +313,8 @@ double calls_per_free_on_the_same_stream() {
     return worst;
 }
 
-/// From the end of an urgent client's work to the return of a held launch, in us. The end is the device's, behind a scope
-/// that is over, or the scope's.
+/// Microseconds from the end of an urgent client's work until a held launch returns. In `by_device`
+/// the scope is over already, and the device's work ends. In `by_host` the scope itself ends.
 struct held_wakes {
     std::vector<double> by_device, by_host;
 };
@@ -361,7 +362,7 @@ held_wakes wakes() {
     return all;
 }
 
-/// The lines of code in the blocks that the page on engines begins with.
+/// Counts the lines of code at the start of the documentation page on engines.
 double lines_of_the_scope() {
     std::ifstream page(GPUSHARE_GPU_PAGE);
     bool inside = false;

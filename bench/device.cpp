@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Device code without a device: the kernels of tests/gpu/jobs.cu, run as nvcc compiled them by the
-// PTX executor. Counts, but for the executor's own speed.
+// Tests and measures device code without a GPU. The PTX executor runs the kernels of
+// tests/gpu/jobs.cu as nvcc compiled them. All figures are counts, except the executor's own speed.
 #include <sys/types.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -39,9 +39,9 @@ constexpr std::array orders{ptx::turns::fair, ptx::turns::shuffled, ptx::turns::
 
 std::uint32_t cores() { return std::max(1U, std::thread::hardware_concurrency()); }
 
-/// f(part) for a part a core, each in a process of its own: the executor runs one machine a
-/// process. What they say. None in this one: jobs leave threads of the host's backend, which a
-/// later process wouldn't have.
+/// Calls f(part) once for each core, in a process of its own, because the executor runs one machine
+/// per process. Returns the text from each process. The parent runs no part: jobs leave threads of
+/// the host backend behind, and fork() doesn't copy threads into later children.
 std::vector<std::string> in_processes(const std::function<std::string(std::uint32_t)>& f) {
     struct child {
         pid_t id;
@@ -87,10 +87,10 @@ std::vector<std::string> in_processes(const std::function<std::string(std::uint3
 
 // ---- random jobs
 
-/// What came of them; as text, so that it comes through a pipe.
+/// The sums of the results. Their text form travels through the pipe from each process.
 struct outcome {
     double cases = 0, weak = 0, elements = 0, wrong = 0, races = 0, instructions = 0, seconds = 0;
-    std::set<std::string> executed{};  // kernels
+    std::set<std::string> executed{};  // names of kernels
 
     [[nodiscard]] std::string text() const {
         std::ostringstream out;
@@ -110,12 +110,13 @@ struct outcome {
     }
 };
 
-/// So many cases, by all cores. `run` runs one: what is wrong with it.
+/// Spreads `cases` cases over all cores. `run` runs one case and describes what is wrong with the
+/// results.
 template <class Run>
 outcome random_cases(std::uint64_t cases, const Run& run) {
     outcome sum;
     for (const auto& text : in_processes([&](std::uint32_t part) {
-             constexpr int told = 5;  // of what is wrong
+             constexpr int told = 5;  // print at most five failures of each process
              const auto before = ptx::runtime::total();
              outcome mine;
              for (std::uint64_t n = part; n < cases; n += cores()) {
@@ -133,7 +134,7 @@ outcome random_cases(std::uint64_t cases, const Run& run) {
         sum.add(text);
     return sum;
 }
-/// Random jobs, each with a seed of its own, with `medleys` one in sixteen.
+/// Runs random jobs, each with its own seed. If `medleys` is set, one job in sixteen is a medley.
 template <class Run>
 outcome random_jobs(std::uint64_t cases, std::uint64_t seed, bool medleys, const Run& run) {
     return random_cases(cases, [&](std::uint64_t n, outcome& mine) {
@@ -146,8 +147,8 @@ outcome random_jobs(std::uint64_t cases, std::uint64_t seed, bool medleys, const
     });
 }
 
-/// What is not a collective: packing, feedback, group operators, and what ranks bring that have
-/// joined.
+/// The tests of kernels other than collectives: packing, error feedback, operators over groups, and
+/// the contributions of ranks that have joined.
 constexpr std::array of_gradients{&jobs::trouble_of_packing, &jobs::trouble_of_feedback, &jobs::trouble_of_batch_norm,
                                   &jobs::trouble_of_softmax, &jobs::trouble_of_joined};
 
@@ -166,7 +167,7 @@ outcome random_gradients(std::uint64_t cases) {
     });
 }
 
-/// Against the host's backend.
+/// Compares random jobs with the host backend's results.
 outcome fuzz(bench::report& r, std::uint64_t cases) {
     outcome o = random_jobs(cases, 1, true, [](const jobs::job& j, std::uint64_t n, auto& any, outcome& mine) {
         const jobs::setting s{.who = orders[any() % orders.size()], .seed = any(), .weak_memory = n % 4 == 3};
@@ -233,7 +234,7 @@ survey mutate(std::uint32_t one_in, jobs::mutated what) {
     return all;
 }
 
-/// How many of the survivors nobody has a reason for.
+/// Counts the survivors for which the list of reasons has no entry.
 double unexplained(const survey& s, const char* what) {
     double without = 0;
     for (const auto& m : s.survivors) {
@@ -245,18 +246,19 @@ double unexplained(const survey& s, const char* what) {
     return without;
 }
 
-/// How many survive without a reason.
+/// Returns the number of survivors without a reason.
 double mutants(bench::report& r, std::uint32_t one_in) {
     const survey all = mutate(one_in, jobs::mutated::orders);
     const double without_reason = unexplained(all, "mutant");
     r.figure("device.mutants", {all.tried}, "mutants");
     r.figure("device.mutants_killed_pct", {all.killed_pct()}, "%");
     r.figure("device.mutants_unexplained", {without_reason}, "mutants");
-    r.figure("device.races_of_mutants", {all.races}, "findings");  // the control of device.races
+    // This control shows that device.races can find races.
+    r.figure("device.races_of_mutants", {all.races}, "findings");
     return without_reason;
 }
 
-/// The same.
+/// The same as mutants(), for mutated bounds instead of mutated memory orders.
 double bound_mutants(bench::report& r, std::uint32_t one_in) {
     const survey bounds = mutate(one_in, jobs::mutated::bounds);
     const double without_reason = unexplained(bounds, "bound");
@@ -284,13 +286,14 @@ int main(int argc, char** argv) {
                                      {"--short", "a hundredth of the cases"});
         const std::uint32_t part = asked.has_option() ? 100 : 1;
         bench::report r("kernels of tests/gpu/jobs.cu for sm_90, on the PTX executor");
-        r.setting("clock", "virtual");  // counts, and ranks are late by the executor's own clock
+        // Figures are counts, and the executor's own clock delays ranks.
+        r.setting("clock", "virtual");
         const auto unknown = ptx::runtime::unknown_in(ptx_files);
         for (const auto& what : unknown) std::fprintf(stderr, "bench_device: %s\n", what.c_str());
         r.figure("device.opcodes_unknown", {static_cast<double>(unknown.size())}, "opcodes");
         if (!unknown.empty()) throw std::runtime_error("nothing runs with these");
         double wrong = 0;
-        outcome found;  // by random jobs
+        outcome found;  // results of the random jobs
         if (asked.wants("costs")) costs(r);
         if (asked.wants("fuzz")) found.add(fuzz(r, 100'000 / part).text());
         if (asked.wants("failures")) found.add(failures(r, 5'000 / part).text());

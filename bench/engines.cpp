@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The figures of real engines beside each other on a GPU, on a device in virtual time that replays
-// what they launched on an H100: how late an urgent model's answers become, and what its neighbour
-// still gets done. And how far that device is from the real one.
+// Measures real engines that share a GPU, on a device in virtual time that replays launches
+// recorded on an H100. The figures say how late an urgent model's answers are, how much work the
+// neighbour still completes, and how closely the virtual device matches the real one.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -28,7 +28,8 @@ using engines::strategy;
 struct neighbour {
     const char* name;
     const char* recorded;
-    double host_pace;  // data/h100/README.md: host time to enqueue, over the recorded time under a profiler
+    // From data/h100/README.md: host time to enqueue, over the recorded time under a profiler.
+    double host_pace;
     double call_bar, background_bar;
 };
 constexpr neighbour neighbours[] = {{"inference", "resnet50_inference", 4.5 / 6.6, 1.5, 72},
@@ -37,16 +38,17 @@ constexpr neighbour neighbours[] = {{"inference", "resnet50_inference", 4.5 / 6.
 constexpr double p99_bar = 1.25, cost_bar = 2, share_bar = 1, metering_bar = 1, bound_bar = 3, beyond_bar = 2;
 constexpr strategy strategies[] = {strategy::plain, strategy::native, strategy::acquire, strategy::held,
                                    strategy::gated};
-constexpr double quarter = 428;  // requests a second: a quarter of what BERT does alone
+constexpr double quarter = 428;  // requests a second: a quarter of what BERT can serve alone
 
-/// What an H100 did, run 1 of data/h100/colocation.csv. The rows "single" are of an experiment with
-/// 500 us in flight.
+/// Measurements on an H100: run 1 of data/h100/colocation.csv. The rows with strategy "single" come
+/// from an experiment with at most 500 us in flight.
 struct measured {
     const char* neighbour;
     strategy how;
     double call_p99_us, p50_us, p90_us, p99_us, background;
 };
-constexpr double late_launches = 0.025;  // of that run's host: a call's P99 alone is 860 us, the median about 600
+// Fitted to that run's host: the P99 of a call alone is 860 us, the median about 600.
+constexpr double late_launches = 0.025;
 constexpr measured h100_did[] = {
     {"inference", strategy::plain, 4169, 192096, 367658, 396267, 0.924},
     {"inference", strategy::native, 2372, 3904, 10612, 18407, 0.898},
@@ -71,17 +73,17 @@ double alone_rate(const engines::busy_model& m, std::uint64_t seed) {
     return engines::colocate({.busy = {m}}, seed).busy[0].iterations_per_s;
 }
 
-/// One seed: everything beside everything, relative to the same seed's runs alone. The same
-/// requests arrive in all of them.
+/// Results for one seed: every neighbour with every strategy. Figures relate these to runs of the
+/// same seed in which each model is alone. The same requests arrive in all runs.
 struct round_of {
     engines::answers urgent_alone, urgent_alone_gated;
-    std::map<std::string, engines::outcome> beside;  // by "NEIGHBOUR STRATEGY"
+    std::map<std::string, engines::outcome> beside;  // key: "NEIGHBOUR STRATEGY"
     std::map<std::string, double> alone, held_alone, gated_alone;
 };
 
 std::string key(std::string_view name, strategy how) { return std::string(name) + ' ' + std::string(to_string(how)); }
 
-// The rate behind a gate whose urgent client never asks.
+// The neighbour's rate behind a gate whose urgent client never makes a request.
 double rate_behind(engines::setting s, const engines::recording& all, const neighbour& n, std::uint64_t seed) {
     s.served = {bert(all, 0)};
     s.busy = {busy(all, n)};
@@ -105,7 +107,8 @@ round_of measure(const engines::recording& all, std::uint64_t seed) {
     return r;
 }
 
-// of(seed) of each, on a thread of its own: time is virtual, so neighbours don't change a figure.
+// Calls of(seed) for each seed on a separate thread. Time is virtual, so runs don't disturb each
+// other's figures.
 template <class Of>
 auto of_seeds(std::uint64_t seeds, Of of) {
     std::vector<std::future<decltype(of(seeds))>> under_way;
@@ -133,8 +136,8 @@ std::vector<double> background(const std::vector<round_of>& rounds, const std::s
                 [&](const round_of& r) { return 100 * r.beside.at(k).busy[0].iterations_per_s / r.alone.at(name); });
 }
 
-// The gate in the stream has figures with bars; native priority alone is what has to miss those of
-// latency.
+// Reports the figures with bars for the gate in the stream. The control for the latency figures is
+// native priority alone, which must miss the bar.
 void report_gate(bench::report& out, const engines::recording& all, const std::vector<round_of>& rounds,
                  const neighbour& n) {
     const std::string k = key(n.name, strategy::gated), native = key(n.name, strategy::native);
@@ -163,9 +166,9 @@ void report_other(bench::report& out, const std::vector<round_of>& rounds, const
                    each(rounds, [&](const round_of& r) { return r.beside.at(k).busy[0].longest_hold_us; }), "us");
 }
 
-// What one engine without neighbours loses behind the gate: the worst of the three. And two that
-// want neither level nor share, inference beside prefill: what they get done together, against
-// plain threads.
+// The first function reports the loss of one engine without neighbours behind the gate: the worst
+// of the three engines. The second function reports the loss in combined progress, compared with
+// plain threads, of two engines with neither priority nor shares: inference beside prefill.
 double cost_alone(const engines::recording& all, strategy how, std::uint64_t seed) {
     double worst = 0;
     for (const neighbour& n : neighbours) {
@@ -197,8 +200,8 @@ void report_costs_of_nothing(bench::report& out, const engines::recording& all, 
     figure("engines.side_by_side_cost_pct", cost_side_by_side);
 }
 
-// What the gate costs while its urgent client never asks, the worst neighbour; and where it costs
-// too much, one of them.
+// Reports the cost of the gate while the urgent client makes no request: the worst neighbour
+// counts. The controls make the gate too expensive for one neighbour.
 void report_costs(bench::report& out, const engines::recording& all, const std::vector<round_of>& rounds) {
     const auto worst = [&](auto rates) {
         return each(rounds, [&](const round_of& r) {
@@ -223,9 +226,9 @@ void report_costs(bench::report& out, const engines::recording& all, const std::
 
 // ---- shares and charges
 
-/// The worst of all engines in these runs: how far its part of the device time is from its share,
-/// and its charge from the device time. And what all get done together, by the rate of each over
-/// its rate alone: the least of these runs.
+/// The worst errors over all engines in a set of runs: device time against share, and charge
+/// against device time. `progress_pct` adds up each engine's rate relative to its rate alone, and
+/// keeps the lowest sum.
 struct division_errors {
     double share_pp = 0, of_alone_pp = 0, metering_pct = 0, progress_pct = std::numeric_limits<double>::infinity();
 
@@ -237,9 +240,9 @@ struct division_errors {
     }
 };
 
-/// `weights` are percents, of the engines in the order of `neighbours`; 0: that one isn't there.
-/// `kept`: whether the gate is told them. `accounted`: the part of the charges that the account
-/// has.
+/// `weights` are percentages for the engines in the order of `neighbours`; 0 leaves an engine out.
+/// With `kept` false, the gate doesn't get the weights. `accounted` is the fraction of the charges
+/// that reaches the account.
 division_errors divide(const engines::recording& all, strategy how, const std::vector<std::uint32_t>& weights,
                        std::uint64_t seed, bool kept = true, double accounted = 1) {
     engines::setting s{.how = how};
@@ -293,24 +296,26 @@ void report_shares(bench::report& out, const engines::recording& all, std::uint6
 
 // ---- bounds
 
-// What calls of an urgent engine alone take. They scatter by less than a microsecond.
+// The time of an urgent engine's calls without neighbours. These times scatter by less than a
+// microsecond.
 struct alone_call {
     double p99_us, longest_us;
     explicit alone_call(const engines::answers& a)
         : p99_us(engines::percentile(a.call_us, 0.99)), longest_us(a.call_us.back() + 1) {}
 };
-// What was told, over the P99 of the waits. A wait is what a call took longer than the P99 of calls
-// alone.
+// The announced bound divided by the P99 of the waits. A wait is the time by which a call exceeds
+// the P99 of calls alone.
 double told_over_wait(const engines::answers& a, const alone_call& alone, double quantile) {
     return engines::percentile(a.told_us, quantile) /
            std::max(1.0, engines::percentile(a.call_us, 0.99) - alone.p99_us);
 }
 
-// Of both mechanisms, the worst.
+// Reports the worse of the two mechanisms.
 void report_bounds(bench::report& out, const engines::recording& all, const std::vector<round_of>& rounds) {
     std::vector<double> over_p99, p99_over_p99, violations;
     for (const round_of& r : rounds) {
-        const alone_call alone(r.urgent_alone_gated);  // with the host time that the gate takes of a request
+        // Includes the host time that the gate adds to a request.
+        const alone_call alone(r.urgent_alone_gated);
         double most = 0, most_p99 = 0;
         std::ptrdiff_t broken = 0;
         for (const neighbour& n : neighbours)
@@ -343,7 +348,8 @@ void report_bounds(bench::report& out, const engines::recording& all, const std:
 
 // ---- further loads, with one bar for all
 
-/// The worst P99 from arrival of the urgent engines, over the same alone.
+/// The worst P99 from arrival among the urgent engines, relative to the same engine without
+/// neighbours.
 double worst_p99_over(const engines::outcome& both, const engines::outcome& alone) {
     double worst = 0;
     for (std::size_t i = 0; i < both.served.size(); ++i)
@@ -360,7 +366,8 @@ engines::outcome without_busy(engines::setting s) {
     return engines::colocate(s, 1);
 }
 
-/// P99 over the same requests alone, and what the neighbour still gets done.
+/// Reports the P99 relative to the same requests alone, and how much work the neighbour still
+/// completes.
 void report_beside(bench::report& out, const std::string& name, engines::setting s) {
     for (std::size_t i = 0; i < s.served.size(); ++i) s.served[i].arrivals = i + 1;
     const auto alone = without_busy(s), both = engines::colocate(s, 1), native = engines::colocate(natively(s), 1);
@@ -385,8 +392,9 @@ struct late_tokens {
     double alone_pct, more_pp;
     double background_per_s = 0;
 };
-// Tokens that come later than twice the time of a step alone: alone, and how many more beside
-// others. The same tokens.
+// Counts late tokens: those that take longer from arrival than twice the median time of a decoding
+// step alone. Returns the percentage alone, and how many points more are late beside neighbours,
+// for the same tokens.
 late_tokens late_of(const engines::answers& beside, const engines::answers& alone) {
     const double deadline = 2 * engines::percentile(alone.call_us, 0.5);
     const std::size_t tokens = std::min(beside.in_order.size(), alone.in_order.size());
@@ -415,7 +423,8 @@ std::vector<double> part(const std::vector<late_tokens>& seeds, double late_toke
     return values;
 }
 
-// Why tokens are late: what no gate can do better, and what is left without one reason or another.
+// Explains why tokens are late: the part that no gate can prevent, and the part that remains when
+// one cause is removed at a time.
 void report_late_floors(bench::report& out, const engines::setting& s, const std::vector<late_tokens>& gated) {
     const auto figure = [&](const char* name, const engines::setting& other) {
         auto late = late_beside(other, gated.size());
@@ -445,7 +454,8 @@ void report_late_floors(bench::report& out, const engines::setting& s, const std
 void report_decoding(bench::report& out, const engines::recording& all) {
     engines::setting s = decoding(all);
     report_beside(out, "prefill_decode", s);
-    s.length = gpushare::ns{10'000'000'000};  // few tokens are late: 5,000 say how many
+    // Late tokens are rare, so the run needs about 5,000 tokens.
+    s.length = gpushare::ns{10'000'000'000};
     const auto late = late_beside(s, 5);
     out.figure("engines.decode_late_pp", part(late, &late_tokens::more_pp), "pp",
                {bench::at_most(1), late_beside(natively(s), 1)[0].more_pp, "native priorities alone"},
@@ -477,14 +487,14 @@ void report_beyond(bench::report& out, const engines::recording& all) {
 
 // ---- how far this device is from an H100
 
-/// A row of h100_did on this device.
+/// A row of h100_did next to the virtual device's results.
 struct modelled {
     measured there;
     double call_p50_us, call_p99_us, p50_us, p90_us, p99_us, background;
 };
 
-/// What a comparison changes of the experiment, if anything: then the device or the experiment is
-/// another one.
+/// The changes that a control makes to the experiment or to the device. The defaults change
+/// nothing.
 struct altered {
     gpushare::ns in_flight{500'000};
     double per_s = quarter;
@@ -510,12 +520,13 @@ std::vector<modelled> model_all(const engines::recording& all, std::uint64_t see
 double error_pct(double here, double there) { return 100 * std::abs(here / there - 1); }
 double call_error_pct(const modelled& c) { return error_pct(c.call_p99_us, c.there.call_p99_us); }
 double background_error(const modelled& c) { return std::abs(c.background - c.there.background); }
-// The worst percentile from arrival.
+// The worst error among the percentiles from arrival.
 double arrival_error_pct(const modelled& c) {
     return std::max({error_pct(c.p50_us, c.there.p50_us), error_pct(c.p90_us, c.there.p90_us),
                      error_pct(c.p99_us, c.there.p99_us)});
 }
-// Of launches held back only. Else the queue multiplies any error.
+// Counts only the strategy that holds launches back. With the other strategies, the queue
+// multiplies any error.
 double held_error_pct(const modelled& c) { return c.there.how == strategy::single ? arrival_error_pct(c) : 0; }
 template <class Error>
 double worst_of(const std::vector<modelled>& cells, Error error) {
@@ -527,9 +538,9 @@ template <class Error>
 double cells_within(const std::vector<modelled>& cells, Error error, double most) {
     return static_cast<double>(std::ranges::count_if(cells, [&](const modelled& c) { return error(c) <= most; }));
 }
-/// Pairs of strategies beside the same neighbour whose calls come in another order here than there.
-/// Pairs that are within 15 % there don't count: the same calls alone differ by more from run to
-/// run.
+/// Counts pairs of strategies with the same neighbour whose call times rank differently on the
+/// virtual device than on the H100. Pairs within 15 % on the H100 don't count, because even calls
+/// alone differ by more between runs.
 double pairs_in_another_order(const std::vector<modelled>& cells) {
     std::ptrdiff_t n = 0;
     for (const modelled& a : cells)
@@ -556,7 +567,7 @@ void print_model(bench::report& out, const std::vector<modelled>& cells) {
     out.text("this device and an H100", table);
 }
 
-// Of the mechanisms that don't hold launches back, for which no bar is possible.
+// Reports the strategies that don't hold launches back. No bar is possible for these strategies.
 void report_arrivals(bench::report& out, const std::vector<modelled>& cells) {
     for (const strategy how : {strategy::plain, strategy::native, strategy::acquire}) {
         const auto error = [how](const modelled& c) { return c.there.how == how ? arrival_error_pct(c) : 0; };
@@ -578,7 +589,7 @@ void report_model(bench::report& out, const engines::recording& all, std::uint64
         out.figure(name, {cells_within(cells, error, within)}, "cells",
                    {bench::at_least(bar), cells_within(planted, error, within), fault});
     };
-    // The same part of eleven cells as 14 and 16 of 18.
+    // The bars require the same fraction of eleven cells as 14 and 16 of 18 cells.
     count("engines.model_call_p99_within_20_pct", call_error_pct, 20, 9, even, "blocks that don't slow each other");
     count("engines.model_background_within_8_pp", background_error, 0.08, 10, twice, "twice the requests");
     out.figure("engines.model_held_error_pct", {worst_of(cells, held_error_pct)}, "%",

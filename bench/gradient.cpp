@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients between the threads of a process: buckets against a call for each gradient and against
-// one large all-reduce, the tuner against all choices, negotiation against a coordinator, operators
-// of groups against one rank in double. And between processes, over a link (gradient/link.hpp).
+// Measures gradients between the threads of one process, with these comparisons: buckets with one
+// call per gradient and with one large all-reduce, the tuner with every choice, negotiation with a
+// coordinator, and group operators with one rank in double precision. gradient/link.hpp measures
+// gradients between processes, over a link.
 #include <gpushare/collective/collectives.hpp>
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/gradient/bucket_plan.hpp>
@@ -45,7 +46,7 @@ void must(const gs::collective_fault& f) {
     if (f) throw std::runtime_error(gs::describe(f).c_str());
 }
 
-/// As many gradients of as many floats, on each rank, from a cache line on.
+/// `n` gradients of `each` floats on each rank. The first gradient starts on a cache line.
 struct gradients {
     gradients(std::size_t n, std::size_t each) {
         for (std::uint32_t r = 0; r < ranks; ++r) {
@@ -59,8 +60,8 @@ struct gradients {
     std::vector<std::span<float>> of[ranks];
 };
 
-/// 1000 gradients of 4 KiB: a call each, buckets of the default size, and one all-reduce of as many
-/// bytes.
+/// Compares three ways to combine 1000 gradients of 4 KiB: one call per gradient, buckets of the
+/// default size, and one all-reduce of the same total size.
 void fusion(bench::report& r) {
     const gs::communicator group(ranks);
     gradients g(1000, 1024);
@@ -112,8 +113,8 @@ void fusion(bench::report& r) {
     r.figure("gradient.wire_bytes_ratio", wire, "x", {bench::at_most(0.5), as_is_ratio, "float32 on both wires"});
 }
 
-/// A backward pass of 64 layers whose gradients grow, computed and combined by a thread each, for
-/// each choice that there is.
+/// Measures a backward pass of 64 layers with growing gradients, for every choice of the tuner.
+/// Each rank has one thread for computing and one for combining.
 void tuner(bench::report& r) {
     gs::communicator group(ranks);
     struct rank_state {
@@ -166,10 +167,13 @@ void tuner(bench::report& r) {
              {bench::at_most(5), bench::value_of(bench::statistic::median, gaps_of_worst), "the worst of all sizes"});
 }
 
-/// A step of 1024 gradients between two ranks: all marks, what each takes from the board until it
-/// has all, and the end of the step. And of 256 ranks what the busiest does: ANDs all vectors and
-/// reads the result; or counts names, as a coordinator does that is sent the names of what is
-/// ready, and writes the list of those that all have.
+/// Measures a step of 1024 gradients between two ranks: marking all gradients, taking from the
+/// board until everything is complete, and ending the step.
+///
+/// Then measures the work of the busiest of 256 ranks in two ways. With bits, the rank ANDs all
+/// vectors and reads the result. With names, the rank acts as a coordinator: the rank receives the
+/// names of ready gradients, counts the names and writes the list of those that every rank has
+/// ready.
 void negotiation(bench::report& r) {
     constexpr std::uint32_t gradients = 1024, many = 256;
     const gs::communicator group(ranks);
@@ -221,7 +225,7 @@ void negotiation(bench::report& r) {
     r.figure("gradient.negotiation_gain", bench::ratios(rounds, by_names, by_bits), "x");
 }
 
-/// The largest difference, relative to the largest number.
+/// The largest difference, relative to the largest expected number.
 double error(std::span<const float> got, const std::vector<double>& expected) {
     double most = 0, off = 0;
     for (const double x : expected) most = std::max(most, std::abs(x));
@@ -230,9 +234,10 @@ double error(std::span<const float> got, const std::vector<double>& expected) {
     return off / most;
 }
 
-/// Batch normalisation, there and back, over 64 samples of which rank 0 has `first`, against one
-/// batch in double: the worst of the results, the gradients of these, and those of each rank's
-/// parameters. Not `together`: each rank by its own samples, which must show.
+/// Runs batch normalisation forwards and backwards over 64 samples, of which rank 0 has `first`,
+/// and compares the outcome with one batch in double precision. Returns the worst error among the
+/// results, the input gradients and the parameter gradients. With `together` false, each rank
+/// normalises its own samples only; the error must then show.
 double batch_norm_error(const gs::communicator& group, std::size_t first, std::mt19937& any, bool together = true) {
     constexpr std::size_t samples = 64, channels = 8, positions = 49;
     constexpr float epsilon = 1e-5F;
@@ -292,11 +297,12 @@ void operators(bench::report& r) {
     std::mt19937 any(1);
     std::normal_distribution<float> normal;
     const gs::communicator group(ranks);
-    constexpr std::size_t firsts[rounds]{32, 1, 0, 51, 63};  // of 64 samples, what rank 0 has
+    // How many of the 64 samples rank 0 has.
+    constexpr std::size_t firsts[rounds]{32, 1, 0, 51, 63};
     std::vector<double> norm, softmax;
     double softmax_planted = 0;
     for (std::size_t round = 0; round <= rounds; ++round) {
-        const bool planted = round == rounds;  // one label is another one for who checks
+        const bool planted = round == rounds;  // the reference uses one wrong label
         if (!planted) norm.push_back(batch_norm_error(group, firsts[round], any));
 
         constexpr std::size_t classes = 1009, features = 32, here = 16;
@@ -351,7 +357,7 @@ void operators(bench::report& r) {
              bench::statistic::most);
 }
 
-/// All-reduces of 1 MiB: of fp8, and of floats.
+/// Measures all-reduces of 1 MiB: fp8 and float.
 void fp8(bench::report& r) {
     const gs::communicator group(ranks);
     const auto us_of = [&]<class T>(T) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The figures of cut models: how long their pieces are, what the cuts cost, and whether they give
-// what the whole models give. Real models on ONNX Runtime, on the host device.
+// Measures models cut into pieces: how long the pieces run, what the cuts cost, and whether the
+// pieces give the results of the whole model. Real models run on ONNX Runtime, on the host device.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -54,22 +54,25 @@ using tenancy = gpushare::tenancy<gpushare::host::node>;
 using tenant = tenancy::tenant;
 
 constexpr std::size_t repeats = 15;
-constexpr std::size_t pairs = 30;  // of runs in turn
+constexpr std::size_t pairs = 30;  // the two sides of a comparison alternate
 
-constexpr ns longest = 4700us;  // of the page detector's plan: a run of a piece may take longer than most
+// The planner's limit for the page detector; below the bar of 5 ms, because some runs take longer
+// than the median.
+constexpr ns longest = 4700us;
 constexpr ns beside_sound = 3ms;
 constexpr auto one_of_two = gpushare::sm_width::of_sms(1, 2);
 
-/// How long this thread has computed.
+/// The CPU time that this thread has used.
 ns thread_time() {
     timespec t{};
     (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
     return std::chrono::seconds(t.tv_sec) + ns{t.tv_nsec};
 }
 
-/// ONNX Runtime, with the time of each piece; or without one piece, whose outputs stay as they are.
+/// ONNX Runtime with a clock around each piece. The engine can also leave out one piece and fill
+/// that piece's outputs with zeros.
 struct watched_engine {
-    /// For models that are fused already, unless `optimisation` says otherwise.
+    /// The default of 0 fits models that are fused already.
     explicit watched_engine(const onnxruntime_library& library, int optimisation = 0)
         : engine(library, {.optimisation = optimisation}) {}
     void enqueue(gpushare::host::stream& to, std::uint32_t piece, std::span<const tensor* const> in,
@@ -86,18 +89,18 @@ struct watched_engine {
             took[piece] = std::chrono::steady_clock::now() - began;
         });
     }
-    /// Another piece.
+    /// Adds a piece.
     void add(std::string_view model) {
         engine.add(model);
         took.emplace_back(), computed.emplace_back();
     }
     onnxruntime_engine engine;
-    std::vector<ns> took{};      // each piece, when it ran last
-    std::vector<ns> computed{};  // likewise, without the time that other programs took of the core
+    std::vector<ns> took{};      // the last run of each piece
+    std::vector<ns> computed{};  // likewise in CPU time, without the time that other programs took
     std::uint32_t left_out = ~0U;
 };
 
-/// A model on a tenant, cut by a plan.
+/// A model that runs on a tenant, cut as a plan says.
 struct loaded_plan {
     loaded_plan(tenant& on, const onnxruntime_library& library, const loaded_model& m, const model_graph& g,
                 const split_plan& plan, int optimisation = 0)
@@ -106,7 +109,7 @@ struct loaded_plan {
         model = std::make_unique<cut_model<tenant, watched_engine>>(
             on, g, plan, engine, gpushare::graph::cut_options{.submit = {.key = 1, .width = one_of_two}});
     }
-    /// In milliseconds.
+    /// Runs the model once; returns the time in milliseconds.
     double run() {
         const auto began = std::chrono::steady_clock::now();
         for (auto& o : outputs) o = {};
@@ -119,8 +122,8 @@ struct loaded_plan {
     std::unique_ptr<cut_model<tenant, watched_engine>> model;
 };
 
-/// Cuts behind each so many nodes, or at the next place behind them where nothing crosses but
-/// tensors of known type.
+/// Cuts after every `each` nodes. If a tensor of unknown type or a value other than a tensor would
+/// cross the cut, the cut moves to the next place without such a value.
 split_plan plan_of(const model_graph& g, std::uint32_t each) {
     split_plan p{.of_graph = fingerprint(g), .limit = longest};
     p.order.resize(g.nodes.size());
@@ -138,8 +141,8 @@ split_plan plan_of(const model_graph& g, std::uint32_t each) {
     return p;
 }
 
-/// The largest difference between outputs; infinite where shapes or other numbers than floats
-/// differ.
+/// The largest difference between outputs. Infinite if shapes differ, or if values of a type other
+/// than float differ.
 double error_of(std::span<const tensor> expected, std::span<const tensor> got) {
     double worst = 0;
     for (std::size_t i = 0; i < expected.size(); ++i) {
@@ -164,23 +167,22 @@ struct rig {
     onnxruntime_library library{GPUSHARE_BENCH_ONNXRUNTIME};
 };
 
-/// One piece.
+/// A plan that makes the whole model one piece.
 split_plan whole_plan(const loaded_model& m) {
     return plan_of(m.model.graph(), static_cast<std::uint32_t>(m.model.graph().nodes.size()));
 }
-/// A model as the file has it, as one piece.
+/// The model as one piece, exactly as in the file.
 loaded_plan whole_of(rig& on, const loaded_model& plain) {
     return {on.pages, on.library, plain, plain.model.graph(), whole_plan(plain), 99};
 }
 
-/// How long this thread computes pieces one by one, which other programs on the core change little.
+/// Measures pieces one by one in CPU time, which other programs on the core hardly change.
 class piece_times {
 public:
-    /// On values of a run of all nodes, which stay where they are.
+    /// `values` come from a run of all nodes and must stay where they are.
     piece_times(const loaded_model& of, const model_graph& g, std::span<const tensor> values, onnxruntime_engine& on)
         : of_(&of), graph_(&g), values_(values.begin(), values.end()), engine_(&on) {}
-    /// The median of 7 runs behind one that doesn't count; nothing for nodes that can't run by
-    /// themselves.
+    /// The median of 7 runs after a warm-up. Nothing if the nodes can't run by themselves.
     std::optional<ns> operator()(std::span<const std::uint32_t> nodes) try {
         const std::uint32_t piece = engine_->add(of_->model.extract(nodes));
         const auto edges = edges_of(*graph_, nodes);
@@ -196,7 +198,7 @@ public:
         engine_->remove_last();
         return ns{std::llround(bench::value_of(bench::statistic::median, took))};
     } catch (const gpushare::graph::model_error&) {
-        return std::nullopt;  // nobody knows the type of what would cross
+        return std::nullopt;  // the type of a tensor at the edge is unknown
     }
 
 private:
@@ -206,16 +208,16 @@ private:
     onnxruntime_engine* engine_;
 };
 
-/// A plan, and how it came about.
+/// A plan, and the history of the search.
 struct planned_cuts {
     model_graph graph{};
     split_plan plan{};
-    int rounds = 0;        // of a plan and runs of all its pieces
-    bool settled = false;  // the last round changed no piece, and all pieces keep the limit
+    int rounds = 0;        // each round makes a plan and runs all its pieces
+    bool settled = false;  // the last round changed no piece, and every piece keeps the limit
 };
 
-/// Tells the planner how long the thread computes each piece of its plan in runs of all of them,
-/// where caches are cold.
+/// Runs all pieces of the plan in sequence, so that caches are cold, and reports each piece's CPU
+/// time to the planner.
 void run_and_tell(rig& on, const loaded_model& m, const model_graph& g, gpushare::graph::split_planner& planner) {
     const split_plan plan = planner.plan();
     loaded_plan cut(on.pages, on.library, m, g, plan);
@@ -230,8 +232,8 @@ void run_and_tell(rig& on, const loaded_model& m, const model_graph& g, gpushare
                          ns{std::llround(1e9 * bench::value_of(bench::statistic::median, took[i]))});
 }
 
-/// A plan whose pieces keep the limit, by measurements: of pieces one by one, then as they are in a
-/// run of all of them.
+/// Searches for a plan whose pieces keep the limit. The planner first measures pieces one by one,
+/// then measures the pieces in a run of the whole plan.
 planned_cuts planned(rig& on, const loaded_model& m, ns limit) {
     onnxruntime_engine engine(on.library, {.optimisation = 0});
     gpushare::operator_table table;
@@ -254,8 +256,8 @@ planned_cuts planned(rig& on, const loaded_model& m, ns limit) {
     return found;
 }
 
-/// By how much more the first of two takes, in percent, by pairs of runs. Runs go in turn, and
-/// which of the two goes first changes from pair to pair; one run of each doesn't count.
+/// How much longer `first` takes than `second`, in percent, for each pair of runs. The runs
+/// alternate, and so does their order within a pair. One run of each warms up and doesn't count.
 template <std::invocable A, std::invocable B>
 std::vector<double> above_pct(A first, B second) {
     (void)first(), (void)second();
@@ -271,8 +273,8 @@ std::vector<double> above_pct(A first, B second) {
     return all;
 }
 
-/// What the cuts cost: `cut` beside the model as the file has it, and beside the file that was cut,
-/// as one piece.
+/// Reports the cost of the cuts. `whole` is the model as in the file; `fused` is the fused model
+/// that was cut, run as one piece.
 void overheads(bench::report& r, rig& on, const loaded_model& m, const model_graph& g, loaded_plan& whole,
                loaded_plan& cut) {
     loaded_plan fused(on.pages, on.library, m, m.model.graph(), whole_plan(m)),
@@ -293,7 +295,7 @@ void overheads(bench::report& r, rig& on, const loaded_model& m, const model_gra
     r.figure("graph.fused_computing_pct", above_pct(computed(fused), computed(whole)), "%");
 }
 
-/// The page detector in pieces beside the whole one.
+/// Compares the page detector in pieces with the whole model.
 void detector(bench::report& r) {
     rig on;
     const loaded_model plain(page_detector()), m(page_detector(), &on.library);
@@ -318,7 +320,7 @@ void detector(bench::report& r) {
 using stream = tenant::stream;
 using engines = gpushare::graph::engine_set<stream>;
 
-/// An engine that is fast, since it computes nothing.
+/// Computes nothing, and is therefore fast.
 struct idle_engine {
     std::uint32_t add(std::string_view) { return pieces++; }
     void remove_last() { --pieces; }
@@ -330,7 +332,7 @@ struct idle_engine {
     std::uint32_t pieces = 0;
 };
 
-/// The engines that a model may run on, and the time of each piece.
+/// The engines on which a model may run, with the time of each piece.
 struct all_engines {
     all_engines(const onnxruntime_library& a, const gpushare::graph::openvino_library& b) : first(a), second(b) {
         set.add("onnxruntime", first);
@@ -350,7 +352,7 @@ struct all_engines {
     std::vector<std::pair<stream::point, stream::point>> at{};
 };
 
-/// A model whose pieces run where a plan says.
+/// A model whose pieces run on the engines that a plan names.
 struct chosen_model {
     chosen_model(rig& on, const gpushare::graph::openvino_library& openvino, const gpushare::graph::onnx_model& m,
                  const model_graph& g, const split_plan& plan)
@@ -359,7 +361,7 @@ struct chosen_model {
         model = std::make_unique<cut_model<tenant, all_engines>>(
             on.pages, g, plan, engine, gpushare::graph::cut_options{.submit = {.key = 1, .width = one_of_two}});
     }
-    /// How long each piece takes, in milliseconds.
+    /// Runs the model once; returns each piece's time in milliseconds.
     std::vector<double> run(std::span<const tensor> inputs) {
         for (auto& o : outputs) o = {};
         model->run(inputs, outputs);
@@ -372,7 +374,7 @@ struct chosen_model {
     std::unique_ptr<cut_model<tenant, all_engines>> model;
 };
 
-/// A plan with one engine for all pieces, but for those for which that one was left out.
+/// Moves all pieces of a plan to one engine, except the pieces that the engine can't run.
 template <class Chooser>
 split_plan forced(split_plan p, const std::string& engine, const Chooser& choice) {
     for (auto& piece : p.pieces) {
@@ -384,14 +386,15 @@ split_plan forced(split_plan p, const std::string& engine, const Chooser& choice
     return p;
 }
 
-/// Runs of one model in turn: with the engine that a plan has for each piece, and with either one
-/// for all.
+/// Alternating runs of one model: with the plan's engine for each piece, and with each of the two
+/// engines for all pieces.
 struct choice_runs {
-    using times = std::vector<std::vector<double>>;  // of each piece, by run
+    using times = std::vector<std::vector<double>>;  // [run][piece]
     times chosen{}, first{}, second{};
 
-    /// The worse engine's time over the chosen one's, by run; of one piece, or of all of them.
-    /// Which engine is the worse one for a piece, all runs together say.
+    /// For each run, the slower engine's time divided by the chosen engine's time, for one piece or
+    /// for all pieces together. The medians over all runs decide which engine is the slower one for
+    /// a piece.
     [[nodiscard]] std::vector<double> gains(std::size_t piece = ~std::size_t{0}) const {
         std::vector<double> all;
         for (std::size_t run = 0; run < chosen.size(); ++run) {
@@ -430,15 +433,15 @@ std::string described(const choice_runs& runs, const split_plan& plan) {
     return text;
 }
 
-/// One model, planned with the fastest engine for each piece.
+/// One model with the fastest engine for each piece.
 struct choice_rig {
     explicit choice_rig(const model_case& of)
         : plain(of),
           model(gpushare::graph::onnx_model::parse(
-              optimised(on.library, plain.model.whole(), 1),  // by ONNX's own operators
-              {.inputs = of.shapes,
-               .other_domains = gpushare::graph::onnxruntime_domains(),
-               .like = &plain.model.graph()})),
+              // Fused into ONNX's own operators only.
+              optimised(on.library, plain.model.whole(), 1), {.inputs = of.shapes,
+                                                              .other_domains = gpushare::graph::onnxruntime_domains(),
+                                                              .like = &plain.model.graph()})),
           choice(on.pages, model, all.set, table) {
         choice.run_nodes(plain.inputs);
         gpushare::graph::split_planner planner(choice.graph(), choice.nodes(), {.limit = longest});
@@ -452,7 +455,7 @@ struct choice_rig {
                  std::to_string(choice.left_out().size()) + " times of " + std::to_string(planner.measurements());
     }
     chosen_model with(const split_plan& p) { return {on, openvino, model, choice.graph(), p}; }
-    /// Each piece on the slower engine.
+    /// Gives each piece to the slower engine.
     [[nodiscard]] split_plan slowest(const choice_runs& runs) const {
         split_plan p = forced(plan, "onnxruntime", choice);
         const split_plan other = forced(plan, "openvino", choice);
@@ -472,7 +475,7 @@ struct choice_rig {
     std::string pieces;
 };
 
-/// The fastest engine for each piece beside the slower one.
+/// Compares the fastest engine for each piece with the slower engine.
 void choice(bench::report& r, const model_case& of, const std::string& name) {
     choice_rig rig(of);
     r.setting("pieces" + name, rig.pieces);
@@ -506,7 +509,7 @@ void choice(bench::report& r, const model_case& of, const std::string& name) {
               "the last piece on an engine that computes nothing"});
 }
 
-/// The error of one model in pieces, and of one of which a piece didn't run.
+/// Returns the error of a model in pieces, and the error with one piece left out.
 std::pair<double, double> errors(rig& on, const loaded_model& plain, const loaded_model& m) {
     const auto& g = m.model.graph();
     const auto plan = plan_of(g, std::max(static_cast<std::uint32_t>(g.nodes.size()) / 10, 1U));
@@ -515,7 +518,7 @@ std::pair<double, double> errors(rig& on, const loaded_model& plain, const loade
     (void)whole.run();
     (void)cut.run();
     const double error = error_of(whole.outputs, cut.outputs);
-    double fault = 1;  // shapes that nobody knows before are missing then, and the run fails
+    double fault = 1;  // without the piece, shapes may be missing, and the run fails
     broken.engine.left_out = static_cast<std::uint32_t>(plan.pieces.size() / 2);
     try {
         (void)broken.run();
@@ -525,7 +528,7 @@ std::pair<double, double> errors(rig& on, const loaded_model& plain, const loade
     return {error, fault};
 }
 
-/// All models that can be had, in pieces of a tenth of their nodes.
+/// Compares every available model, cut into about ten pieces, with the whole model.
 void equality(bench::report& r) {
     rig on;
     std::vector<double> all, unequal;
@@ -556,7 +559,7 @@ void equality(bench::report& r) {
              {bench::at_least(100), equal_pct(sum + (fault == 0 ? 0 : 1)), "a piece of the page detector didn't run"});
 }
 
-/// Runs a model over and over in a thread of its own.
+/// Runs a model in a loop on a thread of its own.
 class background {
 public:
     explicit background(loaded_plan& of)
@@ -573,7 +576,7 @@ private:
     std::jthread thread_;
 };
 
-/// How long half a second of sound takes, the 99th percentile of 300 that come every 20 ms.
+/// The 99th percentile of the time for half a second of sound: 300 requests, one every 20 ms.
 double p99_of(loaded_plan& voice) {
     std::vector<double> took;
     auto next = std::chrono::steady_clock::now();
@@ -585,7 +588,8 @@ double p99_of(loaded_plan& voice) {
     return took[took.size() - 3];
 }
 
-/// An urgent tenant's sound beside pages and texts that never pause.
+/// Measures an urgent tenant's sound beside two tenants that process pages and texts without a
+/// pause.
 void beside(bench::report& r) {
     rig on;
     tenant texts = on.shared.admit({.name = "texts", .memory = 512_MiB, .compute = 50_pct});

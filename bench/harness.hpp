@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Measures and reports: repeats a measurement, prints the median as a `figure` line, and keeps
-// every repeat for the JSON file. Ratios are taken repeat by repeat, ours and the other one in
-// turn, so that a drift of the machine cancels out.
+// The measuring and reporting tools of all benchmarks. A report repeats a measurement, prints the
+// median as a `figure` line, and keeps every repeat for the JSON file. ratios() alternates between
+// ours and the other side and divides within each repeat, so that a drift of the machine cancels
+// out.
 //
 //   bench::report r("core");
 //   r.figure("core.pair_vs_cas", bench::ratios(9, ours_ns, floor_ns), "x");
@@ -26,7 +27,7 @@
 
 namespace bench {
 
-/// Keeps the compiler from dropping or moving what a value depends on.
+/// Keeps the compiler from removing or moving the computation of `value`.
 template <class T>
 void keep(const T& value) {
     asm volatile("" : : "r,m"(value) : "memory");
@@ -57,14 +58,14 @@ std::vector<double> ratios(std::size_t repeats, Ours ours, Other other) {
     });
 }
 
-/// The C library skips its locks until a second thread has existed: without this, locks look a
-/// third cheaper.
+/// Starts a thread that ends at once. The C library skips its locks until a program has started a
+/// second thread, and locks would look a third cheaper.
 inline void start_a_second_thread() {
     std::jthread([] {});
 }
 
-/// What of the repeats a figure is. Its definition says which: the median unless something else is
-/// promised.
+/// The statistic of the repeats that becomes the figure. A figure is the median unless
+/// bench/README.md defines another statistic.
 enum class statistic { median, mean, least, most };
 
 [[nodiscard]] constexpr const char* name(statistic s) noexcept {
@@ -77,7 +78,7 @@ enum class statistic { median, mean, least, most };
     return "median";
 }
 
-/// `values` aren't empty.
+/// `values` must not be empty.
 [[nodiscard]] inline double value_of(statistic s, std::vector<double> values) {
     std::ranges::sort(values);
     switch (s) {
@@ -91,14 +92,14 @@ enum class statistic { median, mean, least, most };
     return values.size() % 2 != 0 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
 }
 
-/// Three digits, for a text.
+/// Rounds a number to three digits for a text.
 [[nodiscard]] inline std::string rounded(double x) {
     char text[32];
     std::snprintf(text, sizeof text, "%.3g", x);
     return text;
 }
 
-/// The same number that bench/README.md demands of a figure.
+/// The limit that bench/README.md sets for a figure.
 struct bar {
     double value;
     bool at_most;
@@ -107,29 +108,31 @@ struct bar {
 [[nodiscard]] constexpr bar at_most(double x) noexcept { return {x, true}; }
 [[nodiscard]] constexpr bar at_least(double x) noexcept { return {x, false}; }
 
-/// That a figure can fail: what the same code, in the same run, makes of something that mustn't
-/// meet the bar.
+/// Shows that a figure can fail: the same code, in the same run, measures something with a planted
+/// fault, and the result must miss the bar.
 struct control {
-    bar missed;         ///< has to be
-    double value;       ///< counts as met where it isn't finite: nothing was found
-    std::string fault;  ///< what was planted, in words: "a limiter that lets one in at a time"
+    bar missed;  ///< the bar that the control must miss
+    /// Infinite or NaN if the measurement didn't find the fault; the figure is then void.
+    double value;
+    /// A description of the planted fault: "a limiter that lets one in at a time".
+    std::string fault;
 };
 
-/// Prints figures as they are measured, and writes them with all that they depend on
-/// (bench/README.md, Results).
+/// Prints figures as the benchmark measures them, and writes them to a file with everything on
+/// which they depend (bench/README.md, Results).
 class report {
 public:
-    /// `suffix` is added to the names of all figures: what isn't the plain case says so in its
-    /// name.
+    /// `suffix` goes after the names of all figures. A run with unusual conditions states the
+    /// conditions in the suffix.
     explicit report(std::string configuration, std::string suffix = {})
         : configuration_(std::move(configuration)), suffix_(std::move(suffix)) {
         std::printf("# %s\n", configuration_.c_str());
     }
 
-    /// Figures from here on have this behind their names, in place of the constructor's.
+    /// Replaces the constructor's suffix for all later figures.
     void end_names_with(std::string suffix) { suffix_ = std::move(suffix); }
 
-    /// `values` are the repeats, in the order in which they were measured.
+    /// `values` are the repeats in the order of measurement.
     void figure(std::string name, std::vector<double> values, const std::string& unit,
                 statistic s = statistic::median) {
         name += suffix_;
@@ -142,11 +145,11 @@ public:
         figures_.push_back({std::move(name), unit, s, value, least, most, std::move(values)});
     }
 
-    /// A figure that is void where its control, NAME_with_a_planted_fault, meets the bar: then it
-    /// couldn't have failed.
+    /// Reports a figure with a control. If the control, NAME_with_a_planted_fault, meets the bar,
+    /// the figure is void: the figure couldn't have failed.
     void figure(const std::string& name, std::vector<double> values, const std::string& unit, const control& planted,
                 statistic s = statistic::median) {
-        const bool is_number = std::isfinite(planted.value);  // JSON has no other
+        const bool is_number = std::isfinite(planted.value);  // JSON can't express infinity or NaN
         if (is_number) figure(name + "_with_a_planted_fault", {planted.value}, unit);
         if (!is_number || planted.missed.met_by(planted.value))
             is_void(name, "not found: " + planted.fault);
@@ -154,14 +157,14 @@ public:
             figure(name, std::move(values), unit, s);
     }
 
-    /// What isn't a figure but belongs to the results, such as a table that was measured.
+    /// Adds a text to the results, such as a table of measurements.
     void text(std::string name, std::string value) {
         std::printf("# %s:\n%s", name.c_str(), value.c_str());
         texts_.emplace_back(std::move(name), std::move(value));
     }
 
-    /// A figure that can't be believed this time, since a control in the same run was itself beyond
-    /// the bar: `why`. It isn't written among the figures.
+    /// Declares a figure void: a control in the same run met the bar, or the conditions were wrong.
+    /// `why` explains the reason. The file lists the figure under "void", not among the figures.
     void is_void(std::string name, const std::string& why) {
         name += suffix_;
         std::printf("void %s: %s\n", name.c_str(), why.c_str());
@@ -169,13 +172,15 @@ public:
         void_.emplace_back(std::move(name), why);
     }
 
-    /// Something else that figures depend on: a peer's version, its best settings.
+    /// Records something else on which figures depend, such as a peer's version or the peer's best
+    /// settings.
     void setting(std::string name, std::string value) {
         std::printf("# %s: %s\n", name.c_str(), value.c_str());
         settings_.emplace_back(std::move(name), std::move(value));
     }
 
-    /// Nothing without a path. The commit is what GPUSHARE_BENCH_COMMIT says: ./dev bench sets it.
+    /// Does nothing without a path. The commit comes from GPUSHARE_BENCH_COMMIT, which ./dev bench
+    /// sets.
     void write(const char* path) const {
         if (path == nullptr) return;
         std::FILE* file = std::fopen(path, "w");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a figure depends on besides the code: processor, compiler, and what else the machine did
-// meanwhile.
+// The conditions on which a figure depends besides the code: processor, compiler, and the load from
+// other programs during the measurement.
 //
 //   bench::machine_load load;             // from here on
 //   ... measure ...
@@ -60,28 +60,29 @@ namespace bench {
     return {text, std::strftime(text, sizeof text, "%Y-%m-%d", &utc)};
 }
 
-/// The load average of one minute, as the system says it; -1 where it doesn't.
+/// The system's one-minute load average; -1 if the system has none.
 [[nodiscard]] inline double load_average() {
     double load = -1;
     std::ifstream("/proc/loadavg") >> load;
     return load;
 }
 
-/// What other programs and, on a virtual machine, other machines took of the cores since it was
-/// made.
+/// Measures how much of the cores other programs have used since the construction. On a virtual
+/// machine, also measures how much the host took away.
 class machine_load {
 public:
     machine_load() : average_(load_average()), begin_(now()) {}
 
-    /// When it was made.
+    /// The load average at the construction.
     [[nodiscard]] double average_before() const noexcept { return average_; }
-    /// Of all cores, by other programs than this one and what it started and waited for.
+    /// The percentage of all cores used by other programs. This program and the finished children
+    /// for which it has waited don't count.
     [[nodiscard]] double others_percent() const {
         const counters end = now();
         const double others = (end.busy - begin_.busy) - (end.own - begin_.own);
         return percent(others > 0 ? others : 0, end);
     }
-    /// Of all cores, by the host of a virtual machine.
+    /// The percentage of all cores that the host of a virtual machine took away.
     [[nodiscard]] double stolen_percent() const {
         const counters end = now();
         return percent(end.stolen - begin_.stolen, end);
@@ -89,7 +90,7 @@ public:
 
 private:
     struct counters {
-        double busy = 0, stolen = 0, all = 0, own = 0;  // seconds, all cores
+        double busy = 0, stolen = 0, all = 0, own = 0;  // summed over all cores, in seconds
     };
 
     [[nodiscard]] double percent(double seconds, const counters& end) const {

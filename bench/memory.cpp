@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The figures of memory: what quotas, pools and arenas cost, beside floors and peers, and that
-// quotas are exact.
+// Measures memory: what quotas, pools and arenas cost compared with floors and with peers, and
+// whether quotas are exact.
 #include <gpushare/memory/pool_resource.hpp>
 
 #include <cstdio>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The figures of placement: how much of a GPU-sharing cluster each policy allocates in the
-// published experiment, and what a decision costs. And of reservations across devices.
+// Measures placement: how much of a shared GPU cluster each policy allocates in a published
+// experiment, and what a decision costs. Also measures reservations across devices.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -31,7 +31,7 @@ constexpr double last_demand = bench::last_level / 100.0;
 struct options {
     std::filesystem::path json, pods, nodes;
     std::uint64_t seeds = 10;
-    std::string_view part;  // empty: all but the sweep
+    std::string_view part;  // empty: all parts except the sweep
 
     [[nodiscard]] bool wants(std::string_view name) const { return part.empty() ? name != "sweep" : part == name; }
 };
@@ -102,7 +102,7 @@ std::string decimal(double x) {
     return text;
 }
 
-/// One policy over all seeds.
+/// The runs of one policy, one for each seed.
 struct series {
     std::string name;
     std::vector<bench::allocation> runs;
@@ -131,7 +131,8 @@ void print_table(const std::vector<series>& all) {
     std::fflush(stdout);
 }
 
-/// The nodes over and over until there are so many devices, and as many more pods.
+/// Enlarges a cluster: repeats the list of nodes until there are `devices` devices, and repeats the
+/// pods in proportion.
 bench::placement_trace grown(const bench::placement_trace& t, std::size_t devices) {
     bench::placement_trace big{t.name, {}, {}};
     for (std::uint32_t i = 0; big.nodes.devices() < devices; ++i)
@@ -174,7 +175,8 @@ void placement_figures(bench::report& r, const bench::placement_trace& trace, co
         bench::keep(gpushare::value_descent(trace.nodes, usual));
         learning.push_back((bench::thread_cpu_us() - begin) / 1000);
 
-        bench::allocation asked(trace.nodes.capacity_permille());  // for the levels at which it is how much
+        // Only counts arrivals, to find the level that they have reached.
+        bench::allocation asked(trace.nodes.capacity_permille());
         std::size_t arrived = 0;
         for (int level = bench::first_level; level <= bench::last_level; ++level) {
             while (asked.asked_percent() < level) asked.arrived(device_permille(order[arrived++]), 0);
@@ -207,7 +209,8 @@ void placement_figures(bench::report& r, const bench::placement_trace& trace, co
     r.figure("partition.decision_p99_us", slowest, "us", most);
     r.figure("partition.learn_ms", learning, "ms");
 
-    // What results.py draws: in each line a level, and what is allocated there by each.
+    // results.py draws this table. Each line has a level of demand and the allocation of each
+    // policy at that level.
     std::string curve = "GPUs asked for, %;no packing allocates more";
     for (const series& one : all) curve += ";" + one.name;
     constexpr int from = 80;

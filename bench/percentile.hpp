@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A percentile of what was measured.
+// A percentile of sorted measurements.
 //
 //   std::ranges::sort(latencies);
 //   bench::percentile(latencies, 0.99);
@@ -11,7 +11,7 @@
 
 namespace bench {
 
-/// `p` between 0 and 1; 0 of nothing.
+/// `p` lies between 0 and 1. Returns 0 for an empty list.
 [[nodiscard]] inline double percentile(const std::vector<double>& sorted, double p) noexcept {
     return sorted.empty()
                ? 0

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What quotas and allocators behind one are measured against: the least that a correct quota can
-// do, one compare-and-swap that reserves and one subtraction that releases.
+// The floor for quotas and for allocators with a quota: the cheapest correct quota needs one
+// compare-and-swap to reserve and one subtraction to release.
 //
 //   r.figure("core.quota_pair_vs_cas", bench::ratios(repeats, ours, [] { return bench::quota_floor(calls); }), "x");
 #pragma once
@@ -13,7 +13,7 @@
 
 namespace bench {
 
-/// One such pair, for 4 KiB of 1 GiB.
+/// Reserves and releases 4 KiB of 1 GiB once.
 inline void floor_pair(std::atomic<std::uint64_t>& used) {
     auto now = used.load(std::memory_order_relaxed);
     while (now + 4096 <= (1ULL << 30) && !used.compare_exchange_weak(now, now + 4096)) {
@@ -22,7 +22,7 @@ inline void floor_pair(std::atomic<std::uint64_t>& used) {
     used.fetch_sub(4096);
 }
 
-/// Nanoseconds of one, over `calls` of them.
+/// Nanoseconds per pair, over `calls` pairs.
 [[nodiscard]] inline double quota_floor(std::size_t calls) {
     std::atomic<std::uint64_t> used{0};
     return ns_per_call(calls, [&] { floor_pair(used); });

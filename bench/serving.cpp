@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Real engines that share one device: what each has of it, what the urgent one waits, what is lost
-// against plain threads.
+// Measures real engines that share one device: the share of each engine, the wait of the urgent
+// engine, and the loss compared with plain threads.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -32,10 +32,10 @@ using namespace bench::serving;
 
 constexpr int repeats = 5;
 
-/// What the writer had of what reader and writer had, percent: 70 are promised.
+/// The writer's percentage of the time that reader and writer used. The limiter promises 70.
 double share_of_writer(const outcome& o) { return 100 * o.busy(writer) / (o.busy(writer) + o.busy(reader)); }
 
-/// What the worst tenant was charged beside what the ledger says, percent of the latter.
+/// The largest deviation of a tenant's charge from the ledger, in percent of the ledger's value.
 double metering_error(const outcome& o, std::uint32_t sms) {
     double worst = 0;
     for (const who w : {detector, reader, writer})
@@ -46,7 +46,8 @@ double metering_error(const outcome& o, std::uint32_t sms) {
     return worst;
 }
 
-/// As by a ledger that lacks every fifth block of the reader: what is judged by one has to notice.
+/// Removes every fifth block of the reader from the ledger. A figure that relies on the ledger must
+/// notice.
 outcome lacking(outcome o) {
     std::uint32_t n = 0;
     std::erase_if(o.calls, [&](const auto& b) { return b.tag == reader && ++n % 5 == 0; });
@@ -54,7 +55,7 @@ outcome lacking(outcome o) {
 }
 constexpr const char* lacks_a_fifth = "a ledger that lacks every fifth block of the reader";
 
-/// Work done by reader and writer per second, in cores that do nothing else.
+/// The work of reader and writer per second, as a number of cores that do only this work.
 double goodput(const outcome& o, const crew& c) {
     double cores = 0;
     for (const who w : {reader, writer}) cores += o.rate(w) * std::chrono::duration<double>(c.alone[w]).count();
@@ -67,7 +68,7 @@ void print(const char* what, const outcome& o) {
     std::fflush(stdout);
 }
 
-/// The bounds that were published, against the waits by the ledger.
+/// Compares the published bounds with the waits in the ledger.
 struct bounds {
     std::vector<double> violations, bound_ms, vs_p99, beyond_a_tenth;
 
@@ -93,7 +94,7 @@ struct bounds {
     }
 };
 
-/// What is measured of a mix.
+/// A figure that every mix reports.
 struct figure_of_mix {
     std::string_view name, unit;
     bench::statistic is = bench::statistic::median;
@@ -117,12 +118,13 @@ std::string name_of(const figure_of_mix& f, std::string_view suffix) {
     return std::string("serving.").append(f.name).append(suffix);
 }
 
-/// All three, on as many SMs as cores, as `how` says: `suffix` is that of the figures.
+/// Runs all three engines on as many SMs as cores, as `how` says. `suffix` goes after the names of
+/// the figures.
 void mixed(bench::report& r, crew& c, const plan& how, const std::string& suffix) {
     std::map<std::string_view, std::vector<double>> all;
     std::map<std::string_view, bench::control> controls;
     double planted_share = std::numeric_limits<double>::infinity(),
-           planted_metering = std::numeric_limits<double>::infinity();  // the least of the repeats
+           planted_metering = std::numeric_limits<double>::infinity();  // the lowest of the repeats
     bounds published;
     double most_cores = 0;
     const std::size_t engines = how.cores;
@@ -173,7 +175,8 @@ void mixed(bench::report& r, crew& c, const plan& how, const std::string& suffix
     controls["metering_error_pct"] = {at_most(1), planted_metering, lacks_a_fifth};
     controls["bound_violations"] = {at_most(0), std::ranges::min(published.beyond_a_tenth), "a tenth of the bound"};
     for (const auto& f : of_mix) {
-        if (f.name == "goodput_pct" && most_cores > 1.05 * how.cores)  // more than the SMs that both are said to have
+        // More cores than the SMs that both sides should use.
+        if (f.name == "goodput_pct" && most_cores > 1.05 * how.cores)
             r.is_void(name_of(f, suffix),
                       "the process took " + std::to_string(most_cores) + " cores of " + std::to_string(how.cores));
         else if (const auto planted = controls.find(f.name); planted != controls.end())
@@ -183,7 +186,7 @@ void mixed(bench::report& r, crew& c, const plan& how, const std::string& suffix
     }
 }
 
-/// What another run would have to be like.
+/// Records the settings that another run would need.
 void settings(bench::report& r, const crew& c, bool model) {
     const auto ms = [&](who w) {
         return bench::rounded(std::chrono::duration<double, std::milli>(c.alone[w]).count()) + " ms";
@@ -200,12 +203,12 @@ void settings(bench::report& r, const crew& c, bool model) {
                              std::to_string(repeats) + " of each");
 }
 
-/// Answers that weren't those of the engine alone.
+/// Counts answers that differ from those of the engine alone.
 struct mismatches {
     double tokens = 0, others = 0;
 };
-/// Those of a run, and those of a call that was left out on purpose: of the language model, if
-/// there is one, and of the detector.
+/// The mismatches of a run, and the mismatches after a call was left out on purpose: a call of the
+/// language model, if the run has one, and a call of the detector.
 struct answers {
     mismatches wrong, planted;
 };
@@ -213,12 +216,13 @@ constexpr const char *of_tokens = "serving.token_mismatches", *of_others = "serv
 
 constexpr std::array on_one_sm{"_one_sm", "_one_sm_yielding"};
 
-/// One SM, in a process that has one core.
+/// Measures the mix on one SM, in a process with one core.
 void mixed_on_one_core(bench::report& r, crew& c) {
     for (const bool yields : {false, true}) mixed(r, c, {.cores = 1, .yields = yields}, on_one_sm[yields ? 1 : 0]);
 }
 
-/// The same by such a process, whose figures end in `end_of_all`.
+/// Runs mixed_on_one_core() in such a process and copies the figures. The names of the process's
+/// figures end in `end_of_all`.
 answers one_core(bench::report& r, const std::string& option, const std::string& end_of_all) {
     namespace json = inference_server::json;
     const auto text = on_one_core("one", option);
@@ -235,7 +239,8 @@ answers one_core(bench::report& r, const std::string& option, const std::string&
             for (const auto& v : figures.at(name + end_of_all).at("repeats").elements())
                 values.push_back(v.number<double>());
             r.figure(name, std::move(values), std::string(f.unit), f.is);
-            const auto control = name + "_with_a_planted_fault";  // that was looked at there
+            // The process has already checked the control.
+            const auto control = name + "_with_a_planted_fault";
             if (const auto c = figures.find(control + end_of_all))
                 r.figure(control, {c->at("value").number<double>()}, std::string(f.unit));
         }
@@ -249,8 +254,9 @@ answers one_core(bench::report& r, const std::string& option, const std::string&
     return {{value(of_tokens), value(of_others)}, {planted(of_tokens), planted(of_others)}};
 }
 
-/// What two models side by side get done, over twice what one does: they share the way to the
-/// memory. No mix with more than one model's time can do better, whoever decides who runs.
+/// Reports the throughput of two models side by side, relative to twice the throughput of one
+/// model. The models share the memory bandwidth, so no scheduler can do better with a mix that has
+/// more than one model's worth of work.
 void two_models(bench::report& r, crew& c) {
     std::vector<double> pct;
     for (int i = 0; i < repeats; ++i) {
@@ -264,8 +270,8 @@ void two_models(bench::report& r, crew& c) {
     r.figure("serving.two_models_pct", pct, "%");
 }
 
-/// A writer that submits a token and waits for it, beside a reader that has pages waiting always,
-/// on one SM.
+/// Runs a writer that submits a token and waits for the result, beside a reader that always has
+/// pages waiting, on one SM.
 void decode(bench::report& r, crew& c) {
     std::vector<double> shares, errors;
     double planted = std::numeric_limits<double>::infinity();
@@ -292,7 +298,8 @@ void cost(bench::report& r, crew& c) {
     r.figure("serving.submit_cost_one_by_one_pct", waiting, "%_of_a_call");
 }
 
-/// A call left out must show: how many answers differ for that.
+/// Leaves out a call in the middle and counts the answers that differ afterwards. The count must
+/// not be 0.
 double answers_off_by_a_call_left_out(engine& e) {
     const std::size_t half = e.script() / 2;
     const auto before = e.mismatches();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A host node that tells of its streams no more than a GPU does: when points were reached, and not
-// what of the SMs was used. Its own ledger is the truth for who measures, and nothing of it reaches
-// the library.
+// A host node that reveals only as much about its streams as a GPU: the time at which a point was
+// reached, but not the use of the SMs. Benchmarks take the true use from the node's own ledger,
+// which the library can't see.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace bench {
 
-/// A stream of the host whose points say when, and not how much was used.
+/// A host stream whose points have times but no SM usage.
 class silent_stream {
 public:
     class point {
@@ -49,7 +49,7 @@ private:
 };
 static_assert(gpushare::joining_timeline<silent_stream> && !gpushare::sm_timeline<silent_stream>);
 
-/// The node.
+/// A host node with such streams.
 class silent_node {
 public:
     using stream = silent_stream;

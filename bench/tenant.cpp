@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The figures of the front door: what a tenant's calls cost beside the parts that they are made of.
+// Measures the front door: a tenant's calls compared with the parts that they combine.
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -42,8 +42,8 @@ double pair_of(Tenant& tenant) {
     });
 }
 
-/// A block of a tenant's memory, allocated and freed through its handle, in a tenancy without
-/// options.
+/// Measures a block of tenant memory, allocated and freed through the tenant's handle, in a tenancy
+/// without options.
 void allocate_pair(bench::report& r) {
     node device{{.memory = 8_GiB}};
     gpushare::tenancy shared{device};
@@ -66,7 +66,7 @@ void allocate_pair(bench::report& r) {
 
 double us(gpushare::ns t) { return std::chrono::duration<double, std::micro>(t).count(); }
 
-/// One more tenant is admitted to eight devices that a thousand share.
+/// Measures the admission of one more tenant to eight devices that a thousand tenants share.
 void admission(bench::report& r) {
     constexpr std::size_t there = 1000, each = 10;
     node devices{{.devices = 8, .memory = 1_GiB, .sms = 1, .timing = gpushare::host::timing::modelled}};
@@ -90,8 +90,8 @@ void admission(bench::report& r) {
     r.figure("tenant.admit_us", bench::repeated(repeats, one_more), "us");
 }
 
-/// A tenant with 256 MiB in 16 blocks and a millisecond of work under way moves to another device
-/// and, the next time, back; then it moves though it stays where it is.
+/// Moves a tenant with 256 MiB in 16 blocks and a millisecond of work in progress to another
+/// device, and on the next pass back. After each such move, measures a move to the same device.
 void moves(bench::report& r) {
     constexpr std::size_t count = 16, size = std::size_t{16} << 20;
     constexpr double per_gib = 1024.0 / (count * 16);
@@ -116,7 +116,7 @@ void moves(bench::report& r) {
     for (std::size_t i = 0; i <= repeats; ++i) {
         const auto [report, took] = move_to({i % 2 == 0 ? 1U : 0U});
         const auto stayed = move_to({i % 2 == 0 ? 1U : 0U}).second;
-        if (i == 0) continue;  // warms up
+        if (i == 0) continue;  // a warm-up
         all.push_back(us(took) * per_gib);
         reserve.push_back(us(report.reserve));
         wait.push_back(us(report.wait));
@@ -132,8 +132,8 @@ void moves(bench::report& r) {
     r.figure("tenant.move_kept_us", kept, "us");
 }
 
-/// The composition matrix of the tests, on the host: how many cells it has, and in how many a
-/// promise wasn't kept.
+/// Runs the tests' composition matrix on the host: counts the cells, and counts the cells in which
+/// a promise was broken.
 void matrix(bench::report& r) {
     const auto all = support::composition::run_matrix<support::composition::host_backend>();
     for (const auto& what : all.wrong) std::printf("# %s\n", what.c_str());

@@ -15,8 +15,8 @@ namespace {
 void by_memcpy(float* to, const float* from, std::size_t n) { std::memcpy(to, from, n * sizeof(float)); }
 
 #if defined(__x86_64__)
-// A line at each of `Places` that divide the whole: more places keep more of the memory's banks and
-// prefetchers busy.
+// Each step copies one cache line in each of `Places` equal parts of the array. More places keep
+// more of the memory's banks and prefetchers busy.
 
 template <std::size_t Places>
 void by_16(float* to, const float* from, std::size_t n) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What no all-reduce is faster than: a copy of as many bytes for large ones, two flags there and
-// back and the copies for small ones. And what it costs that ranks are combined in their order,
-// whichever rank does it.
+// Compares all-reduces with their floors. For large data, the floor is a copy of the same bytes.
+// For small data, the floor is two exchanges of flags and the copies. Also measures the price of
+// adding the ranks' values in rank order, whichever rank does the adding.
 #include <gpushare/collective/collectives.hpp>
 #include <gpushare/collective/detail/tuner.hpp>
 
@@ -30,8 +30,8 @@ namespace gs = gpushare;
 
 constexpr std::size_t rounds = 5;
 
-/// Each rank's thread touches its arrays first. The floor is the copy that is the fastest over all
-/// rounds.
+/// Each rank's thread touches the rank's arrays first, so that they lie in memory near the thread.
+/// The floor is the copy with the best median over all rounds.
 void copy_fraction(report& r) {
     const gs::communicator group(2);
     constexpr std::size_t n = std::size_t{16} << 20;
@@ -64,9 +64,9 @@ void copy_fraction(report& r) {
     r.figure("collective.copy_fraction_64mib", fractions, "of a copy");
 }
 
-/// Two threads that tell each other twice that they are there, and between that copy: a half of
-/// each one's input to a half of each one's output. What is missing of an all-reduce is adding, and
-/// everything that a library has to look after.
+/// Two threads that exchange flags twice. Between the exchanges, each thread copies a half of each
+/// input to the same half of each output. An all-reduce must also add, and a library must also
+/// check its calls.
 class flags_and_copies {
 public:
     explicit flags_and_copies(std::size_t bytes) : half_(bytes / sizeof(float) / 2) {
@@ -91,14 +91,15 @@ private:
         std::uint32_t calls = 0;
     };
 
-    /// Release and acquire: what was written before is seen behind it.
+    /// Release and acquire order: after the wait, a thread sees everything that the other thread
+    /// wrote before its flag.
     void tell_and_wait(std::uint32_t rank, std::uint32_t what) {
         ranks_[rank].told.store(what, std::memory_order_release);
         while (static_cast<std::int32_t>(ranks_[1 - rank].told.load(std::memory_order_acquire) - what) < 0) {
         }
     }
 
-    std::size_t half_;  // floats
+    std::size_t half_;  // in floats
     std::vector<aligned_floats> in_, out_;
     std::array<of_rank, 2> ranks_;
 };
@@ -138,9 +139,9 @@ void small_floor(report& r) {
     r.figure("collective.small_vs_floor", gains, "x");
 }
 
-/// A two-shot that may combine in any order: each rank begins with what it has itself, which may be
-/// in its caches. Then the bits depend on which rank combines an element, that is, on the size and
-/// on how it is cut.
+/// A two-shot that may add in any order. Each rank starts with its own values, which its caches may
+/// still hold. The bits of the result then depend on the rank that adds an element, and so on the
+/// size of the call and on how the call is divided.
 struct any_order_body {
     const float* in;
     float* out;
@@ -156,7 +157,7 @@ struct any_order_body {
         if (!t.meet(gs::detail::call_signature(kind, 0, 0, count, 1), in, out)) return t.fault();
         std::array<gs::detail::peer_signal, 8> own_first;
         for (std::uint32_t r = 0; r < t.ranks(); ++r) own_first[r] = t.signal_from((t.rank() + r) % t.ranks());
-        // Arrays that begin at lines and are whole lines.
+        // Assumes arrays that start on cache lines and consist of whole lines.
         const auto mine = gs::shard_of(count / grain, t.rank(), t.ranks());
         const std::size_t first = mine.begin * gs::detail::cache_line_bytes;
         gs::detail::combine_lines<float>(
@@ -175,10 +176,11 @@ std::string name_of(const gs::all_reduce_plan& p) {
     return name;
 }
 
-/// The default, whose bits depend on the elements alone, over the fastest that we have at that size
-/// if they need not: two-shots of all plans that combine in any order, and every other algorithm.
-/// And what of that is the order's: the fastest two-shot, by the library with a table that names
-/// it, over the same in any order. The worst of the sizes from 1 KiB to 64 MiB.
+/// Compares the default, whose bits depend on the elements alone, with the fastest method whose
+/// bits may depend on more: two-shots of all plans that add in any order, and every other
+/// algorithm. `order_cost` isolates the price of the order: the library's fastest two-shot, forced
+/// by a tuning table, divided by the same two-shot in any order. Both figures are the worst of the
+/// sizes from 1 KiB to 64 MiB.
 void invariance(report& r, std::uint32_t ranks, const std::string& tail) {
     const gs::communicator group(ranks);
     const auto by = [&](const gs::all_reduce_plan& p) {
@@ -225,7 +227,7 @@ void invariance(report& r, std::uint32_t ranks, const std::string& tail) {
                 },
                 batch);
         };
-        // A look at each, three times in turn; then the fastest and the default.
+        // Tries each plan three times in turn, then compares the fastest plan with the default.
         constexpr auto& plans = gs::detail::tuner::plans;
         std::array<double, std::size(plans)> looks{};
         for (std::size_t look = 0; look < 3; ++look)

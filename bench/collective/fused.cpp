@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// All-reduce, residual added and written back, RMSNorm, and the rounding to what the next layer
-// reads: fused, against the same steps one pass each, and against an all-reduce and one pass.
+// A transformer step: all-reduce, add and write back the residual, RMSNorm, and conversion to the
+// type of the next layer. Compares the fused step with one pass over memory for each part, and with
+// an all-reduce followed by one pass.
 #include <gpushare/collective/collectives.hpp>
 #include <gpushare/collective/fused_all_reduce.hpp>
 
@@ -23,20 +24,19 @@ namespace gs = gpushare;
 
 constexpr std::size_t rounds = 5;
 
-/// The last step: what the next layer reads, and how many bytes of it there are beside the
-/// elements.
+/// The last part of the step writes the type that the next layer reads.
 struct to_bfloat16 {
     using type = gs::bfloat16;
     static auto stage(float*) { return gs::cast<gs::bfloat16>(); }
 };
-/// To 8 bits with a scale a row, which is found on the way.
+/// Converts to 8 bits with a scale for each row. The conversion computes the scale.
 struct to_int8 {
     using type = std::int8_t;
     static auto stage(float* scales) { return gs::quantise<std::int8_t>(gs::rows(scales, 1)); }
 };
 
-/// `tokens` rows of 4096, two ranks. Every rank has the whole residual, or, sharded, its own rows
-/// of it.
+/// `tokens` rows of 4096 elements on two ranks. Each rank has the whole residual, or, in the
+/// sharded case, only its own rows.
 template <class Last>
 class transformer_step {
 public:
@@ -57,8 +57,8 @@ public:
             return n;
         });
     }
-    /// An all-reduce, and then each step a pass over memory, in the same vectorised loops as the
-    /// fused ones.
+    /// An all-reduce, then one pass over memory for each part. The passes use the same vectorised
+    /// loops as the fused step.
     [[nodiscard]] double one_by_one() {
         return step([&](const gs::member& me, std::uint32_t r) {
             gs::all_reduce(me, std::span<const float>(x[r].data, n), std::span(a[r].data, n));
@@ -66,7 +66,7 @@ public:
             return n;
         });
     }
-    /// An all-reduce, and then all steps in one pass.
+    /// An all-reduce, then one pass for all other parts.
     [[nodiscard]] double field() {
         return step([&](const gs::member& me, std::uint32_t r) {
             gs::all_reduce(me, std::span<const float>(x[r].data, n), std::span(a[r].data, n));
@@ -80,7 +80,7 @@ public:
             return n / 2;
         });
     }
-    /// A reduce_scatter, and then passes over the own rows.
+    /// A reduce_scatter, then passes over the rank's own rows.
     [[nodiscard]] double sharded_one_by_one() {
         return step([&](const gs::member& me, std::uint32_t r) {
             gs::reduce_scatter(me, std::span<const float>(x[r].data, n), std::span(a[r].data, n / 2));
@@ -103,7 +103,8 @@ private:
         gs::run(self, head(b[r].data, count) | Last::stage(scales[r].data()), std::span(out[r]).first(count));
     }
 
-    /// Microseconds of a call; every rank then reads of its result as many elements as `f` says.
+    /// Microseconds per call. After each call, every rank reads as many elements of its result as
+    /// `f` returns.
     template <class F>
     double step(const F& f) {
         const std::size_t times = n > (std::size_t{1} << 20) ? 9 : 51;
@@ -114,7 +115,7 @@ private:
     }
 
     gs::communicator group;
-    std::vector<gs::communicator> alone;  // a group of one for each rank, whose steps are passes over its own memory
+    std::vector<gs::communicator> alone;  // a group of one for each rank; runs passes over the rank's own memory
     std::size_t n;
     std::vector<float> weight;
     std::vector<aligned_floats> x, residual, a, b;
@@ -122,7 +123,7 @@ private:
     std::vector<std::vector<typename Last::type>> out;
 };
 
-/// The least gains over all numbers of tokens.
+/// Reports the lowest gain among all numbers of tokens.
 template <class Last>
 void gains(report& r, const std::string& tail) {
     std::vector<double> replicated, field, sharded;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks as threads, and how a call of all of them is timed.
+// Runs ranks as threads, and times calls that all ranks make together.
 #pragma once
 
 #include <algorithm>
@@ -16,15 +16,15 @@
 
 namespace bench {
 
-/// Calls body(member) in a thread per rank.
+/// Calls body(member) on a thread for each rank.
 template <class Body>
 void on_ranks(const gpushare::communicator& group, const Body& body) {
     std::vector<std::jthread> threads;
     for (std::uint32_t r = 0; r < group.size(); ++r) threads.emplace_back([&, r] { body(group.rank(r)); });
 }
 
-/// Microseconds of one call of `f(member)` on every rank at once, the median of `n` batches of so
-/// many calls.
+/// Microseconds per call of `f(member)` on all ranks at once: the median over `n` batches of
+/// `batch` calls.
 template <class F>
 double timed(const gpushare::communicator& group, std::size_t n, const F& f, std::size_t batch = 1) {
     std::vector<double> took;
@@ -42,7 +42,7 @@ double timed(const gpushare::communicator& group, std::size_t n, const F& f, std
     return took[took.size() / 2];
 }
 
-/// n floats from a cache line on.
+/// `n` floats that start on a cache line.
 struct aligned_floats {
     explicit aligned_floats(std::size_t n) : memory(n + 16) {
         data = memory.data() + (64 - reinterpret_cast<std::uintptr_t>(memory.data()) % 64) % 64 / sizeof(float);

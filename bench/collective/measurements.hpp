@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// The measurements of the collective benchmark that need no peer.
+// The parts of the collective benchmark that need no peer library.
 #pragma once
 
 #include "harness.hpp"
 
 namespace bench::collective {
 
-/// Large data against a copy of as many bytes, the smallest against the flags and copies that no
-/// two-shot does without, and the fixed order of ranks against any order.
+/// Compares large data with a copy of the same bytes, the smallest data with the unavoidable flags
+/// and copies, and the fixed order of ranks with any order.
 void floors(report& r);
-/// The pipeline of a transformer's layer against its steps one after the other.
+/// Compares the fused step of a transformer layer with its parts in sequence.
 void fused_gains(report& r);
-/// All-reduces of other elements, and other pipelines, against those of floats.
+/// Compares all-reduces and pipelines of other element types with float.
 void types(report& r);
 
 }  // namespace bench::collective

@@ -33,7 +33,7 @@ namespace {
 
 constexpr std::size_t cells = std::size(sweep_buffers) * std::size(sweep_sizes);
 
-/// At each size the least of all.
+/// Keeps the lower time at each size.
 void keep_least(std::vector<double>& least, const std::vector<double>& us) {
     if (us.empty()) return;
     if (least.empty()) least.assign(us.size(), std::numeric_limits<double>::infinity());
@@ -47,9 +47,10 @@ std::vector<mpi_peers::setting> mpi_peers::all_settings([[maybe_unused]] unsigne
     [[maybe_unused]] const std::string n = " -n " + std::to_string(ranks) + " ";
     [[maybe_unused]] const bool enough_cores = ranks <= std::thread::hardware_concurrency();
 #ifdef GPUSHARE_BENCH_MPI
-    // Of Debian, and of the wheel, which has the same interface between binaries.
+    // Debian's Open MPI, and the wheel's, which has the same binary interface.
     const auto open_mpi = [&](const std::string& launcher) {
-        // Ranks that outnumber cores have to yield when idle, or they spin for a time slice.
+        // With more ranks than cores, an idle rank must yield; otherwise the rank spins until its
+        // time slice ends.
         const std::string start = "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 " + launcher +
                                   (enough_cores ? "" : " --mca mpi_yield_when_idle 1"),
                           unbound = start + " --bind-to none --oversubscribe",
@@ -85,7 +86,7 @@ std::vector<mpi_peers::setting> mpi_peers::all_settings([[maybe_unused]] unsigne
     algorithm("single copy", "MPIR_CVAR_CH4_CMA_ENABLE=1");
 #endif
 #ifdef GPUSHARE_BENCH_ONECCL
-    // Its threads for communication would take the ranks' cores.
+    // oneCCL's communication threads would compete with the ranks for cores.
     const std::string oneccl = GPUSHARE_BENCH_ONECCL,
                       found = "LD_LIBRARY_PATH=" + oneccl + "/lib I_MPI_ROOT=" + oneccl +
                               " CCL_WORKER_OFFLOAD=0 GPUSHARE_BENCH_KVS=$(mktemp -u) ",
@@ -101,13 +102,13 @@ std::vector<mpi_peers::setting> mpi_peers::all_settings([[maybe_unused]] unsigne
 
 mpi_peers::outcome mpi_peers::run(const setting& s, unsigned fewer) {
     outcome o;
-    // A setting that hangs is one that doesn't work; a look takes five seconds.
+    // A setting that hangs counts as a failure. A normal trial takes five seconds.
     const std::string patience = fewer > 1 ? "20" : "120";
     std::string quoted = s.command;
     for (std::size_t at = 0; (at = quoted.find('\'', at)) != std::string::npos; at += 4) quoted.replace(at, 1, "'\\''");
     const std::string command = "timeout " + patience + " sh -c '" + quoted + " " + std::to_string(fewer) + "' 2>&1";
-    // Ranks of a launcher that was stopped become ours, or what they took of the cores would count
-    // as another program's.
+    // Adopts the ranks of a launcher that has been stopped. Otherwise machine_load would count
+    // their CPU time as another program's.
     ::prctl(PR_SET_CHILD_SUBREAPER, 1UL, 0UL, 0UL, 0UL);
     std::FILE* const output = ::popen(command.c_str(), "r");
     if (output == nullptr) return {{}, {}, "it couldn't be started", 0, 0};
@@ -149,11 +150,12 @@ mpi_peers::mpi_peers(unsigned ranks) {
     std::vector<std::vector<double>> looks;
     std::vector<double> best;
     std::printf("# MPI, %u ranks: a look at each setting; us at 1 KiB, 64 KiB, 1 MiB and 64 MiB, warm\n", ranks);
-    std::size_t failed_in_a_row = 0;  // of one MPI
+    std::size_t failed_in_a_row = 0;  // within the settings of one MPI
     for (std::size_t i = 0; i < all.size(); ++i) {
         auto& s = all[i];
         if (s.name == "default") failed_in_a_row = 0;
-        // With more ranks than cores, MPICH's wait for each other without letting go of them.
+        // With more ranks than cores, MPICH's ranks wait without yielding, and each setting would
+        // take very long.
         outcome o;
         if (failed_in_a_row >= 2)
             o.trouble = "not tried, after two settings that failed";
@@ -172,8 +174,8 @@ mpi_peers::mpi_peers(unsigned ranks) {
         keep_least(best, o.us);
         looks.push_back(std::move(o.us));
     }
-    // The fewest, one after the other: the one that is the best at the most sizes that nobody kept
-    // is good at.
+    // A greedy choice of few settings: each round keeps the setting that is good at the most sizes
+    // that no kept setting covers.
     constexpr double good = 1.05;
     std::vector<bool> covered(cells);
     for (constexpr std::size_t at_most = 5; kept_.size() < at_most && !best.empty();) {

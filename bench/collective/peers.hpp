@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What we are compared with, each at its best: every MPI that is there with several algorithms and
-// bindings, Gloo with its algorithms.
+// The peers of our all-reduce, each with its best settings: every MPI on this machine with several
+// algorithms and core bindings, and Gloo with its algorithms.
 //
 //   mpi_peers mpi(2);                 // a look at all of them, once
 //   const auto us = mpi.sweep();      // at each size the best of those that are worth it
@@ -14,30 +14,30 @@ namespace bench {
 
 class mpi_peers {
 public:
-    /// Tries every setting of every MPI, prints what failed and why, and keeps the fewest settings
-    /// that are the best somewhere, within 5 %.
+    /// Tries every setting of every MPI once and prints each failure with its reason. Keeps a few
+    /// settings that together are within 5 % of the best time at every size.
     explicit mpi_peers(unsigned ranks);
 
-    /// Microseconds as of bench::sweep, at each size by the fastest setting; nothing without an
-    /// MPI.
+    /// Times of bench::sweep in microseconds: at each size, the time of the fastest kept setting.
+    /// Empty without an MPI.
     [[nodiscard]] std::vector<double> sweep() const;
-    /// "Open MPI v4.1.4: ring, by single copies; MPICH Version 5.0.2: default", of those that were
-    /// kept. By single copies: its ranks read or wrote each other's memory, counted; the others
-    /// copy large messages twice.
+    /// Names the kept settings: "Open MPI v4.1.4: ring, by single copies; MPICH Version 5.0.2:
+    /// default". "By single copies" means that the ranks read or wrote each other's memory
+    /// directly, by their own counters. Other settings copy large messages twice.
     [[nodiscard]] std::string kept() const;
 
 private:
     struct setting {
         std::string name;     // "ring"
         std::string command;  // without the peer's arguments
-        std::string version;  // told by the library
+        std::string version;  // as the library reports it
         bool single_copies = false;
     };
     struct outcome {
-        std::vector<double> us;  // empty: it failed
+        std::vector<double> us;  // empty after a failure
         std::string version, trouble;
         std::size_t single_copies = 0;
-        std::size_t wrong = 0;  // elements
+        std::size_t wrong = 0;  // number of wrong elements
     };
     static std::vector<setting> all_settings(unsigned ranks);
     static outcome run(const setting& s, unsigned fewer);
@@ -45,9 +45,10 @@ private:
     std::vector<setting> kept_;
 };
 
-/// The same of Gloo by TCP on the loopback, at each size by the fastest of its algorithms.
+/// The same for Gloo over TCP on the loopback interface: at each size, the time of the fastest
+/// algorithm.
 std::vector<double> gloo_tcp(unsigned ranks);
-/// "0.0~git...: ring, bcube"; empty where it isn't installed.
+/// "0.0~git...: ring, bcube"; empty if Gloo isn't installed.
 std::string gloo_settings();
 
 }  // namespace bench

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How an all-reduce is timed, the same way for ours and for every peer: batches of calls that last
-// some tens of microseconds, and the median of many batches. Warm: the same buffers again and
-// again. Cold: others at every call, out of arenas larger than the caches.
+// Times all-reduces, in the same way for ours and for every peer: the median of many batches that
+// each last some tens of microseconds. "Warm" uses the same buffers again and again. "Cold" uses
+// other buffers for every call, from arenas that are larger than the caches.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace bench {
 
 inline constexpr std::size_t sweep_sizes[] = {1U << 10, 1U << 12, 1U << 14, 1U << 16, 1U << 18,
                                               1U << 20, 1U << 22, 1U << 24, 1U << 26};
-/// How the buffers are used, in the order of a sweep's results.
+/// The uses of the buffers, in the order of a sweep's results.
 enum class buffers { warm, cold, in_place };
 inline constexpr buffers sweep_buffers[] = {buffers::warm, buffers::cold, buffers::in_place};
 
@@ -25,18 +25,17 @@ struct arenas {
     std::vector<float> in = std::vector<float>(arena_floats), out = std::vector<float>(arena_floats);
 };
 
-/// What the next step of a program does with a result, at the least: looks at each of its cache
-/// lines.
+/// Reads every cache line of a result, which is the least that a program's next step does.
 template <class T>
 void read_result(const T* from, std::size_t n) noexcept {
     const volatile T* const seen = from;
     for (std::size_t i = 0; i < n; i += 64 / sizeof(T)) (void)seen[i];
 }
 
-/// Microseconds of one call at each size, for each use of buffers; every result is read by its rank
-/// after each call. `call(in, out, n)` is collective, `meet()` too. The numbers are zeros: a sum in
-/// place of anything else would leave their range. With `fewer` only that part of the batches: a
-/// look at what isn't worth more.
+/// Microseconds per call for each use of the buffers and each size. After each call, every rank
+/// reads its result. `call(in, out, n)` and `meet()` are collective. The buffers hold zeros:
+/// repeated sums of other numbers in place would overflow. `fewer` divides the number of batches,
+/// for a quick trial.
 template <class Call, class Meet>
 std::vector<double> sweep(arenas& memory, const Call& call, const Meet& meet, std::size_t fewer = 1) {
     std::vector<double> medians;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// All-reduces of other elements than floats, and pipelines of halves, against those of floats that
-// take as many bytes.
+// Compares all-reduces of other element types with float at the same number of bytes, and pipelines
+// of 16-bit floats with float at the same number of elements.
 #include <gpushare/collective/collectives.hpp>
 #include <gpushare/collective/fused_all_reduce.hpp>
 
@@ -19,8 +19,8 @@ namespace gs = gpushare;
 constexpr std::size_t rounds = 5;
 }  // namespace
 
-/// Elements of 8 and 16 bits, and the larger of two floats, against sums of floats that take as
-/// many bytes: 1 MiB.
+/// The all-reduces combine 1 MiB: types of 8, 16 and 32 bits, averages, and the maximum of floats,
+/// each compared with a sum of floats.
 void types(report& r) {
     const gs::communicator group(2);
     constexpr std::size_t bytes = std::size_t{1} << 20;
@@ -44,7 +44,7 @@ void types(report& r) {
     against_floats("collective.int32_average_vs_float", std::int32_t{}, gs::average{});
     against_floats("collective.fp8_e4m3_vs_float", gs::fp8_e4m3{});
     against_floats("collective.maximum_vs_float", float{}, gs::maximum{});
-    // A transformer's residual and norm of 64 rows, everything in T.
+    // A transformer's residual and RMSNorm over 64 rows, with everything of type T.
     const auto fused_us = [&]<class T>(T) {
         constexpr std::size_t width = 4096, n = 64 * width;
         const std::vector<T> weight(width, T{1.1F});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a decision costs: a permit, a pick among 10 and among 10,000 tenants; and how many the
-// simulator makes a second.
+// Measures the cost of decisions: a permit, and a pick among 10 and among 10,000 tenants. Also
+// measures the simulator's decisions per second.
 #include <atomic>
 #include <chrono>
 #include <cmath>
@@ -29,7 +29,7 @@ namespace {
 using gpushare::client_id;
 using gpushare::share;
 
-/// Work that is done as soon as it is enqueued: leaves the limiter's own cost.
+/// Finishes each piece of work at once, so that only the limiter's own cost is left.
 struct immediate_stream {
     using point = gpushare::immediate_point;
     static point record() { return {}; }
@@ -49,9 +49,9 @@ void admit(report& r) {
     l.close(client);
 }
 
-/// What a place to yield costs a call while nobody waits: within a block of a host device, by its
-/// context and by its stream. Beside it what can't be less: a load that nobody else touches, and a
-/// call through a pointer.
+/// Measures the cost of a yield point while no tenant waits, inside a block of a host device:
+/// through the block's context and through its stream. The floors are a load of a word that no
+/// other thread touches, and a call through a pointer.
 void yield(report& r) {
     constexpr std::size_t calls = 1'000'000, repeats = 21;
     gpushare::host::node node{{.memory = gpushare::bytes{1 << 20}, .sms = 1}};
@@ -78,8 +78,8 @@ void yield(report& r) {
     r.figure("compute.yield_point_vs_load", ns.vs_load, "x");
 }
 
-/// Nanoseconds of one decision: the pick, its charge, what is first in its queue then, and the
-/// correction. All clients have work; costs and lengths of requests differ.
+/// Nanoseconds per decision: the pick, the charge, the update with the client's next piece of work,
+/// and the correction. All clients have work; costs and lengths of requests differ.
 template <gpushare::compute_policy Policy>
 class decisions_of {
 public:
@@ -152,8 +152,8 @@ void growth(report& r, const std::string& name) {
     decision_ns<Policy>(r, name);
 }
 
-/// 10,000 tenants with Poisson arrivals on 1,000 devices at 90 % load, in one world: its events are
-/// in the order of time, whichever device they are of.
+/// Simulates 10,000 tenants with Poisson arrivals on 1,000 devices at 90 % load in one world. The
+/// world orders the events of all devices by time.
 double sim_submissions_per_s() {
     constexpr std::uint32_t devices = 1000, tenants_each = 10;
     using device_limiter = support::simulated_limiter<gpushare::weighted_fair>;
@@ -171,7 +171,7 @@ double sim_submissions_per_s() {
     gpushare::sim::world world{{.devices = devices}};
     std::deque<device_limiter> limiters;
     std::deque<tenant> tenants;
-    constexpr double mean_length = 900'000 / 2.302585;  // of a log-uniform length
+    constexpr double mean_length = 900'000 / 2.302585;  // the mean of the log-uniform lengths
     for (std::uint32_t d = 0; d < devices; ++d) {
         auto& to = limiters.emplace_back(world, gpushare::device_id{d}, configuration);
         for (std::uint32_t t = 0; t < tenants_each; ++t) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Engines behind a limiter: opaque calls of one block, 0.3, 25 and 75 ms long, and calls that keep
-// their thread for longer than the device. At the defaults.
+// Measures engines behind a limiter with default options: opaque calls of one block that take 0.3,
+// 25 and 75 ms, and calls that keep their host thread longer than the device.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -32,7 +32,7 @@ struct engine {
     std::uint32_t threads = 1;
 };
 
-/// A tenant: each of its threads has a stream and keeps four calls handed over.
+/// A tenant whose threads each have a stream and keep four calls submitted.
 class tenant {
 public:
     tenant(limiter& l, gpushare::host::node& node, std::uint32_t tag, const engine& e)
@@ -42,7 +42,7 @@ public:
             threads_.emplace_back([this, &s](const std::stop_token& stop) { run(s, stop); });
         }
     }
-    /// Ends it: what it was charged in all.
+    /// Stops the tenant; returns its total charge.
     ns end() {
         for (auto& t : threads_) t.request_stop();
         threads_.clear();
@@ -80,7 +80,8 @@ struct measured {
     double share_pp = 0, share_rel = 0, metering = 0, idle = 0;
 };
 
-/// By a ledger, of ten seconds from `from` on; metering in all.
+/// Judges by a ledger: shares and idle time in the ten seconds after `from`, metering over the
+/// whole run.
 measured judge(const std::vector<gpushare::host::block_record>& blocks, instant from, std::uint32_t sms,
                const std::vector<engine>& engines, const std::vector<double>& charged) {
     const device_seconds window(blocks, from, from + 10s, engines.size(), sms);
@@ -100,7 +101,7 @@ struct outcome {
     measured found, planted;
 };
 
-/// Ten seconds of these, and a second before.
+/// Runs the engines for a second, then measures for ten seconds.
 outcome run(std::uint32_t sms, const std::vector<engine>& engines) {
     gpushare::host::node node{{.memory = gpushare::bytes{1 << 20}, .sms = sms, .timing = timing::modelled}};
     limiter l{configuration};
@@ -114,15 +115,17 @@ outcome run(std::uint32_t sms, const std::vector<engine>& engines) {
     return {judge(blocks, from, sms, engines, charged), judge(without_a_fifth(blocks), from, sms, engines, charged)};
 }
 
-/// What a thread has run of its own callables.
+/// The time that this thread has spent in its own callables.
 thread_local ns own_callables{};
 
-/// How a callable keeps its thread: it waits, as one does for a driver, or it computes.
+/// A callable keeps its thread either by waiting, like a callable that waits for a driver, or by
+/// computing.
 enum class keeps_thread { waiting, computing };
 
-/// Callables that take `host_time` of their thread and launch a third of that, two clients, each
-/// with three handed over: the longest that one was in submit(), less its own callable if that ran
-/// in there, or in wait() after its work was seen to be done.
+/// Two clients submit callables that keep their thread for `host_time` and launch work of a third
+/// of that length; each client keeps three calls submitted. Returns the longest delay of a thread:
+/// the time in submit() without the thread's own callable, or the time in wait() after the work was
+/// done.
 double captured_ms(keeps_thread how, bool dispatcher, ns host_time) {
     gpushare::host::node node{{.memory = gpushare::bytes{1 << 20}, .sms = 1, .timing = timing::modelled}};
     limiter l{configuration};
@@ -142,7 +145,7 @@ double captured_ms(keeps_thread how, bool dispatcher, ns host_time) {
             std::deque<limiter::ticket> out;
             while (!stop.stop_requested()) {
                 for (; out.size() >= 3; out.pop_front()) {
-                    const auto waits = now();  // it may have been done before
+                    const auto waits = now();  // the call may be done already
                     (void)out.front().wait();
                     note(now() - std::max(out.front().finished_at(), waits));
                 }

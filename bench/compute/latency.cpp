@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a tenant of a high level waits for those below it: requests of many kernels beside
-// best-effort work that saturates the device, and single submissions against the bound that was
-// published before them.
+// Measures how long a tenant with high priority waits for tenants with lower priority. The first
+// part runs requests of many kernels beside best-effort work that saturates the device. The second
+// part compares single submissions with the bound that the limiter published before each
+// submission.
 #include <sched.h>
 
 #include <algorithm>
@@ -31,16 +32,18 @@ constexpr std::uint32_t devices = 4, sms = 2;
 constexpr priority high{1};
 constexpr ns neighbour = 100us;  // a best-effort kernel
 
-/// Where the best-effort tenants are, one for each urgent one: on devices of their own, so that the
-/// machine has as much to do and its cores are as awake as beside them; or on the devices of the
-/// urgent, which the limiter of each knows or nobody.
+/// Where the best-effort tenants run; there is one for each urgent tenant. With `nobody`, they have
+/// devices of their own: the machine is then as busy, and its cores are as awake, as in the other
+/// cases. With `gated` and `ungated`, they share the urgent tenants' devices, and only with `gated`
+/// do they go through the limiter.
 enum class beside { nobody, gated, ungated };
-/// How a chain is handed over: all at once, or each kernel when the one before was seen to be done.
+/// A client hands over a chain of kernels all at once, or each kernel after the previous kernel has
+/// finished.
 enum class chain { at_once, one_by_one };
 
-/// A node of twice as many devices as there are urgent tenants, each with a limiter, and a
-/// best-effort client for each of the former: on the first half of the devices or on the second,
-/// which is the control.
+/// A node with a limiter and an urgent client on each of 2 x `devices` devices. Best-effort clients
+/// run on half of the devices: on the first half, which is measured, or on the second half as a
+/// control.
 struct crowd {
     explicit crowd(beside who, ns best_effort = neighbour, ns declared = neighbour) {
         for (std::uint32_t d = 0; d < 2 * devices; ++d) {
@@ -72,11 +75,11 @@ double quantile(std::vector<double>& values, double q) {
 }
 
 struct requests {
-    double p99_ms = 0;         // of a request, from its arrival
-    double neighbour_pct = 0;  // of the devices' time, what the best-effort tenants had meanwhile, by the ledger
+    double p99_ms = 0;         // from a request's arrival
+    double neighbour_pct = 0;  // the best-effort tenants' part of their devices' time, by the ledger
 };
 
-/// Requests of 20 kernels of 250 us, Poisson arrivals at 30 % load.
+/// Requests of 20 kernels of 250 us each arrive at random (Poisson) at 30 % load.
 requests run_requests(beside who, chain how, std::uint64_t seed) {
     constexpr int kernels = 20;
     constexpr ns length = 250us, mean_gap = kernels * length * 10 / 3;
@@ -96,7 +99,7 @@ requests run_requests(beside who, chain how, std::uint64_t seed) {
             for (instant arrival = begin + any.exponential(mean_gap); arrival < begin + lasts;
                  arrival += any.exponential(mean_gap)) {
                 sleep_until(arrival);
-                if (who != beside::gated) {  // alone: as without the library
+                if (who != beside::gated) {  // as without the library
                     for (int i = 0; i < kernels; ++i) {
                         launch(s);
                         if (how == chain::one_by_one) (void)s.record().wait(gpushare::never);
@@ -126,9 +129,9 @@ requests run_requests(beside who, chain how, std::uint64_t seed) {
 }
 
 struct waits {
-    std::vector<double> us;      // of each submission, until its kernel started: a worker of the node ran it
-    std::vector<double> ledger;  // until the device gave it an SM, by the node's own ledger
-    std::vector<double> bound;   // published before it
+    std::vector<double> us;      // from each submission until a worker of the node ran the kernel
+    std::vector<double> ledger;  // until the device gave the kernel an SM, by the node's ledger
+    std::vector<double> bound;   // published before the submission
 
     [[nodiscard]] double violations(const std::vector<double>& of) const {
         double n = 0;
@@ -137,16 +140,16 @@ struct waits {
     }
 };
 struct measured_waits {
-    waits ours, control;  // on devices with a best-effort tenant, and on those without
+    waits ours, control;  // devices with a best-effort tenant, and devices without one
 };
 
-/// Kernels one by one on every device, on a level above the best-effort tenants, who are on half of
-/// the devices.
+/// Submits kernels one by one on every device, with priority over the best-effort tenants.
+/// Best-effort tenants run on half of the devices.
 measured_waits single_submissions(beside who, int submissions, ns best_effort = neighbour, ns declared = neighbour) {
     crowd c(who, best_effort, declared);
     std::mutex mutex;
     measured_waits all;
-    constexpr std::uint32_t tag_of_urgent = 0;  // the neighbours have 1
+    constexpr std::uint32_t tag_of_urgent = 0;  // the neighbours have tag 1
     std::vector<std::jthread> threads;
     for (std::uint32_t d = 0; d < 2 * devices; ++d)
         threads.emplace_back([&, d] {
@@ -183,7 +186,7 @@ measured_waits single_submissions(beside who, int submissions, ns best_effort = 
     return all;
 }
 
-/// What is judged by the worker's start, or by the node's ledger.
+/// Results by one way of timing: the start of the worker, or the node's ledger.
 struct judged {
     std::vector<double> violations, wait_p99, control_p99, control_longest;  // by round
     double planted = 0;
@@ -210,9 +213,9 @@ struct judged {
     }
 };
 
-/// Not corrected by anything: a run in which the control, which has nothing to wait for, was beyond
-/// the bound is void. And a best-effort tenant past the limiter, with kernels eight times as long,
-/// must be found.
+/// The figures aren't corrected in any way. A run is void if the control, which has nothing to wait
+/// for, exceeded the bound. The planted fault is a best-effort tenant that bypasses the limiter
+/// with kernels eight times as long; the measurement must find the fault.
 void bound_figures(report& r) {
     judged by_start, by_ledger;
     std::vector<double> bounds, ratios_of_bound;

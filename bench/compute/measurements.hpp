@@ -1,30 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-// The measurements of the compute benchmark.
+// The parts of the compute benchmark.
 #pragma once
 
 #include "harness.hpp"
 
 namespace bench::compute {
 
-/// From now on this thread, and those that it starts, go before the threads of other programs and
-/// take turns among each other (SCHED_RR): what another program does is no part of the figures, and
-/// the threads that stand for a device are no more held up by it than a device would be. False
-/// where the machine doesn't permit that.
+/// From now on, this thread and the threads that it starts run before the threads of other programs
+/// and take turns with each other (SCHED_RR). Other programs then don't affect the figures, and the
+/// threads that act as a device aren't delayed more than a device would be. Returns false if the
+/// system doesn't permit this.
 [[nodiscard]] bool go_before_other_programs() noexcept;
-/// How late a sleeping thread wakes up, 99th percentile. A client that wakes up later than what is
-/// in flight lasts leaves the device idle: beyond some 200 us the figures below are those of the
-/// machine.
+/// Measures how late a sleeping thread wakes up, as a 99th percentile. A client that wakes up after
+/// the work in flight has finished leaves the device idle. Beyond some 200 us, the other figures
+/// describe the machine and not the limiter.
 void machine_noise(report& r);
-/// Shares against the device's ledger, metering, lent time, convergence, cost of throughput.
+/// Measures shares against the device's ledger, metering, lent time, convergence and the cost in
+/// throughput.
 void shares(report& r);
-/// Metering where only points say what was used.
+/// Measures metering on a device that reveals only when points were reached.
 void metering_by_points(report& r);
-/// Opaque calls of engines: shares, metering, idle SMs while somebody waits; how long a thread is
-/// kept for others' calls.
+/// Measures opaque calls of engines: shares, metering, SMs that idle while a tenant waits, and how
+/// long a thread is kept for other threads' calls.
 void engines(report& r);
-/// Requests beside best-effort work, and the published bound.
+/// Measures requests beside best-effort work, and the published bound.
 void latency(report& r);
-/// What a decision costs, and the simulator.
+/// Measures the cost of a decision, and the simulator's speed.
 void decisions(report& r);
 
 }  // namespace bench::compute

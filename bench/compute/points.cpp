@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Metering where a device doesn't tell what of its SMs was used: by the points in front of work and
-// behind it alone, as on a GPU. The host device's ledger is the truth as before, but nothing of it
-// reaches the limiter.
+// Measures metering on a device that doesn't reveal the use of its SMs. The limiter only sees the
+// points before and after work, as on a GPU. The host device's ledger has the true use, but the
+// limiter can't see the ledger.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -27,11 +27,11 @@ using gpushare::host::timing;
 using silent_limiter = gpushare::compute_limiter<silent_stream, gpushare::host::steady_clock>;
 constexpr std::uint32_t sms = 2;
 
-/// What tenants submit: kernels that fill the device alone, or beside them copies of one block, of
-/// which the limiter isn't told that they are narrow, or is.
+/// The tenants' submissions: only kernels that fill the device, or also copies of one block. With
+/// `told_copies`, the limiter learns that the copies are narrow.
 enum class with : std::uint8_t { kernels_alone, copies, told_copies };
 
-/// Keeps 24 submissions handed over.
+/// Keeps 24 submissions queued.
 void keep_busy(silent_limiter& l, gpushare::client_id c, silent_stream& s, mixture m, bool tell,
                const std::stop_token& stop) {
     buffers b;
@@ -53,13 +53,16 @@ void keep_busy(silent_limiter& l, gpushare::client_id c, silent_stream& s, mixtu
 }
 
 struct errors {
-    double of_ten_seconds = 0, in_all = 0;   // percent of the tenant's own, the worst tenant
-    double planted = 0, planted_in_all = 0;  // the first tenant's, by a ledger that lacks something
-    double beside_copies = 0;                // what of the device is idle beside a copy, likewise of the worst tenant
+    // Errors in percent of the tenant's own use; the worst tenant counts.
+    double of_ten_seconds = 0, in_all = 0;
+    double planted = 0, planted_in_all = 0;  // errors of the first tenant by an incomplete ledger
+    // Device time that idles beside a copy, in percent of the tenant's use; the worst tenant
+    // counts.
+    double beside_copies = 0;
 };
 
-/// Device time that is idle beside blocks of `tag` that have no other one beside them, which began
-/// when they did.
+/// Device time that idles beside blocks of `tag` that started alone, that is, without another block
+/// of the tag at the same instant.
 double beside_lone_blocks(std::vector<gpushare::host::block_record> blocks, std::uint32_t tag) {
     std::erase_if(blocks, [=](const auto& b) { return b.tag != tag; });
     std::ranges::sort(blocks, {}, &gpushare::host::block_record::start);
@@ -130,7 +133,7 @@ void metering_by_points(report& r) {
     const auto measure = [&](with what, const std::string& tail) {
         std::vector<errors> found(cases.size());
         {
-            std::deque<std::jthread> at_once;  // a node each
+            std::deque<std::jthread> at_once;  // each with a node of its own
             for (std::size_t i = 0; i < cases.size(); ++i)
                 at_once.emplace_back([&, i] { found[i] = metering(cases[i], 100 * i, what); });
         }

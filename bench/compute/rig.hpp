@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the measurements of the compute benchmark share: the one configuration, kernels whose
-// lengths are mixed ten times, and clients that always have work, each on a thread of its own and
-// unsynchronised, with a limiter or without.
+// The shared parts of the compute benchmark: the configuration of all figures, kernels whose
+// lengths vary by a factor of ten, and clients that always have work. Each client has its own
+// thread, without synchronisation between clients, and runs with or without a limiter.
 #pragma once
 
 #include <algorithm>
@@ -45,7 +45,7 @@ inline void sleep_until(instant t) {
     std::this_thread::sleep_until(std::chrono::time_point<std::chrono::steady_clock, ns>{t.time_since_epoch()});
 }
 
-/// Occupies its SM for `length`: under real timing by computing.
+/// Occupies an SM for `length`. Under real timing, the kernel computes.
 struct kernel {
     ns length{};
     template <class Context>
@@ -55,7 +55,7 @@ struct kernel {
     }
 };
 
-/// One submission.
+/// A single submission.
 struct work {
     enum class kind : std::uint8_t { kernel, sequence, copy };
     kind what{};
@@ -83,7 +83,7 @@ inline void enqueue(gpushare::host::stream& s, const work& w, bool modelled, std
     }
 }
 
-/// Draws a client's submissions.
+/// Draws a client's submissions at random.
 struct mixture {
     gpushare::sim::random any;
     ns shortest = 100us, longest = 1ms;
@@ -98,8 +98,8 @@ struct mixture {
     }
 };
 
-/// A client that keeps `ahead` submissions handed over, until it is destroyed. `l` null: straight
-/// to the stream. `blocks` 0: kernels fill the device.
+/// A client that keeps `ahead` submissions queued until it is destroyed. A null `l` sends work
+/// straight to the stream. With `blocks` 0, kernels fill the device.
 class backlogged {
 public:
     backlogged(limiter* l, gpushare::client_id c, gpushare::host::node& node, gpushare::device_id d,
@@ -113,9 +113,10 @@ public:
         });
     }
 
-    /// How often it found fewer waiting than it takes to be backlogged, after the start.
+    /// How often, after the start, the client found too few submissions queued to count as
+    /// backlogged.
     [[nodiscard]] std::uint64_t gaps() const noexcept { return gaps_.load(std::memory_order_relaxed); }
-    /// Ends it: what it was charged in all. Nothing without a limiter.
+    /// Stops the client; returns its total charge, or nothing without a limiter.
     ns end() {
         thread_.request_stop();
         thread_.join();
@@ -136,7 +137,7 @@ private:
             while (!out.empty() && out.front().done()) out.pop_front();
             if (out.size() <= configuration.depth) gaps_.fetch_add(1, std::memory_order_relaxed);
         }
-        l.close(c, gpushare::never, {}, &account_);  // what waits refers to this
+        l.close(c, gpushare::never, {}, &account_);  // queued work refers to this object
     }
     void run(std::size_t ahead, const std::stop_token& stop) {
         std::deque<gpushare::host::point> out;
@@ -161,8 +162,8 @@ private:
     std::jthread thread_;
 };
 
-/// What ran on the device so far, all of it. Throws std::runtime_error if the ledger was full: it
-/// must have every block.
+/// Everything that has run on the device so far. Throws std::runtime_error if the ledger
+/// overflowed, because the ledger must have every block.
 [[nodiscard]] inline std::vector<gpushare::host::block_record> blocks_of(gpushare::host::node& node,
                                                                          gpushare::device_id d) {
     auto taken = node.ledger(d).take();
@@ -170,9 +171,9 @@ private:
     return std::move(taken.blocks);
 }
 
-/// A ledger that lacks every fifth block of a tag: what it would be if the limiter had let that
-/// tenant have less, SMs had stood idle, and it had been charged all the same. What is judged by a
-/// ledger has to notice.
+/// Removes every fifth block of a tag from the ledger. The result looks as if the limiter had given
+/// the tenant less time, had let SMs idle and had charged the tenant all the same. Figures that
+/// rely on the ledger must notice.
 inline constexpr const char* lacks_a_fifth = "a ledger that lacks every fifth block of the first tenant";
 [[nodiscard]] inline std::vector<gpushare::host::block_record> without_a_fifth(
     std::vector<gpushare::host::block_record> blocks, std::uint32_t tag = 0) {
@@ -181,7 +182,7 @@ inline constexpr const char* lacks_a_fifth = "a ledger that lacks every fifth bl
     return blocks;
 }
 
-/// Device time (SM time over the SMs) by tag within [from, to), and its sum.
+/// Device time (SM time divided by the number of SMs) within [from, to), for each tag and in total.
 struct device_seconds {
     std::vector<double> of;  // by tag
     double all = 0;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How well shares hold, by the ledger of the host device; what metering says against it; what is
-// lent; how fast a change is in force; and what all of that costs in throughput.
+// Measures with the host device's ledger: how exactly the limiter divides the device, how exact the
+// metering is, how much idle time the limiter lends, how fast a change takes effect, and how much
+// throughput the limiter costs.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -23,19 +24,19 @@ using gpushare::device_id;
 using gpushare::share;
 using gpushare::host::timing;
 
-constexpr int windows = 10;  // of a second, after the first one
+constexpr int windows = 10;  // seconds measured after a first second that doesn't count
 
 struct errors {
     double pp = 0, relative = 0, metering = 0, metering_in_all = 0, metering_second = 0;
-    // Metering, by a ledger that lacks something: the best of all devices.
+    // Metering errors by an incomplete ledger: the lowest of all devices.
     double planted = std::numeric_limits<double>::infinity(), planted_in_all = planted;
-    std::uint64_t gaps = 0;  // how often somebody wasn't backlogged
+    std::uint64_t gaps = 0;  // how often a tenant wasn't backlogged
 };
 
 using permille_of_tenants = std::vector<unsigned>;
 
-/// One case on `devices` devices of its own, beside others: worst of all tenants and all windows
-/// after the first second.
+/// One case on its own `devices` devices, while other cases run. Results are the worst of all
+/// tenants and windows after the first second.
 class share_case {
 public:
     share_case(gpushare::host::node& node, std::uint32_t first, std::uint32_t devices, const permille_of_tenants& p,
@@ -52,7 +53,7 @@ public:
                                       mixture{.any = gpushare::sim::random(seed + 100 * d + t)});
     }
 
-    /// Between two windows.
+    /// Reads the charges. Called between two windows.
     void read_meters() {
         auto& all = metered_.emplace_back(ids_.size());
         at_.push_back(now());
@@ -60,12 +61,13 @@ public:
             for (const auto c : ids_[d]) all[d].push_back(in_s(limiters_[d].usage(c).device_time));
     }
 
-    /// Ends it.
+    /// Stops the clients and computes the errors.
     errors judge() {
         errors worst;
         for (const auto& c : clients_) worst.gaps += c.gaps();
         std::vector<std::vector<double>> in_all(ids_.size());
-        for (std::size_t i = 0; i < clients_.size(); ++i)  // a device's clients one after the other
+        // The clients of a device are neighbours in the list.
+        for (std::size_t i = 0; i < clients_.size(); ++i)
             in_all[i / permille_.size()].push_back(in_s(clients_[i].end()));
         const std::uint32_t sms = node_->options().sms;
         for (std::uint32_t d = 0; d < ids_.size(); ++d) {
@@ -84,9 +86,10 @@ public:
                                  100 * std::abs(metered_[w + 1][d][t] - metered_[w][d][t] - truth.of[t]) / truth.all);
                 }
             }
-            // Of the windows, what is under way at either cut is charged when it is over, and is in
-            // the ledger on both sides: up to 1 ms of the 200 that 2 % have in ten seconds. In all:
-            // from the first submission to the last.
+            // At each edge of a window, the limiter hasn't charged the work in progress, but the
+            // ledger counts the work on both sides. The difference is up to 1 ms of the 200 ms that
+            // a tenant of 2 % has in ten seconds. `all` covers the time from the first submission
+            // to the last, without edges.
             const auto cut = used(at_.front(), at_.back()), all = used(instant{}, instant::max());
             const auto off = [](double charged, double truth) { return 100 * std::abs(charged - truth) / truth; };
             const auto charged = [&](std::size_t t) { return metered_.back()[d][t] - metered_.front()[d][t]; };
@@ -98,7 +101,7 @@ public:
             const auto of_first = [&](instant from, instant to) {
                 return device_seconds(lacking, from, to, permille_.size(), sms).of[0];
             };
-            // Each device's has to be found.
+            // The planted fault must show on every device, so the lowest error counts.
             worst.planted = std::min(worst.planted, off(charged(0), of_first(at_.front(), at_.back())));
             worst.planted_in_all =
                 std::min(worst.planted_in_all, off(in_all[d][0], of_first(instant{}, instant::max())));
@@ -113,13 +116,14 @@ private:
     std::uint32_t first_;
     permille_of_tenants permille_;
     std::deque<limiter> limiters_;
-    std::vector<std::vector<gpushare::client_id>> ids_;      // by device and tenant
-    std::deque<backlogged> clients_;                         // after the limiters: their threads use these
-    std::vector<std::vector<std::vector<double>>> metered_;  // by reading, device and tenant
+    std::vector<std::vector<gpushare::client_id>> ids_;  // [device][tenant]
+    // After the limiters, because the clients' threads use the limiters.
+    std::deque<backlogged> clients_;
+    std::vector<std::vector<std::vector<double>>> metered_;  // [reading][device][tenant]
     std::vector<instant> at_;
 };
 
-/// Some cases beside each other in `seconds` windows, each on as many devices of a node.
+/// Runs several cases at once on one node for `seconds` windows, each on `devices_each` devices.
 std::vector<errors> shares_hold(const std::vector<permille_of_tenants>& cases, std::uint32_t devices_each, timing how,
                                 bool gated, int seconds, std::uint64_t seed) {
     gpushare::host::node node{{.devices = static_cast<std::uint32_t>(cases.size()) * devices_each,
@@ -140,13 +144,14 @@ std::vector<errors> shares_hold(const std::vector<permille_of_tenants>& cases, s
     return all;
 }
 
-/// Modelled: all cases at once, on two devices each. Real: one after the other, so that the SM has
-/// a core for itself.
+/// Under modelled timing, all cases run at once on two devices each. Under real timing, the cases
+/// run one after another, so that the SM has a core for itself.
 void share_figures(report& r) {
     const std::vector<permille_of_tenants> cases{{300, 700}, {100, 900}, {750, 250}, {20, 980}, {500, 300, 200}};
     std::vector<errors> all;
     const auto run = [&](const std::vector<permille_of_tenants>& some, std::uint32_t devices_each, timing how) {
-        // Whoever isn't backlogged has no share to be held: then it is measured again, up to twice.
+        // A tenant that isn't backlogged has no share to keep. The run is then repeated, up to
+        // twice.
         std::vector<errors> ours;
         const auto gaps = [&] {
             std::uint64_t n = 0;
@@ -168,13 +173,13 @@ void share_figures(report& r) {
     };
     std::printf("# shares, modelled, 2 devices a case: worst tenant, device and second\n");
     run(cases, 2, timing::modelled);
-    const auto ungated = shares_hold(cases, 2, timing::modelled, false, 2, 1);  // must show
+    const auto ungated = shares_hold(cases, 2, timing::modelled, false, 2, 1);  // the planted fault
     const auto least = [](const std::vector<errors>& some, double errors::*of) {
         return std::ranges::min(some, {}, of).*of;
     };
     std::printf("# shares, real, 1 SM\n");
     for (const auto& c : cases) run({c}, 1, timing::real);
-    // Each case is a repeat; the worst counts.
+    // Each case counts as a repeat, and the figure is the worst case.
     const bool backlogged_always = std::ranges::all_of(all, [](const errors& e) { return e.gaps == 0; });
     const auto values = [&](double errors::*of) {
         std::vector<double> v;
@@ -196,12 +201,12 @@ void share_figures(report& r) {
              statistic::most);
 }
 
-/// The planted fault: a limiter that lets one in at a time, so that the device is idle from the end
-/// of one kernel to the beginning of the next, and small ones never overlap.
+/// `one_at_a_time` is the planted fault: the device idles between kernels, and small kernels never
+/// overlap.
 enum class gate { none, by_default, one_at_a_time };
 
-/// Busy part of 0.7 s of a device of one SM or several, in percent, for as many clients that
-/// saturate it with kernels of one block.
+/// Percentage of 0.7 s that the device was busy, when `clients` clients saturate it with kernels of
+/// one block.
 double delivered(gate how, ns length, std::size_t clients, std::uint64_t seed, std::uint32_t sms = 1) {
     gpushare::host::node node{{.memory = gpushare::bytes{1 << 20}, .sms = sms, .timing = timing::modelled}};
     limiter l{how == gate::one_at_a_time ? gpushare::limiter_options{.depth = 1, .horizon = ns{0}} : configuration};
@@ -219,8 +224,8 @@ double delivered(gate how, ns length, std::size_t clients, std::uint64_t seed, s
     const auto to = now();
     running.clear();
     const auto blocks = blocks_of(node, device_id{0});
-    // Kernels that ended in time, each for what it asked: a kernel that the machine made longer is
-    // no gain.
+    // Counts the kernels that ended within the window, each with the length that it asked for. A
+    // kernel that the machine made longer is no gain.
     std::uint64_t kernels = 0;
     for (const auto& b : blocks)
         if (b.end > from && b.end <= to) ++kernels;
@@ -256,7 +261,8 @@ void throughput_figures(report& r) {
                  c.planted(1.0));
         r.figure("compute.ungated_pct_" + us + "us", c.ungated_pct, "%_of_the_device");
     }
-    // Kernels of one block, of tenants that overlap on 4 SMs where nobody makes them take turns.
+    // Kernels of one block, from tenants that can overlap on 4 SMs if nothing makes them take
+    // turns.
     costs worst;
     for (const std::size_t tenants : {2U, 8U}) {
         const auto c = cost_of_gating(100us, tenants, 4);
@@ -270,9 +276,9 @@ void throughput_figures(report& r) {
     r.figure("compute.turns_cost_pct", worst.cost_pct, "%", worst.planted(5));
 }
 
-/// One tenant of 10 % that always has work beside one of 90 % that wakes up every 50 ms with 1 ms
-/// of it: of the device's time that the sleeper leaves in a second, what the other one gets done,
-/// in percent. `ahead`: what the busy one keeps handed over.
+/// Runs a tenant with a share of 10 % that always has work, beside a tenant with 90 % that wakes up
+/// every 50 ms with 1 ms of work. Returns the percentage of the sleeping tenant's unused time that
+/// the busy tenant uses, over one second. The busy tenant keeps `ahead` submissions queued.
 double lent_pct(bool gated, std::size_t ahead, std::uint64_t seed) {
     constexpr ns length = 250us, period = 50ms;
     constexpr std::uint32_t sms = 1;
@@ -307,7 +313,8 @@ double lent_pct(bool gated, std::size_t ahead, std::uint64_t seed) {
     return 100 * had.of[0] / (std::chrono::duration<double>(to - from).count() - had.of[1]);
 }
 
-/// Without anything handed over ahead the device is idle between two kernels: that much must show.
+/// The planted fault keeps nothing queued ahead, so the device idles between kernels. The figure
+/// must show the difference.
 void lent_figures(report& r) {
     std::uint64_t seed = 0;
     const double planted = lent_pct(true, 1, ++seed);
@@ -316,15 +323,16 @@ void lent_figures(report& r) {
     r.figure("compute.lent_ungated_pct", repeated(5, [&] { return lent_pct(false, 24, ++seed); }), "%");
 }
 
-/// Kernels of 100 us: in windows of 20 ms, one of the mixture's would be 5 pp by itself.
+/// Kernels take 100 us here. In a window of 20 ms, a single longer kernel of the mixture would
+/// shift the share by 5 pp.
 constexpr ns window = 20ms;
 struct change {
-    double steady_pp = 0;     // before it: the worst window's error against the shares of then
-    double converged_ms = 0;  // from the change until all windows from there on are within 2 pp
+    double steady_pp = 0;     // the worst error before the change, against the old shares
+    double converged_ms = 0;  // from the change until all later windows are within 2 pp
 };
 
-/// From 80/20 to 30/70; the worst that can be counted is 300 ms. With `late` the change is made
-/// that much later than it is counted from.
+/// Changes the shares from 80/20 to 30/70. The time counts up to 300 ms. The change happens `late`
+/// after the instant from which the time counts.
 change converge(std::uint64_t seed, ns late = {}) {
     gpushare::host::node node{{.memory = gpushare::bytes{1 << 20}, .sms = 2, .timing = timing::modelled}};
     limiter l{configuration};
@@ -355,7 +363,8 @@ change converge(std::uint64_t seed, ns late = {}) {
     return c;
 }
 
-/// A run whose windows weren't within 2 pp before anything changed says nothing about a change.
+/// A run with windows outside 2 pp before the change says nothing about the change, and doesn't
+/// count.
 void converge_figures(report& r) {
     constexpr std::size_t wanted = 5, most_runs = 15;
     std::uint64_t seed = 0;

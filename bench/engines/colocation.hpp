@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Engines beside each other on a device in virtual time: what data/h100/colocation.csv measured on
-// an H100, and more.
+// Runs engines beside each other on a device in virtual time: the experiment of
+// data/h100/colocation.csv on an H100, and variations of the experiment.
 //
 //   const auto r = engines::colocate({.served = {{.model = &bert}}, .busy = {{.model = &resnet}}, .how = engines::strategy::held}, 1);
 //   r.served[0].from_arrival_us;  r.busy[0].iterations_per_s;
@@ -30,18 +30,19 @@ struct setting {
     host_costs host{};
 };
 
-/// Of one engine that serves requests. All but the last sorted, in microseconds.
+/// Results of one serving engine, in microseconds. All lists except `in_order` are sorted.
 struct answers {
     std::vector<double> from_arrival_us, call_us;
-    std::vector<double> told_us;                   ///< the bound on the wait, as it was told
-    std::vector<double> beyond_us;                 ///< by how much a call took longer than what was told, and no wait
-    std::vector<serving_thread::answer> in_order;  ///< in which they arrived
+    std::vector<double> told_us;                   ///< the announced bounds on the wait
+    std::vector<double> beyond_us;                 ///< call time minus announced bound
+    std::vector<serving_thread::answer> in_order;  ///< in the order of arrival
 };
 
-/// Of one engine that always has work.
+/// Results of one engine that always has work.
 struct progress {
     double iterations_per_s = 0;
-    double charged_s = 0, device_s = 0;  ///< device time as the gate charges it, and as the device has it
+    /// Device time as the gate charges it, and as the device measures it.
+    double charged_s = 0, device_s = 0;
     double longest_hold_us = 0;
 };
 

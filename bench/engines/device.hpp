@@ -1,21 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// A GPU in virtual time, block by block, as far as co-location needs it: SMs with threads,
-// registers, shared memory and slots; kernels in streams; native stream priorities, which order
-// only blocks that haven't started; waits in a stream for a word of the host. It says nothing about
-// what kernels compute.
+// Simulates a GPU in virtual time, block by block, in the detail that co-location needs. The model
+// has SMs with threads, registers, shared memory and slots; kernels in streams; native stream
+// priorities, which order only blocks that haven't started; and waits in a stream for a word that
+// the host writes. The model doesn't execute kernels.
 //
 //   engines::device gpu{engines::h100, {}, seed};
 //   const auto s = gpu.make_stream({.client = 0, .priority = 0});
 //   gpu.launch(s, kernel, gpu.now() + 4500ns, [&] { ... });   // called when the kernel is over
 //   gpu.run_until(instant{} + 2s);
 //
-// Rules, and where they come from. Blocks of one priority are dispatched in the order in which
-// their kernels became ready, and no later kernel passes one whose blocks wait (Amert et al., "GPU
-// scheduling on the NVIDIA TX2", RTSS 2017; Gilman et al., "Demystifying the placement policies of
-// the NVIDIA GPU thread block scheduler", 2021). A kernel spreads its blocks breadth first, over
-// the GPCs in turn. Blocks of a cluster start together, in one GPC (CUDA C++ Programming Guide,
-// "Thread Block Clusters"). A block takes as long as its kernel took alone, over the number of its
-// waves.
+// The rules and their sources:
+//
+// Blocks of one priority start in the order in which their kernels became ready. A later kernel
+// never passes a kernel whose blocks wait (Amert et al., "GPU scheduling on the NVIDIA TX2", RTSS
+// 2017; Gilman et al., "Demystifying the placement policies of the NVIDIA GPU thread block
+// scheduler", 2021).
+//
+// A kernel spreads its blocks breadth first, over the GPCs in turn. Blocks of a cluster start
+// together, in one GPC (CUDA C++ Programming Guide, "Thread Block Clusters").
+//
+// A block takes the time that its kernel took alone, divided by the kernel's number of waves.
 #pragma once
 
 #include <algorithm>
@@ -35,11 +39,11 @@ namespace engines {
 using gpushare::instant;
 using gpushare::ns;
 
-/// The resources of an SM, or a block's part of them.
+/// The resources of an SM, or the part that a block needs.
 struct sm_room {
     std::uint32_t threads, registers, shared_bytes, slots;
 
-    /// How many blocks fit that take `block` each.
+    /// The number of blocks that fit if each block needs `block`.
     [[nodiscard]] constexpr std::uint32_t fits(const sm_room& block) const noexcept {
         const auto times = [](std::uint32_t has, std::uint32_t takes) { return takes == 0 ? ~0U : has / takes; };
         return std::min({times(threads, block.threads), times(registers, block.registers),
@@ -63,43 +67,47 @@ struct sm_room {
     }
 };
 
-/// What a device has.
+/// The dimensions of a device.
 struct device_shape {
     std::uint32_t sms;
     sm_room sm;
-    std::uint32_t reserved_shared_bytes;   ///< of each block, by the system
-    std::array<std::uint32_t, 8> gpc_sms;  ///< the sum is `sms`
+    std::uint32_t reserved_shared_bytes;   ///< added to each block by the system
+    std::array<std::uint32_t, 8> gpc_sms;  ///< SMs of each GPC; the sum is `sms`
 };
 
-/// Compute capability 9.0, CUDA C++ Programming Guide, "Technical Specifications per Compute
-/// Capability". Of 144 SMs in eight GPCs 132 work; which GPCs have 18 differs from one device to
-/// the next.
+/// Compute capability 9.0, from the CUDA C++ Programming Guide, "Technical Specifications per
+/// Compute Capability". 132 of the 144 SMs in eight GPCs work. Devices differ in which GPCs have 18
+/// SMs.
 inline constexpr device_shape h100{132, {2048, 65536, 233472, 32}, 1024, {18, 16, 16, 16, 18, 16, 16, 16}};
 
-/// A kernel as it was recorded alone.
+/// A kernel, as recorded when its model ran alone.
 struct kernel {
-    std::uint32_t blocks = 1;   ///< none: a fill or a copy, which takes time in its stream and nothing of an SM
-    sm_room block{};            ///< what each block takes
-    ns alone{};                 ///< on an idle device
-    ns host{};                  ///< of the host, before the launch
-    std::uint32_t cluster = 1;  ///< so many blocks start together, in one GPC
-    bool uses_memory = false;   ///< bound by memory: it slows its neighbours
-    std::uint64_t kind = 0;     ///< the same for launches of a function with the same grid and block
+    std::uint32_t blocks = 1;   ///< 0 for a fill or a copy, which takes time in its stream but no SM
+    sm_room block{};            ///< the needs of each block
+    ns alone{};                 ///< duration on an idle device
+    ns host{};                  ///< host time before the launch
+    std::uint32_t cluster = 1;  ///< number of blocks that start together, in one GPC
+    bool uses_memory = false;   ///< bound by memory bandwidth: slows neighbours down
+    /// Equal for launches of the same function with the same grid and block size.
+    std::uint64_t kind = 0;
 };
 
-/// What a block of `threads` takes: warps are whole, registers come in units of 256 a warp.
+/// The needs of a block with `threads` threads. Warps are whole, and registers come in units of 256
+/// per warp.
 [[nodiscard]] constexpr sm_room block_of(std::uint32_t threads, std::uint32_t registers, std::uint32_t shared_bytes,
                                          const device_shape& on) noexcept {
     const std::uint32_t warps = std::max((threads + 31) / 32, 1U);
     return {warps * 32, warps * ((registers * 32 + 255) / 256 * 256), shared_bytes + on.reserved_shared_bytes, 1};
 }
 
-/// The constants that were fitted. Which rows they were fitted on stands in bench/README.md.
+/// The fitted constants. bench/README.md says on which rows they were fitted.
 struct device_constants {
-    double beside_memory = 1.2;  ///< a small kernel's slow-down, by the share of slots of memory-bound neighbours
-    double jitter = 0.05;        ///< standard deviation of a block's time
-    /// Blocks of a kernel of matrices that fills the device once end as much earlier, at most: its
-    /// last wave of tiles is not whole. Blocks that share the memory's bandwidth end together.
+    /// How much a small kernel slows down, per share of the slots with memory-bound neighbours.
+    double beside_memory = 1.2;
+    double jitter = 0.05;  ///< standard deviation of a block's duration, relative
+    /// A kernel of matrices that fills the device exactly once has an incomplete last wave of
+    /// tiles, so its blocks end earlier by up to this fraction. Blocks of memory-bound kernels
+    /// share the bandwidth and end together.
     double tail = 0.20;
 };
 
@@ -108,7 +116,7 @@ public:
     using task = std::function<void()>;
     struct stream_options {
         std::uint32_t client = 0;
-        int priority = 0;  ///< the greatest goes first
+        int priority = 0;  ///< the greatest number goes first
         ns gap{1000};      ///< from the end of a kernel to the start of the next one
     };
 
@@ -126,11 +134,11 @@ public:
 
     [[nodiscard]] instant now() const noexcept { return now_; }
     [[nodiscard]] gpushare::sim::random& random() noexcept { return random_; }
-    /// SM time that the client's blocks took, in SMs x ns: by the slots that they filled.
+    /// SM time of the client's blocks, in SMs x ns, weighted by the slots that the blocks filled.
     [[nodiscard]] double sm_time(std::uint32_t client) const noexcept { return neighbours_[client].sm_time; }
 
-    /// Of the client's kernels that are over: from the first block's beginning to the last one's
-    /// end, times width.
+    /// For each finished kernel of the client, the time from the start of the first block to the
+    /// end of the last block, multiplied by the kernel's width.
     [[nodiscard]] ns kernel_time(std::uint32_t client) const noexcept { return neighbours_[client].kernel_time; }
 
     [[nodiscard]] std::uint32_t make_stream(const stream_options& o) {
@@ -138,11 +146,13 @@ public:
         if (neighbours_.size() <= o.client) neighbours_.resize(o.client + 1);
         return static_cast<std::uint32_t>(streams_.size() - 1);
     }
-    /// `k` must live until it is over. `arrival`: when the device sees it. `done` may be empty.
+    /// `k` must live until the kernel ends. The device sees the launch at `arrival`. `done` may be
+    /// empty.
     void launch(std::uint32_t stream, const kernel& k, instant arrival, task done = {}) {
         enqueue(stream, {&k, nullptr, arrival, std::move(done)});
     }
-    /// What follows in the stream waits while `*closed`. Whoever opens it calls opened().
+    /// Later work in the stream waits while `*closed`. The caller must call opened() after clearing
+    /// the word.
     void wait_in_stream(std::uint32_t stream, const bool& closed, instant arrival) {
         enqueue(stream, {nullptr, &closed, arrival, {}});
     }
@@ -167,14 +177,14 @@ public:
 private:
     struct item {
         const kernel* work;
-        const bool* closed;  // of a wait
+        const bool* closed;  // set for a wait only
         instant arrival;
         task done;
     };
     struct stream_state {
         stream_options options;
         std::deque<item> items;
-        bool busy;  // a kernel of it is about to begin, or runs
+        bool busy;  // a kernel of the stream is about to start, or runs
         instant last_end;
     };
     struct running {
@@ -187,11 +197,12 @@ private:
     };
     struct event {
         enum kind : std::uint8_t { calls, begins, ends } what;
-        std::uint32_t index;  // of a task, a stream, a running kernel
+        std::uint32_t index;  // of a task, a stream or a running kernel
         std::uint32_t sm, blocks;
     };
     struct client_state {
-        double memory_slots = 0;  // share of the device's slots that its memory-bound blocks fill now
+        // Share of the device's slots that the client's memory-bound blocks fill now.
+        double memory_slots = 0;
         double sm_time = 0;
         ns kernel_time{0};
     };
@@ -215,8 +226,8 @@ private:
         go_on(stream);
     }
 
-    // Lets the first kernel of a stream begin when the device has seen it and the one before is
-    // over.
+    // Starts the stream's first kernel once the device has seen the launch and the previous kernel
+    // has ended.
     void go_on(std::uint32_t index) {
         stream_state& s = streams_[index];
         while (!s.busy && !s.items.empty()) {
@@ -268,7 +279,7 @@ private:
         return index;
     }
 
-    // Places the blocks of ready kernels, in order, until those of one don't all fit.
+    // Starts the blocks of ready kernels in order, until a kernel's blocks don't all fit.
     void dispatch() {
         while (!ready_.empty()) {
             running& r = running_[ready_.front()];
@@ -280,7 +291,7 @@ private:
         }
     }
 
-    // Breadth first, from the SM behind the last one that got a block.
+    // Spreads breadth first. The starting SM moves on by one with each kernel.
     void spread(const running& r) {
         placed_.assign(shape_.sms, 0);
         if (r.work->cluster > 1) return spread_clusters(r);
@@ -309,7 +320,7 @@ private:
         next_gpc_ = (next_gpc_ + 1) % gpcs;
     }
 
-    // Whether a cluster had room in the GPC, and is there now.
+    // Places a cluster in the GPC if the GPC has room. Returns true on success.
     bool place_cluster(const running& r, std::uint32_t gpc, std::uint32_t& left) {
         const std::uint32_t size = std::min(r.work->cluster, left);
         std::uint32_t room = 0;
@@ -327,8 +338,8 @@ private:
         return true;
     }
 
-    // The first ready kernel gets what has become free on one SM. Only if all its blocks are placed
-    // does another one look.
+    // The first ready kernel gets the room that has become free on an SM. Later kernels get their
+    // turn only when all blocks of the first kernel have started.
     void refill(std::uint32_t sm) {
         if (ready_.empty()) return;
         running& r = running_[ready_.front()];
@@ -367,7 +378,8 @@ private:
 
     [[nodiscard]] double scatter(const running& r) noexcept {
         if (r.fills_once) return 1 - constants_.tail * random_.fraction();
-        constexpr double to_deviation = 1.7320508;  // of a uniform number between -1 and 1
+        // The standard deviation of a uniform number between -1 and 1 is 1 over this factor.
+        constexpr double to_deviation = 1.7320508;
         return 1 + constants_.jitter * to_deviation * (2 * random_.fraction() - 1);
     }
 
@@ -413,10 +425,12 @@ private:
     std::vector<std::uint32_t> placed_;
     std::uint32_t next_sm_ = 0, next_gpc_ = 0;
     std::vector<std::uint32_t> first_, gpc_of_,
-        order_;  // first SM of each GPC, and one more; GPC of each SM; SMs, the GPCs in turn
+        // First SM of each GPC plus an end; GPC of each SM; all SMs, one of each GPC in turn.
+        order_;
     std::vector<stream_state> streams_;
     std::vector<running> running_;
-    std::vector<std::uint32_t> free_running_, ready_;  // ready: the first goes first
+    // `ready_` is sorted: the first kernel goes first.
+    std::vector<std::uint32_t> free_running_, ready_;
     std::vector<client_state> neighbours_;
     std::vector<task> tasks_;
     std::vector<std::uint32_t> free_tasks_;

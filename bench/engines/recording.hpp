@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What real models launched on a device when they ran alone, as kernels.csv.gz has it: a row for
-// each kernel, fill or copy.
+// Recorded launches of real models that ran alone on a device. kernels.csv.gz has a row for each
+// kernel, fill or copy.
 //
 //   const engines::recording all = engines::read_recording("kernels.csv.gz");
 //   const std::vector<engines::iteration>& model = all.at("bert_graph");
@@ -29,7 +29,7 @@ using recording = std::map<std::string, std::vector<iteration>>;
 
 namespace detail {
 
-// A line of comma-separated values, with quotes around what has a comma.
+// Splits a line of comma-separated values. Quotes surround values that contain a comma.
 inline std::vector<std::string> fields(const std::string& line) {
     std::vector<std::string> all(1);
     bool quoted = false;
@@ -59,11 +59,12 @@ enum column : std::uint8_t {
     columns = 19
 };
 
-/// A tensor core's kernel keeps its operands in shared memory, and computes more than it reads.
+/// A kernel for tensor cores keeps its operands in shared memory and isn't bound by memory
+/// bandwidth.
 inline constexpr std::uint32_t shared_bytes_of_matrices = 48 << 10;
 
-// "nvjet_sm90_hsh_24x64_64x16_4x2_h_...": the third pair of numbers is the cluster's. Names of
-// other libraries don't tell.
+// In "nvjet_sm90_hsh_24x64_64x16_4x2_h_...", the third pair of numbers is the size of the cluster.
+// The names of other libraries don't contain the size.
 inline std::uint32_t cluster_of(const std::string& function) {
     std::uint32_t a = 0, b = 0;
     if (std::sscanf(function.c_str(), "nvjet_sm90_%*[^_]_%*ux%*u_%*ux%*u_%ux%u_", &a, &b) != 2) return 1;
@@ -84,7 +85,7 @@ inline kernel kernel_of(const std::vector<std::string>& row, const device_shape&
             block_of(whole(block) * whole(block + 1) * whole(block + 2), whole(registers), whole(shared_bytes), on);
         k.uses_memory = whole(shared_bytes) < shared_bytes_of_matrices;
         if (const std::uint32_t size = cluster_of(row[name]); size > 1 && k.blocks % size == 0) k.cluster = size;
-    } else {  // a fill or a copy takes time in its stream, and nothing of an SM
+    } else {  // a fill or a copy takes time in its stream, but no SM
         k.blocks = 0;
     }
     return k;
@@ -92,13 +93,13 @@ inline kernel kernel_of(const std::vector<std::string>& row, const device_shape&
 
 }  // namespace detail
 
-/// Throws std::runtime_error if the file can't be read, or isn't what it should be. Uses gzip.
+/// Throws std::runtime_error if the file can't be read or contains no recording. Needs gzip.
 inline recording read_recording(const std::string& path, const device_shape& on = h100) {
     std::FILE* const file = std::filesystem::exists(path) ? ::popen(("gzip -dc '" + path + "'").c_str(), "r") : nullptr;
     if (file == nullptr) throw std::runtime_error("cannot read " + path);
     recording all;
     std::string line;
-    double launched = 0;  // when the iteration's last launch began
+    double launched = 0;  // start of the iteration's last launch
     for (int c = 0; (c = std::fgetc(file)) != EOF;) {
         if (line += static_cast<char>(c); c != '\n') continue;
         const auto row = detail::fields(line);
@@ -120,8 +121,8 @@ inline recording read_recording(const std::string& path, const device_shape& on 
     return all;
 }
 
-/// The model where no launch is longer than that alone: longer ones are cut into equal parts, which
-/// the host launches at once.
+/// Returns the model with long launches cut into equal parts of at most `longest` each, which the
+/// host launches at once.
 inline std::vector<iteration> cut(const std::vector<iteration>& model, ns longest) {
     std::vector<iteration> shorter(model.size());
     for (std::size_t i = 0; i < model.size(); ++i)
@@ -130,7 +131,7 @@ inline std::vector<iteration> cut(const std::vector<iteration>& model, ns longes
             k.alone /= parts;
             for (std::int64_t part = 0; part < parts; ++part) {
                 shorter[i].push_back(k);
-                k.host = ns{0};  // of the other parts
+                k.host = ns{0};  // the parts after the first cost the host no time
             }
         }
     return shorter;

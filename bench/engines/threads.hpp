@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The host threads of engines that share a device in virtual time. A busy_thread always has work,
-// and launches kernel by kernel at the recorded pace. A serving_thread answers requests that arrive
-// at random, one graph each.
+// Simulates the host threads of engines that share a device in virtual time. A busy_thread always
+// has work and launches kernel by kernel at the recorded pace. A serving_thread answers requests
+// that arrive at random, with one graph for each request.
 //
 //   engines::stage on{{}, {}, {}, engines::strategy::held, 1};
 //   engines::busy_thread batch{on, {.model = &resnet}};
@@ -10,9 +10,9 @@
 //   chat.begin();
 //   on.gpu.run_until(gpushare::instant{} + 2s);
 //
-// Both drive a gpushare::launch_gate as cuda::launch_gate does: an event behind each 150 us of
-// predicted launches, times that the gate learns from those events, and charges of duration times
-// width.
+// Both classes use a gpushare::launch_gate in the same way as cuda::launch_gate. The thread records
+// an event after each 150 us of predicted launches, the gate learns durations from these events,
+// and a charge is duration times width.
 #pragma once
 
 #include <algorithm>
@@ -36,72 +36,83 @@ namespace engines {
 
 /// The mechanism that orders the threads.
 enum class strategy : std::uint8_t {
-    plain,    ///< nothing: a thread and a stream each
-    native,   ///< streams of requests have the highest priority
-    acquire,  ///< the same, and a busy thread has a permit for each of two iterations in flight
-    held,     ///< a launch gate holds launching threads
-    single,   ///< the same, as an experiment on a device did: an event each, and a launch goes while less is in flight
-    gated,    ///< a launch gate opens and closes waits in streams, and holds threads only for shares
+    plain,   ///< no mechanism: each thread has a stream
+    native,  ///< streams of requests have the highest priority
+    /// Like native, and a busy thread needs a permit for each of two iterations in flight.
+    acquire,
+    held,  ///< a launch gate holds threads that want to launch
+    /// Like held, as in an experiment on a device: one event per launch, and a launch goes while
+    /// less is in flight.
+    single,
+    /// A launch gate opens and closes waits in streams, and holds threads only to keep shares.
+    gated,
 };
 [[nodiscard]] constexpr std::string_view to_string(strategy s) noexcept {
     constexpr std::string_view names[] = {"plain", "native", "acquire", "held", "single", "gated"};
     return names[static_cast<std::size_t>(s)];
 }
 
-/// What a launch gate takes of the host that launches. A thread that is bound to nobody pays
-/// nothing that was measurable. The gate's own code isn't among it, beyond the experiment's
-/// callback.
+/// The host time that a launch gate adds. A thread outside the gate has no measurable cost. The
+/// costs don't include the gate's own code, except in the experiment's callback.
 struct gate_costs {
-    ns callback{100};    ///< for each launch: by the experiment on an H100, where a launch took 4.3 us
-    ns record{1228};     ///< an event: gpu.record_ns on an H100, in bench/results/nvidia-h100-80gb-hbm3
-    ns query{183};       ///< of an event: gpu.query_of_reached_ns there
-    ns put_wait{1228};   ///< a wait into a stream: an assumption, as long as an event
-    ns experiment{400};  ///< all that the experiment took for a launch: 200 to 400 with its events
+    /// For each launch; from the experiment on an H100, where a launch took 4.3 us.
+    ns callback{100};
+    /// Recording an event: gpu.record_ns on an H100, in bench/results/nvidia-h100-80gb-hbm3.
+    ns record{1228};
+    ns query{183};  ///< querying an event: gpu.query_of_reached_ns in the same results
+    /// Putting a wait into a stream: assumed to cost as much as recording an event.
+    ns put_wait{1228};
+    ns experiment{400};  ///< the experiment's total per launch: 200 to 400 ns with its events
 
-    /// For a batch: its end is recorded, and behind a wait its beginning; ends are looked at.
+    /// The cost of a batch: recording its end, recording its start after a wait, and querying the
+    /// events.
     [[nodiscard]] constexpr ns of_batch(bool behind_wait) const noexcept {
         return behind_wait ? put_wait + record * 2 + query * 3 : record + query * 4;
     }
-    /// For a request that is one launch: as for a batch on an idle stream.
+    /// The cost of a request that is a single launch: that of a batch on an idle stream.
     [[nodiscard]] constexpr ns of_request() const noexcept { return callback + record * 2 + query * 4; }
 };
 
 /// Times of a host and its driver, from data/h100: README.md and the recorded launches.
 struct host_costs {
     ns launch_latency{4500};   ///< from a launch to its arrival at the device
-    ns graph_start{10'000};    ///< the same of a graph
+    ns graph_start{10'000};    ///< the same for a graph
     ns gap{1000};              ///< between two kernels of a stream
     ns gap_in_graph{100};      ///< between two kernels of a graph
-    std::size_t queue = 1024;  ///< launches that a stream has room for, from then on a launch waits
-    ns graph_launch{100'000};  ///< a graph's launch takes the host so long, and no other thread launches meanwhile
-    double late = 0;           ///< the part of the requests whose launch is late: a quiet host's
-    ns late_by{200'000};       ///< on average
-    ns seen{5000};             ///< until a waiting host thread has seen an end
-    ns woken{3000};            ///< until a held thread launches again
-    ns wait_in_stream{1500};   ///< what an open wait costs its stream: an assumption, to be measured
-    gate_costs gate{};         ///< and what the gate costs its host
+    std::size_t queue = 1024;  ///< launches for which a stream has room; further launches wait
+    ns graph_launch{100'000};  ///< host time of a graph's launch; no other thread can launch in that time
+    double late = 0;           ///< fraction of requests with a late launch; 0 for a quiet host
+    ns late_by{200'000};       ///< mean delay of a late launch
+    ns seen{5000};             ///< until a waiting host thread notices an end
+    ns woken{3000};            ///< until a thread that was held launches again
+    /// Time that an open wait costs its stream: an assumption that still has to be measured.
+    ns wait_in_stream{1500};
+    gate_costs gate{};  ///< host time of the gate
 };
 
 /// An engine that always has work.
 struct busy_model {
     const std::vector<iteration>* model = nullptr;
-    double host_pace = 1;      ///< of the recorded time between two launches, without a profiler
-    std::uint32_t weight = 1;  ///< of the device time of its level
-    bool as_graph = false;     ///< an iteration is one launch
-    /// Of predicted work between two waits in its stream, or one launch: the default of
-    /// launch_shell_options.
+    /// Pace without a profiler, as a fraction of the recorded time between two launches.
+    double host_pace = 1;
+    std::uint32_t weight = 1;  ///< weight of the device time within the level
+    bool as_graph = false;     ///< one launch per iteration
+    /// Predicted work between two waits in the stream, or a single launch. The value is the default
+    /// of launch_shell_options.
     ns piece{250'000};
 };
 
-/// An engine that serves requests, at the level above.
+/// An engine that serves requests, one level above the busy engines.
 struct served_model {
     const std::vector<iteration>* model = nullptr;
-    double per_s = 428;  ///< a quarter of what BERT does alone; 0: no request comes
-    unsigned burst = 1;  ///< so many arrive at once
-    /// The seed of when they arrive, alone as beside others; 0: the device's numbers say when.
+    double per_s = 428;  ///< a quarter of what BERT can serve alone; 0: no requests
+    unsigned burst = 1;  ///< requests that arrive at once
+    /// The seed of the arrival times, so that runs alone and beside others have the same arrivals.
+    /// 0 takes the numbers from the device.
     std::uint64_t arrivals = 0;
-    bool even = false;  ///< they arrive at an even pace, not at random
-    ns ahead{0};        ///< others hold back from so long before each arrival on, as if it were known
+    bool even = false;  ///< requests arrive at a regular pace instead of at random
+    /// Other engines hold back from this time before each arrival, as if the arrival were known.
+    ns ahead{0};
 };
 
 /// The state that all threads share.
@@ -120,14 +131,15 @@ struct stage {
     gpushare::detail::launch_times times{};
     std::uint32_t clients = 0;
     std::uint64_t launches = 0, in_flight = 0;  // of busy threads
-    // Requests that are there. While there are any, waits in busy streams are closed.
+    // The number of requests that have arrived and aren't answered. Waits in busy streams are
+    // closed while this number isn't 0.
     unsigned present = 0;
     bool closed = false;
-    std::uint64_t closings = 0;                    // how often they were closed
-    std::vector<std::function<void()>> on_hold{};  // what they do when one of them is held
-    std::vector<std::function<void()>> on_open{};  // what busy threads do when something has ended or the waits open
+    std::uint64_t closings = 0;                    // how often the waits were closed
+    std::vector<std::function<void()>> on_hold{};  // called when a busy thread is held
+    std::vector<std::function<void()>> on_open{};  // called when work has ended or the waits open
 
-    instant driver_free{};  // from then on a busy thread may launch
+    instant driver_free{};  // when a busy thread may launch again
 
     void request_arrived() {
         ++present;
@@ -143,21 +155,22 @@ struct stage {
     }
 };
 
-/// Batches of launches between two events, as cuda::detail::launch_batches keeps them.
+/// Batches of launches between two events, like those of cuda::detail::launch_batches.
 class batch_times {
 public:
     struct batch {
         gpushare::launch_cost predicted{};
         std::vector<gpushare::detail::launch_times::entry> entries{};
-        std::optional<instant> from{};  // none: where the one before ends
-        bool prompt = false;            // its end was marked right behind its last launch
-        bool busy = false;              // the device had work before it until all of it was enqueued
-        bool shared = false;            // others had work in flight at its beginning
-        std::uint64_t of_others = 0;    // launches so far, then
+        std::optional<instant> from{};  // empty: the batch starts where the previous batch ends
+        bool prompt = false;            // the end was recorded immediately after the last launch
+        // The device had earlier work until the whole batch was enqueued.
+        bool busy = false;
+        bool shared = false;          // other threads had work in flight at the start
+        std::uint64_t of_others = 0;  // launches of other threads before the start
     };
 
     [[nodiscard]] const batch& open() const noexcept { return open_; }
-    /// A launch is added, which reaches the device at `arrival`.
+    /// Adds a launch that reaches the device at `arrival`.
     void add(gpushare::detail::launch_times::entry e, const gpushare::launch_cost& c, instant arrival, bool shared,
              std::uint64_t of_others) {
         if (open_.entries.empty()) {
@@ -169,21 +182,22 @@ public:
         open_.predicted.time += c.time;
         open_.predicted.charge += c.charge;
     }
-    /// There is a wait in front of the next batch, with an event behind it. The stream passed it.
+    /// put_wait() puts a wait and an event before the next batch. The stream calls passed_wait()
+    /// when it gets past the wait.
     void put_wait() noexcept { ++waits_; }
     void passed_wait(instant now) noexcept {
         ++passed_;
         last_ = now;
     }
-    /// The event behind the last launch is recorded now; `prompt`: right behind it.
+    /// Records the event after the last launch. `prompt` says that nothing happened in between.
     void end(instant now, bool prompt) {
         open_.prompt = prompt;
         const bool waits = passed_ != waits_;
         open_.busy = waits || (waits_ == 0 && (open_.from ? now < *open_.from : !in_flight_.empty()));
         in_flight_.push_back(std::exchange(open_, {}));
     }
-    /// The event of the oldest batch is reached. The batch, how long it took, and whether its
-    /// launches took as long.
+    /// The event of the oldest batch has been reached. Returns the batch, how long the batch took,
+    /// and whether that time is exactly the time of the batch's launches.
     struct over {
         batch what;
         ns took;
@@ -206,7 +220,7 @@ private:
     instant last_{};
 };
 
-/// Launches at the recorded pace, with three iterations in flight.
+/// Launches kernels at the recorded pace, with three iterations in flight.
 class busy_thread {
 public:
     busy_thread(stage& on, const busy_model& m)
@@ -215,7 +229,8 @@ public:
           client_(on.gate.add({.level = 0, .weight = m.weight, .in_stream = on.how == strategy::gated})),
           number_(on.clients++),
           stream_(on.gpu.make_stream({number_, 0, m.as_graph ? on.host.gap_in_graph : on.host.gap})) {
-        if (on.how == strategy::gated) on.gate.took(client_, m.piece);  // bounds count it
+        // The gate's bounds include the piece.
+        if (on.how == strategy::gated) on.gate.took(client_, m.piece);
         on.on_open.emplace_back([this] { look_again(); });
         on.on_hold.emplace_back([this] { end_old_batch(held_); });
     }
@@ -225,20 +240,22 @@ public:
     void begin() {
         on_.gpu.at(on_.gpu.now(), [this] { go_on(); });
     }
-    /// That are over, and the part of the next one that is.
+    /// The number of finished iterations, including the finished fraction of the next iteration.
     [[nodiscard]] double iterations() const noexcept {
         return static_cast<double>(kernels_over_) / static_cast<double>(engine_.model->front().size());
     }
     [[nodiscard]] ns longest_hold() const noexcept { return longest_hold_; }
-    /// The device time that the gate charges, and that the device had: duration times width.
+    /// The device time that the gate charges, and the device time that the device measured:
+    /// duration times width.
     [[nodiscard]] ns charged() const noexcept { return on_.gate.charged(client_); }
     [[nodiscard]] ns device_time() const noexcept { return on_.gpu.kernel_time(number_); }
 
 private:
     static constexpr std::size_t at_once = 3, permits = 2;  // iterations in flight
     static constexpr ns batch{150'000};                     // predicted work between two events
-    static constexpr ns idle_batch{50'000};                 // age from which others end a batch
-    static constexpr ns sample_each{40'000'000};            // that often a batch runs alone, to be timed
+    // Age at which other threads end a batch.
+    static constexpr ns idle_batch{50'000};
+    static constexpr ns sample_each{40'000'000};  // how often a batch runs alone to be timed
 
     [[nodiscard]] bool asks() const noexcept { return on_.how >= strategy::held; }
     [[nodiscard]] bool each() const noexcept { return on_.how == strategy::single; }
@@ -269,12 +286,12 @@ private:
         const ns pace{std::llround(static_cast<double>(current()[next_].host.count()) * engine_.host_pace)};
         on_.gpu.at(on_.gpu.now() + spent_ + (engine_.as_graph ? on_.host.graph_start : pace), [this] { go_on(); });
     }
-    /// When what the host enqueues now reaches the device.
+    /// When work that the host enqueues now reaches the device.
     [[nodiscard]] instant arrival() const noexcept {
         return on_.gpu.now() + spent_ + (engine_.as_graph ? on_.host.graph_start : on_.host.launch_latency);
     }
 
-    // Else the thread goes on, once, when it is.
+    // If the driver is busy, the thread continues once the driver is free.
     bool driver_is_free() {
         if (on_.driver_free <= on_.gpu.now()) return true;
         if (std::exchange(waits_for_driver_, true)) return false;
@@ -287,7 +304,8 @@ private:
 
     // ---- the gate
 
-    // Of the host for each launch. A graph is one, and the waits in it were captured long ago.
+    // Host time of the gate for each launch. A graph is one launch, and its waits were captured
+    // earlier.
     [[nodiscard]] ns of_launch() const noexcept {
         const gate_costs& gate = on_.host.gate;
         if (each()) return gate.experiment;
@@ -299,7 +317,7 @@ private:
     [[nodiscard]] gpushare::launch_cost cost_of(const kernel& k, ns takes) const noexcept {
         return {takes, without_gaps(takes, 1) * std::min(k.blocks, h100.sms) / h100.sms};
     }
-    // As cuda::launch_gate does with its option `gap`, whose default is the gap of this host.
+    // Computed as in cuda::launch_gate with the option `gap`, whose default is this host's gap.
     [[nodiscard]] ns without_gaps(ns apart, std::size_t launches) const noexcept {
         return std::max(apart - on_.host.gap * static_cast<std::int64_t>(launches), apart / 2);
     }
@@ -334,28 +352,28 @@ private:
     void look_again() {
         on_.gpu.opened(stream_);
         if (!held_ || looks_) return;
-        looks_ = true;  // once, however many wake the thread
+        looks_ = true;  // continue once, even if several events wake the thread
         on_.gpu.at(on_.gpu.now() + on_.host.woken, [this] {
             looks_ = false;
             if (held_) go_on();
         });
     }
 
-    // In front of a batch.
+    // Puts a wait in front of a batch.
     void put_wait() {
         closings_ = on_.closings;
         on_.gpu.wait_in_stream(stream_, on_.closed, arrival());
-        // An open wait takes the stream's time, and nothing of an SM to speak of.
+        // An open wait takes time in the stream, but hardly anything of an SM.
         wait_ = {.blocks = 1, .block = {32, 0, 0, 0}, .alone = on_.host.wait_in_stream};
         batches_.put_wait();
         on_.gpu.launch(stream_, wait_, arrival(), [this] { batches_.passed_wait(on_.gpu.now()); });
     }
 
-    // The predicted work of a batch.
+    // The predicted work of a full batch.
     [[nodiscard]] ns full() const noexcept { return on_.how == strategy::gated ? engine_.piece : batch; }
-    // Whether the open batch ends in front of a launch, as in cuda::launch_gate: the batch is old;
-    // the piece would get too long; or the waits were closed since the beginning of the piece, so
-    // that its rest would run beside the request.
+    // Returns true if the open batch must end before the next launch, as in cuda::launch_gate.
+    // There are three reasons: the batch is old; the piece would become too long; or the waits have
+    // closed since the piece started, so that the rest of the piece would run beside the request.
     [[nodiscard]] bool ends_before(ns takes) const noexcept {
         if (on_.gpu.now() - begun_batch_ >= std::max(full(), batch) * 2) return true;
         if (on_.how != strategy::gated) return false;
@@ -373,7 +391,8 @@ private:
         history_.add(k.kind);
         const gpushare::launch_cost c = cost_of(k, on_.times.predicted(e));
         const bool alone = !on_.times.known(e) || samples_;
-        const bool apart = on_.times.first_time(e) || !on_.times.known(e);  // a batch of its own, to be timed
+        // Needs a batch of its own, to be timed.
+        const bool apart = on_.times.first_time(e) || !on_.times.known(e);
         if (asks()) {
             if (!batches_.open().entries.empty() && (apart || ends_before(c.time))) end_batch();
             if (batches_.open().entries.empty()) begin_batch();
@@ -390,8 +409,8 @@ private:
         ++launched_;
         if (ends) end_batch(true);
     }
-    // A thread that is held ends the batches of all, or nobody learns when they are over: another
-    // one's when it is old.
+    // A held thread ends the open batches of all threads, because the gate otherwise wouldn't learn
+    // when they finish. A thread that isn't held keeps its batch until the batch is old.
     void end_old_batch(bool now) {
         if (batches_.open().entries.empty()) return;
         if (now) return end_batch();
@@ -442,22 +461,22 @@ private:
     bool samples_ = false;
     instant since_{}, sampled_{};
     ns longest_hold_{0};
-    ns spent_{0};  // of the host by the gate, for this launch so far
+    ns spent_{0};  // host time of the gate for this launch so far
     batch_times batches_;
-    instant begun_batch_{};       // when the open one had its first launch
-    std::uint64_t closings_ = 0;  // when the last wait was put
+    instant begun_batch_{};       // time of the first launch in the open batch
+    std::uint64_t closings_ = 0;  // number of closings when the last wait was put
     gpushare::detail::launch_history history_;
     std::size_t launched_ = 0, kernels_over_ = 0;
-    std::deque<std::size_t> ends_;  // behind how many launches there is an event
+    std::deque<std::size_t> ends_;  // launch counts after which there is an event
     kernel wait_{};
 };
 
-/// One request after the other, in the order in which they arrive.
+/// Serves one request after another, in the order of arrival.
 class serving_thread {
 public:
     struct answer {
         ns from_arrival, call;  ///< from the request's arrival, and from its turn
-        ns told;  ///< how long it may wait for what lower clients have in flight, as it was told when it came
+        ns told;                ///< the announced bound, at the arrival, on the wait for lower clients' work in flight
     };
 
     serving_thread(stage& on, const served_model& m)
@@ -535,12 +554,12 @@ private:
     const served_model engine_;
     const gpushare::launch_gate::client client_;
     const std::uint32_t number_;
-    gpushare::sim::random random_;  // says when requests arrive, if they have a seed of their own
+    gpushare::sim::random random_;  // draws the arrival times if the engine has a seed of its own
     const std::uint32_t stream_;
     std::deque<request> waiting_;
     std::vector<answer> answers_;
     bool serves_ = false;
-    bool expected_ = false;  // others hold back for the next request
+    bool expected_ = false;  // the other threads hold back for the next request
 };
 
 }  // namespace engines

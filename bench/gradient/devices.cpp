@@ -23,7 +23,7 @@ namespace gs = gpushare;
 
 constexpr std::uint32_t nodes = 2, ranks = 3;
 constexpr std::size_t elements = 100'003;
-using arrays = std::vector<std::vector<float>>;  // of all ranks, node by node
+using arrays = std::vector<std::vector<float>>;  // one array for each rank, ordered by node
 
 arrays gradients(std::uint64_t seed) {
     std::mt19937_64 any(seed);
@@ -34,7 +34,8 @@ arrays gradients(std::uint64_t seed) {
     return x;
 }
 
-/// Calls f(node, its end of the transport between nodes) in a thread for each.
+/// Calls f(node, transport) on a thread for each node. `transport` is the node's end of the
+/// connection between nodes.
 template <class F>
 void on_nodes(const F& f) {
     const gs::communicator between(nodes);
@@ -62,7 +63,7 @@ arrays by_threads(const arrays& x) {
     return y;
 }
 
-/// Each node has a device for each rank, or one for all.
+/// With `together`, each node has one device for all ranks; otherwise, each rank has a device.
 arrays by_devices(const arrays& x, bool together) {
     arrays y = x;
     on_nodes([&](std::uint32_t p, gs::thread_transport& outer) {
@@ -90,7 +91,7 @@ arrays by_devices(const arrays& x, bool together) {
     return y;
 }
 
-/// The part of all elements that have the same bits.
+/// The fraction of all elements that are equal.
 double equal_part(const arrays& a, const arrays& b) {
     std::size_t same = 0;
     for (std::size_t r = 0; r < a.size(); ++r)

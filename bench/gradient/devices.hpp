@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients on devices, on the host's backend: what they hold, not how fast they are.
+// Gradients on devices of the host backend. Measures the exactness of the results, not the speed.
 //
 //   if (asked.wants("devices")) bench::gradients_on_devices(r);
 #pragma once

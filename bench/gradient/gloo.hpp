@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A process's end of a Gloo group over the link of tests/support/shaped_link.sh, where Gloo was
-// found.
+// One process's member of a Gloo group over the link of tests/support/shaped_link.sh. Does nothing
+// if the build found no Gloo.
 #pragma once
 
 #include <cstddef>
@@ -30,12 +30,12 @@ public:
         device_ = gloo::transport::tcp::CreateDevice(where);
         context_->connectFullMesh(store_, device_);
     }
-    /// Null where there is no Gloo.
+    /// Returns null without Gloo.
     [[nodiscard]] static std::unique_ptr<gloo_group> make(unsigned rank, unsigned ranks) {
         return std::make_unique<gloo_group>(rank, ranks);
     }
 
-    /// In place, by its "ring" or its "bcube".
+    /// Reduces in place with Gloo's "ring" or "bcube" algorithm.
     void all_reduce(std::string_view how, float* x, std::size_t n) {
         gloo::AllreduceOptions o(context_);
         o.setAlgorithm(how == "ring" ? gloo::AllreduceOptions::Algorithm::RING

@@ -24,13 +24,13 @@ using series = std::map<std::string, std::vector<double>, std::less<>>;
 constexpr std::string_view slow = "--rate 1gbit --burst 256kb", fast = "--rate 10gbit --burst 4mb";
 constexpr const char* rounds = "5";
 
-/// It can't be measured on this machine.
+/// Thrown when this machine can't run the measurement.
 struct not_here : std::runtime_error {
     using runtime_error::runtime_error;
 };
 
-/// Runs a command on the left side of a link, and reads the lines "NAME NUMBER" that it prints. It is an error if fewer bytes left either
-/// side than `at_least`.
+/// Runs a command on the left side of a link and reads the lines "NAME NUMBER" that it prints.
+/// Fails if fewer than `at_least` bytes leave either side.
 series over(std::string_view shape, const std::string& command, const std::string& at_least = "1000000") {
     const std::string line = std::string(GPUSHARE_SHAPED_LINK " --seconds 1200 --at-least ")
                                  .append(at_least)
@@ -74,7 +74,8 @@ std::vector<double> each(const std::vector<double>& a, const std::vector<double>
 double ratio(double a, double b) { return a / b; }
 double median(const std::vector<double>& v) { return value_of(statistic::median, v); }
 
-/// A difference of two steps has the noise of both: of eight at a time, the median.
+/// The difference of two steps has the noise of both steps, so each repeat is the median of eight
+/// differences.
 std::vector<double> medians_of_blocks(const std::vector<double>& all) {
     std::vector<double> medians;
     for (auto at = all.begin(); all.end() - at >= 8; at += 8) medians.push_back(median({at, at + 8}));
@@ -88,7 +89,7 @@ std::string milliseconds(const std::vector<double>& seconds) {
 #ifdef GPUSHARE_BENCH_ALL_REDUCES
 const std::string all_reduces = GPUSHARE_BENCH_ALL_REDUCES;
 
-/// Two processes, and what a stream of iperf3 reaches before each round.
+/// Compares two processes with the rate that iperf3 reaches before each round.
 void utilisation(report& r) {
     const std::string one_round =
         "$GPUSHARE_ON_RIGHT iperf3 -s -1 >/dev/null & sleep 0.3; "
@@ -115,7 +116,8 @@ std::string by_han(const char* segment) {
     return std::string("--mca coll_han_priority 100 --mca coll_han_allreduce_segsize ") + segment;
 }
 
-/// Of 2 x 2 ranks: a look at each, then the best and ours in turn.
+/// Compares 2 x 2 ranks: tries each candidate once, then alternates between the best candidate and
+/// ours.
 void against(report& r, const char* figure, const char* what, const char* placement, const std::vector<candidate>& all,
              bool over_ours, const std::string& how = "") {
     const candidate* best = nullptr;
@@ -187,7 +189,7 @@ void training_over_a_link([[maybe_unused]] report& r) {
         r.setting("exposed by DDP", milliseconds(theirs) + " of " + milliseconds(took.at("ddp")));
         const auto& least = took.at("floor_exposed");
         r.setting("exposed by a link that costs the cores nothing", milliseconds(least));
-        // Or the machine did something else in the steps without communication.
+        // The check below also fails if another program disturbed the steps without communication.
         if (median(theirs) < median(took.at("ddp")) / 20) {
             for (const char* figure :
                  {"gradient.exposed_vs_ddp", "gradient.exposed_vs_ddp_tuned", "gradient.exposed_vs_ddp_half"})

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is measured between processes: two network namespaces joined by a shaped link
+// Measurements between processes in two network namespaces that a shaped link connects
 // (tests/support/shaped_link.sh).
 #pragma once
 
@@ -7,11 +7,11 @@
 
 namespace bench {
 
-/// All-reduces of 64 MiB between two processes and of 2 x 2 ranks, against MPI_Allreduce, coll_han,
-/// Gloo and iperf3.
+/// Compares all-reduces of 64 MiB, between two processes and among 2 x 2 ranks, with MPI_Allreduce,
+/// coll_han, Gloo and iperf3.
 void all_reduces_over_a_link(report& r);
 
-/// Training by two processes, against libtorch's DDP over Gloo.
+/// Compares training by two processes with libtorch's DDP over Gloo.
 void training_over_a_link(report& r);
 
 }  // namespace bench

@@ -32,8 +32,9 @@ void must(const gs::collective_fault& f) {
     if (f) throw std::runtime_error(gs::describe(f).c_str());
 }
 
-/// The bytes that `body` leaves in the slots of all ranks, told by what the slots held before:
-/// twice, so that no byte looks as if nobody had written it.
+/// Counts the bytes that `body` changes in the slots of all ranks. The slots start with zeros in
+/// one run and with ones in a second run, so that a byte that keeps its old value by chance still
+/// counts.
 template <class Body>
 std::size_t bytes_left(const gs::communicator_options& options, const Body& body) {
     std::vector<std::vector<bool>> written(ranks, std::vector<bool>(2 * options.slot.count()));
@@ -51,7 +52,8 @@ std::size_t bytes_left(const gs::communicator_options& options, const Body& body
     return all;
 }
 
-/// Over four bytes for each element that a rank brings and each that it has summed up.
+/// The ratio compares the written bytes with four bytes for each element that a rank contributes
+/// and four bytes for each element that a rank has summed.
 void wire_bytes(report& r) {
     constexpr std::size_t n = ranks * 16 * per_scale;  // one chunk
     std::mt19937 any(1);
@@ -73,8 +75,8 @@ void wire_bytes(report& r) {
              {at_most(0.27), static_cast<double>(exact) / of_floats, "floats in the slots"});
 }
 
-/// How far sums are off beyond what the largest element of a block explains, relative to the
-/// magnitudes that were added.
+/// The error of the sums beyond the part that the largest element of a block explains, relative to
+/// the sum of the magnitudes.
 double error(const std::vector<std::vector<float>>& x, std::span<const float> sums) {
     double worst = 0;
     for (std::size_t i = 0; i < sums.size(); ++i) {
@@ -93,7 +95,8 @@ double error(const std::vector<std::vector<float>>& x, std::span<const float> su
     return worst;
 }
 
-/// Gradients of one size, of all sizes, and such as round as badly as any.
+/// Draws gradients of similar magnitude, gradients of widely different magnitudes, and gradients
+/// that round as badly as possible.
 std::vector<std::vector<float>> gradients(std::mt19937& any, std::size_t round) {
     std::normal_distribution<float> normal;
     std::vector<std::vector<float>> x(ranks, std::vector<float>(100'003));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A quantised all-reduce: its bytes, and how far it is off.
+// Measures a quantised all-reduce: the bytes on the wire and the error.
 //
 //   if (asked.wants("quantised")) bench::quantised_all_reduces(r);
 #pragma once

@@ -31,7 +31,7 @@ constexpr std::uint64_t repeats = 3;
 constexpr double sounds_per_second = 100;
 constexpr std::string_view of_chat = "key-of-chat", of_pages = "key-of-pages";
 
-/// A model with inputs of floats, under the name by which the server has it.
+/// A request to a model with float inputs, under the model's name on the server.
 question question_for(const model_case& of, const std::string& name, std::string_view key) {
     const loaded_model m(of);
     const auto& g = m.model.graph();
@@ -51,9 +51,9 @@ question question_for(const model_case& of, const std::string& name, std::string
     return serving::of_inputs("/v2/models/" + name + "/infer", key, inputs, true);
 }
 
-/// A tenant of a higher level with the voice detector, and one with the page detector four times. A
-/// model runs one call at a time, and a stream runs its work in order, so two models on two streams
-/// keep two SMs busy. The server writes its plans beside the models.
+/// A tenant of higher priority with the voice detector, and a tenant with four copies of the page
+/// detector. A model runs one call at a time, and a stream runs its work in order, so two models on
+/// two streams are needed to keep two SMs busy. The server writes its plans next to the models.
 class tenants {
 public:
     tenants() {
@@ -67,7 +67,7 @@ public:
                "name=pages api_key=key-of-pages memory=1536MiB compute=40% streams=2\n" + line("cut_0", in_pieces) +
                line("cut_1", in_pieces) + line("whole_0", "") + line("whole_1", "");
     }
-    /// Both cut models by the plan that was measured for the first one. How many pieces it has.
+    /// Copies the first cut model's plan to the second model. Returns the number of pieces.
     [[nodiscard]] std::size_t share_plan() const {
         const std::string plan = path("cut_0") + ".5ms.plan";
         fs::copy_file(plan, path("cut_1") + ".5ms.plan");
@@ -84,7 +84,7 @@ private:
     serving::temporary_folder folder_;
 };
 
-/// The outputs of an answer: what lies behind the JSON.
+/// The outputs of an answer, which follow the JSON.
 std::string outputs_of(std::uint16_t port, const question& q) {
     inference_server::connection c(port);
     auto body = serving::answer_to(c, q);
@@ -93,12 +93,12 @@ std::string outputs_of(std::uint16_t port, const question& q) {
     return body.substr(end + 3);
 }
 
-/// Pages that never pause, on both SMs.
+/// Two neighbours that request pages without a pause and keep both SMs busy.
 class pages {
 public:
     pages(std::uint16_t port, const question& first, const question& second)
         : a_(port, first, 2), b_(port, second, 2) {}
-    /// Answers a second while `during` runs.
+    /// The answers per second while `during` runs.
     template <class F>
     double rate(F during) const {
         const auto began = std::chrono::steady_clock::now();
@@ -112,7 +112,8 @@ private:
     neighbour a_, b_;
 };
 
-/// The 99th percentile of 2.5 s of requests, in milliseconds, each from when it was due.
+/// The 99th percentile of the latencies in 2.5 s of requests, in milliseconds. Each latency counts
+/// from the scheduled time.
 double p99_of_sound(const char* what, std::uint16_t port, const question& sound, std::uint64_t seed) {
     auto ms = serving::asked_by_schedule(port, sound, sounds_per_second, 2500ms, seed);
     std::ranges::sort(ms);
@@ -135,7 +136,8 @@ void over_http(report& r) {
     const auto page = [](const char* name) { return question_for(page_detector(), name, of_pages); };
     const question cut[]{page("cut_0"), page("cut_1")}, whole[]{page("whole_0"), page("whole_1")};
     const auto right = outputs_of(port, whole[0]);
-    bool equal = outputs_of(port, cut[0]) == right;  // measures where to cut
+    // The first request makes the server measure and plan.
+    bool equal = outputs_of(port, cut[0]) == right;
     r.setting("pieces over HTTP", std::to_string(models.share_plan()));
     equal = equal && outputs_of(port, cut[1]) == right && outputs_of(port, whole[1]) == right;
     if (!equal) throw std::runtime_error("a page in pieces has other outputs than the whole one");

@@ -8,7 +8,7 @@
 
 namespace bench::graph {
 
-/// Void where the example server isn't built with ONNX Runtime and gRPC.
+/// The figures are void if the example server was built without ONNX Runtime and gRPC.
 void over_http(report& r);
 
 }  // namespace bench::graph

@@ -21,8 +21,8 @@ using gpushare::graph::tensor;
 
 const std::string tools = GPUSHARE_BENCH_TOOLS;
 
-/// Something between -1 and 1 that isn't the same everywhere; of integers the rate of samples, the
-/// only one that models here ask for.
+/// Fills a tensor: floats get varied values between -1 and 1; integers get the sampling rate, which
+/// is the only integer input that these models have.
 void fill(const tensor& t) {
     for (std::size_t i = 0; i < t.capacity / size_of(t.type); ++i) {
         const float f = std::sin(static_cast<float>(i % 7919) * 0.37F);
@@ -33,7 +33,7 @@ void fill(const tensor& t) {
     }
 }
 
-/// What lies beside a model of the test data. Empty if it isn't there.
+/// Reads the inputs that are stored next to a model of the test data. Empty if there are none.
 std::vector<onnx::TensorProto> inputs_beside(const fs::path& model) {
     std::vector<onnx::TensorProto> all;
     for (int i = 0;; ++i) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Real models and inputs for them: what packages bring, wherever these have been fetched.
-//
+// Real models from installed packages, with inputs. Only models that have been fetched are
+// available.
 //   for (const auto& c : bench::graph::small_cases()) { bench::graph::loaded_model m(c); ... m.model, m.inputs }
 #pragma once
 
@@ -16,7 +16,7 @@
 
 namespace bench::graph {
 
-/// A file, and the shapes of its inputs where the model leaves them open.
+/// A model file, with shapes for the inputs whose shapes the model leaves open.
 struct model_case {
     std::string path{};
     std::map<std::string, std::vector<std::int64_t>> shapes{};
@@ -28,16 +28,18 @@ struct model_case {
 [[nodiscard]] model_case text_reader();
 /// Half a second of sound.
 [[nodiscard]] model_case voice_detector();
-/// All that rapidocr, silero-vad and onnxruntime bring.
+/// All models in the packages rapidocr, silero-vad and onnxruntime.
 [[nodiscard]] std::vector<model_case> package_cases();
-/// Those of Debian's libonnx-testdata that have inputs beside them.
+/// All models of Debian's libonnx-testdata, if the package is installed.
 [[nodiscard]] std::vector<model_case> test_data();
 
-/// A model with inputs: those of its folder, else waves of numbers.
+/// A model with inputs. The inputs come from the model's folder if it has some, and are synthetic
+/// otherwise.
 class loaded_model {
 public:
-    /// As the file has it, or as `fused` by ONNX Runtime, unless that is null. Throws model_error
-    /// for a model that can't be read, std::runtime_error for inputs of no fixed size.
+    /// Loads the model as the file has it, or as ONNX Runtime fuses it if `fused` isn't null.
+    /// Throws model_error if the model can't be read, and std::runtime_error if an input has no
+    /// fixed size.
     explicit loaded_model(const model_case& c, const gpushare::graph::onnxruntime_library* fused = nullptr);
     loaded_model(const loaded_model&) = delete;
     loaded_model& operator=(const loaded_model&) = delete;

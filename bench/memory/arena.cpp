@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// memory.arena_*, on the host backend: 256 MiB in chunks of 2 MiB, times scaled to a GiB. Memory
-// that moves has been touched before, and the next owner touches every page of it: new pages cost a
-// fault and are cleared by the system. Both ways have huge pages where the system gives them.
+// The figures memory.arena_* on the host backend: 256 MiB in chunks of 2 MiB, with times scaled to
+// 1 GiB. The first owner has touched the memory before each move, and the next owner touches every
+// page. A new page costs a fault, and the system clears the page. Both ways use huge pages if the
+// system provides them.
 #include "memory/arena.hpp"
 
 #include <sys/mman.h>
@@ -51,7 +52,7 @@ void touch(void* p) {
     for (std::uint64_t i = 0; i < moved.count(); i += 4096) at[i] = 1;
 }
 
-/// Two tenants of a device, one of which has 256 MiB that it has touched.
+/// Two tenants of a device. Tenant a has touched its 256 MiB.
 struct two_tenants {
     explicit two_tenants(scrub_policy policy)
         : pool{memory, scrubs, {.capacity = moved / pool_chunk, .scrub = policy, .window = 16}} {
@@ -59,7 +60,7 @@ struct two_tenants {
         touch(a.data());
     }
 
-    /// There and, unmeasured, back again.
+    /// Times `f`, which moves the memory from a to b, then moves the memory back without timing.
     template <std::invocable F>
     double there(F f) {
         const double took = us(f);
@@ -78,8 +79,8 @@ struct two_tenants {
     gpushare::virtual_arena<gpushare::host::virtual_memory, gpushare::host::stream> b{pool, of_b, {2}, moved};
 };
 
-/// 256 MiB are committed and given up again, over and over, beside a neighbour that does the same.
-/// Microseconds of one commit.
+/// Commits and decommits 256 MiB repeatedly beside a neighbour that does the same. Returns the
+/// microseconds of each commit.
 std::vector<double> commits_beside_a_neighbour(std::size_t count) {
     gpushare::host::node node{{.memory = 1_GiB, .sms = 2}};
     gpushare::host::virtual_memory memory{node.memory(device_id{0}), two_tenants::pool_chunk};
@@ -121,7 +122,7 @@ void arena(report& r) {
         });
         const double with_scrub = scrubbed.there([&] { scrubbed.a.hand_over(0_B, moved, scrubbed.b, 0_B, {}); });
 
-        // The last kernel ends a while after the call: what is left is the waking up.
+        // The last kernel ends some time after the call, so the difference is the time to wake up.
         scrubbed.kernels.enqueue(500us);
         const std::array last{scrubbed.kernels.record()};
         scrubbed.a.decommit(0_B, 2_MiB, last);
@@ -146,7 +147,7 @@ void arena(report& r) {
         const double allocated_touch = us([&] { touch(p); });
         device.deallocate(p, size, huge_page);
 
-        if (i == 0) continue;  // warm-up
+        if (i == 0) continue;  // a warm-up
         move.push_back(bare * per_gib);
         first_touch.push_back(touched * per_gib);
         scrub.push_back((with_scrub - bare) * per_gib);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What it costs to hand memory from one tenant to another, through arenas and through free and
-// allocate.
+// Measures the cost of handing memory from one tenant to another: through arenas, and through free
+// and allocate.
 //
 //   bench::arena(report);
 #pragma once

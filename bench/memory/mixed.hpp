@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pool_mixed workload: every thread keeps 64 blocks of 256 B to 4 MiB, sizes log-uniform, and
-// replaces one at random over and over. With two threads, half of the blocks are freed by the other
-// one. Nobody touches the blocks.
+// The pool_mixed workload. Every thread keeps 64 blocks of 256 B to 4 MiB with log-uniform sizes
+// and repeatedly replaces a random block. With two threads, the other thread frees half of the
+// blocks. No thread touches the blocks.
 //
 //   // a replacement, by one thread
 //   const double ns = bench::mixed(2, [&] { return pool.make_cache(); });
@@ -28,21 +28,23 @@ struct sized_block {
     std::size_t size = 0;
 };
 
-/// From one thread to one other, in order. Indices are exchanged in bunches, so that handing over
-/// costs little.
+/// A queue from one thread to one other thread. The threads publish indices in batches, so that
+/// sending costs little.
 class mailbox {
 public:
-    /// False when it is full.
+    /// Returns false when the queue is full.
     bool send(sized_block b) noexcept {
         if (sent_ - known_taken_ == ring_.size()) {
-            known_taken_ = taken_.load(std::memory_order_acquire);  // the slot has been read
+            // The receiver has read the slot.
+            known_taken_ = taken_.load(std::memory_order_acquire);
             if (sent_ - known_taken_ == ring_.size()) return false;
         }
         ring_[sent_++ % ring_.size()] = b;
         if (sent_ % bunch == 0) post();
         return true;
     }
-    void post() noexcept { posted_.store(sent_, std::memory_order_release); }  // the slots are written
+    // The slots have been written.
+    void post() noexcept { posted_.store(sent_, std::memory_order_release); }
 
     template <std::invocable<sized_block> F>
     void receive(F take) {
@@ -55,8 +57,8 @@ public:
 private:
     static constexpr std::size_t bunch = 8;
     std::array<sized_block, 256> ring_{};
-    alignas(64) std::size_t sent_ = 0, known_taken_ = 0;  // the sender's
-    alignas(64) std::size_t received_ = 0;                // the receiver's
+    alignas(64) std::size_t sent_ = 0, known_taken_ = 0;  // written by the sender
+    alignas(64) std::size_t received_ = 0;                // written by the receiver
     alignas(64) std::atomic<std::size_t> posted_{0};
     alignas(64) std::atomic<std::size_t> taken_{0};
 };
@@ -64,14 +66,14 @@ private:
 struct replacement {
     std::uint32_t size = 0;
     std::uint8_t slot = 0;
-    bool by_other = false;  // the old block is freed by the other thread
+    bool by_other = false;  // the other thread frees the old block
 };
 
-/// What 64 blocks of 256 B to 4 MiB hold on average, log-uniform: 64 (4 MiB - 256 B) / ln(4 MiB /
-/// 256 B).
+/// The mean total size of 64 blocks of log-uniform size between 256 B and 4 MiB: 64 (4 MiB - 256 B)
+/// / ln(4 MiB / 256 B).
 inline constexpr double mean_live_mib = 64 * (4.0 - 1.0 / 4096) / 9.704060527839234;
 
-/// Made before the clock runs.
+/// The sequence is made before the clock runs.
 inline constexpr std::size_t replacements = 1 << 14;
 inline std::vector<replacement> make_replacements(std::uint64_t seed, bool share) {
     std::mt19937_64 random(seed);
@@ -83,7 +85,7 @@ inline std::vector<replacement> make_replacements(std::uint64_t seed, bool share
     return all;
 }
 
-/// Nanoseconds per replacement and thread. `make` is called by every thread and gives its source.
+/// Nanoseconds per replacement and thread. Every thread calls `make` to get its source.
 template <class Make>
 requires block_source<std::invoke_result_t<Make&>>
 double mixed(unsigned threads, Make make, std::size_t pairs = 200'000) {
@@ -98,8 +100,8 @@ double mixed(unsigned threads, Make make, std::size_t pairs = 200'000) {
         mailbox& out = *boxes[rank];
         mailbox& in = *boxes[(rank + 1) % threads];
         const auto free = [&](sized_block b) { mine.deallocate(b.pointer, b.size, alignment); };
-        // Waits for the others, and meanwhile frees what they send: they may wait for room in the
-        // mailbox.
+        // Waits for the other threads. Frees received blocks in the meantime, because a sender may
+        // be waiting for room in the mailbox.
         const auto meet = [&](unsigned nth) {
             for (arrived.fetch_add(1); arrived.load() < nth * threads; std::this_thread::yield()) in.receive(free);
             in.receive(free);
@@ -118,7 +120,7 @@ double mixed(unsigned threads, Make make, std::size_t pairs = 200'000) {
                 if (threads > 1 && i % 8 == 0) in.receive(free);
             }
         };
-        run(pairs / 4);  // warm-up
+        run(pairs / 4);  // a warm-up
         meet(1);
         const auto begin = std::chrono::steady_clock::now();
         run(pairs);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts of bench_memory. Each adds its figures.
+// The parts of bench_memory. Each function adds its figures.
 #pragma once
 
 #include "harness.hpp"

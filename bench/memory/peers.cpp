@@ -49,7 +49,7 @@ struct mimalloc {
 
 struct tcmalloc {
     void* library = load("libtcmalloc_minimal.so.4");
-    // Not tc_memalign: that would have to be freed without its size.
+    // Not tc_memalign, whose blocks can't be freed with their size.
     void* (*malloc)(std::size_t, std::size_t) = find<void* (*)(std::size_t, std::size_t)>(library, "tc_new_aligned");
     void (*free)(void*, std::size_t,
                  std::size_t) = find<void (*)(void*, std::size_t, std::size_t)>(library, "tc_delete_sized_aligned");
@@ -96,9 +96,10 @@ std::vector<peer> peers() {
 
 namespace {
 
-// What their own documents say of programs like these: memory that was in use is soon again, so it
-// isn't given back at once (jemalloc's TUNING.md, for speed; mimalloc's README; gperftools'
-// tcmalloc.html, caches of threads of more than its 32 MiB).
+// Settings that the peers' own documents recommend for programs like this benchmark: freed memory
+// is soon used again, so the allocator should keep the memory. Sources: jemalloc's TUNING.md on
+// speed; mimalloc's README; gperftools' tcmalloc.html, which allows thread caches above the default
+// of 32 MiB.
 constexpr std::pair<const char*, const char*> settings[] = {
     {"MALLOC_CONF", "background_thread:true,metadata_thp:auto,dirty_decay_ms:30000,muzzy_decay_ms:30000"},
     {"MIMALLOC_PURGE_DELAY", "1000"},
@@ -112,7 +113,7 @@ void prepare_for_peers(char** argv) {
     if (std::getenv("GLIBC_TUNABLES") != nullptr) return;
     for (const auto& [name, value] : settings) ::setenv(name, value, 0);
     ::setenv("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=16384", 0);
-    ::execv("/proc/self/exe", argv);  // if it can't be, jemalloc is left out
+    ::execv("/proc/self/exe", argv);  // without the restart, jemalloc is left out
 }
 
 void peer_settings(report& r) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pool_mixed workload, against a mutex and against the peers on the same sequence.
+// Runs the pool_mixed workload and compares our pool with a mutex, and with the peers on the same
+// sequence.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -31,8 +32,8 @@ constexpr std::size_t repeats = 11;
 
 using pool_type = gpushare::pool_resource<address_space>;
 
-/// Locked and unlocked twice, as a pool with one lock is by an allocation and a free. All threads
-/// at once.
+/// Locks and unlocks a mutex twice, like an allocation and a free in a pool with one lock. All
+/// threads run at once.
 double mutex_pair(unsigned threads) {
     std::mutex mutex;
     std::size_t count = 0;
@@ -57,7 +58,7 @@ double mutex_pair(unsigned threads) {
     return sum / threads;
 }
 
-/// A fresh pool per measurement; all of it must come back.
+/// Uses a fresh pool for each measurement, and checks that the pool gets all memory back.
 template <class Make>
 double pool_mixed(unsigned threads, Make make, gpushare::pool_usage* usage = nullptr) {
     address_space upstream;
@@ -68,9 +69,10 @@ double pool_mixed(unsigned threads, Make make, gpushare::pool_usage* usage = nul
     return ns;
 }
 
-/// Long-lived blocks, such as weights and caches of keys and values, among short ones: 256 of 1 to
-/// 32 MiB, of which one is replaced for every 100 replacements of one of 64 short ones of 256 B to
-/// 1 MiB; all log-uniform. The most that is held for a live byte, once all are there.
+/// Mixes 256 long-lived blocks of 1 to 32 MiB, such as weights and KV caches, with 64 short-lived
+/// blocks of 256 B to 1 MiB. A long-lived block is replaced after every 100 replacements of
+/// short-lived blocks. All sizes are log-uniform. Returns the peak of held bytes per live byte,
+/// once all blocks exist.
 double fragmentation_of_long_lived(std::uint64_t seed) {
     std::mt19937_64 random(seed);
     const auto size = [&](double least, double most) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What quotas cost, and that they are exact under attack.
+// Measures the cost of quotas, and attacks quotas to show that they are exact.
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -42,8 +42,8 @@ constexpr std::size_t calls = 200'000;
 
 double floor_ns() { return quota_floor(calls); }
 
-/// A line of quotas; the leaf is charged. With guarantees, each level holds what the one below may
-/// need; with burst, all is lent by the root.
+/// A chain of quotas, of which the leaf is charged. With guarantees, each level holds the bytes
+/// that the level below may need. With burst, the root lends everything.
 class line {
 public:
     line(unsigned levels, bool burst) {
@@ -71,7 +71,7 @@ double pair(unsigned levels, bool burst) {
     });
 }
 
-/// Nanoseconds per pair where two threads are at it, mean of both.
+/// Nanoseconds per pair when two threads run pairs at once; the mean of both threads.
 template <std::invocable<unsigned> F>
 double by_two_threads(F pair_of) {
     std::atomic<unsigned> ready{0};
@@ -92,9 +92,10 @@ double contested_floor() {
     return by_two_threads([&](unsigned) { floor_pair(used); });
 }
 
-/// A root of 1 GiB and, below it, a line of `levels` - 1 quotas for each thread that has nothing
-/// guaranteed. Each asks for more than half, so that it is refused or has to fetch what the other
-/// one gave back. With one level both are at the root.
+/// A root of 1 GiB and, for each of two threads, a chain of `levels` - 1 quotas without a
+/// guarantee. Each thread asks for more than half of the root, so that the root refuses the request
+/// or fetches what the other thread has returned. With one level, both threads use the root
+/// directly.
 double contested_pair(unsigned levels) {
     quota root{1_GiB};
     std::array<std::vector<std::unique_ptr<quota>>, 2> lines;
@@ -116,8 +117,9 @@ void costs(report& r) {
              ratios(
                  repeats, [] { return pair(1, false); }, floor_ns),
              "x");
-    // What a further level adds, in floors: the worst of two and three levels, with guarantees and
-    // with burst only. The leaf keeps what it has borrowed, so neither asks its parent again.
+    // The cost of each further level in units of the floor: the worst of two and three levels, with
+    // guarantees and with burst. The leaf keeps the bytes that it has borrowed, so the leaf doesn't
+    // ask its parent again.
     const auto added = [](unsigned levels, bool burst) {
         return ratios(
             repeats, [&] { return (pair(levels, burst) - pair(1, false)) / (levels - 1); }, floor_ns);
@@ -132,8 +134,8 @@ void costs(report& r) {
                 worst = std::move(here);
         }
     r.figure("memory.quota_pair_vs_cas_per_level", worst, "x");
-    // Two threads, each on a leaf of its own, that want the same bytes of the root: each loan has
-    // to be fetched.
+    // Two threads with a leaf each compete for the same bytes of the root, so each loan has to be
+    // fetched from the other leaf.
     worst.clear();
     for (const unsigned levels : {2U, 3U}) {
         auto here = ratios(
@@ -170,14 +172,14 @@ void costs(report& r) {
              "ns");
 }
 
-/// Nanoseconds of a release that serves nobody, while so many wait, for bytes of one quota or of so
-/// many.
+/// Nanoseconds per release that satisfies no waiter, while `waiters` claims wait on one quota, or
+/// spread over `quotas` quotas.
 double release_beside(int waiters, int quotas) {
     support::waiting_line line(waiters, quotas);
     return ns_per_call(2'000, [&] { keep(line.limit.release(4_KiB)); });
 }
 
-/// The planted fault: one that looks at each of them.
+/// The planted fault: a release that looks at every waiter.
 double release_that_looks_at_all(int waiters) {
     support::waiting_line line(waiters);
     return ns_per_call(2'000, [&] {
@@ -186,7 +188,8 @@ double release_that_looks_at_all(int waiters) {
     });
 }
 
-/// Of one that serves the first of so many quotas, which comes back behind the last.
+/// Nanoseconds per release that satisfies the first of `quotas` waiting quotas. The quota then
+/// waits again, at the end of the line.
 double release_served(std::size_t quotas) {
     quota device{1_GiB};
     quota limit{device, 0_B, 1_GiB};
@@ -232,8 +235,8 @@ void growth(report& r) {
     r.figure("memory.line_served_ns", repeated(repeats, [] { return release_served(4'000); }), "ns");
 }
 
-/// What threads hold, counted from outside: raised behind a grant and lowered before a release, so
-/// whatever is over the limit here was over it in truth.
+/// Counts held bytes from outside the quota. Threads add after a grant and subtract before a
+/// release, so the count is never higher than the bytes really held.
 class shadow {
 public:
     explicit shadow(bytes limit) : limit_(limit.count()) {}
@@ -255,10 +258,10 @@ struct outcome {
     std::uint64_t operations = 0, false_refusals = 0, bytes_over = 0, drift = 0;
 };
 
-/// Two workers that hold at most half each, so that each of their requests fits: some bytes, then
-/// exactly what is left of the half, of which nothing is left over when both have theirs. Two
-/// attackers ask, until the last worker is done, for all there is, which is never free. A worker
-/// that is `scarce` wants more than its half and may be refused: only the limit counts then.
+/// Two workers each hold less than half of the limit, so each of their requests must succeed: first
+/// some bytes, then exactly the rest of their half. Meanwhile, two attackers ask for the whole
+/// limit, which is never free. With `scarce`, workers want more than their half and may be refused;
+/// then only the limit is checked.
 template <class Quota>
 outcome attack(std::vector<Quota*> path, std::vector<Quota*> ways, bytes limit, std::uint64_t operations, bool scarce) {
     shadow seen(limit);
@@ -280,7 +283,8 @@ outcome attack(std::vector<Quota*> path, std::vector<Quota*> ways, bytes limit, 
             seen.remove(n);
             lost += q.release(bytes{n}) ? 0 : 1;
         };
-        for (std::uint64_t i = 0; i < operations / 8; ++i) {  // four operations, by each of two workers
+        // Four operations in each iteration, for each of two workers.
+        for (std::uint64_t i = 0; i < operations / 8; ++i) {
             const auto some = 1 + random() % (mine - 1);
             const bool first = charge(some), rest = charge(mine - some);
             if (first) release(some);
@@ -293,7 +297,8 @@ outcome attack(std::vector<Quota*> path, std::vector<Quota*> ways, bytes limit, 
         Quota& q = *ways[rank % ways.size()];
         std::uint64_t tries = 0;
         for (; working.load(std::memory_order_relaxed) != 0; ++tries)
-            if (q.try_charge(limit) == errc::none) {  // what is set aside below makes it impossible
+            // Never succeeds, because a byte is held throughout.
+            if (q.try_charge(limit) == errc::none) {
                 seen.add(limit.count());
                 seen.remove(limit.count());
                 lost += q.release(limit) ? 0 : 1;
@@ -319,8 +324,8 @@ outcome attack(std::vector<Quota*> path, std::vector<Quota*> ways, bytes limit, 
     return o;
 }
 
-/// The planted faults: it adds first and checks after, so that what is refused is in the way of
-/// what fits; it may have more bytes than it should; it may forget every hundredth release.
+/// The planted faults. The quota adds first and checks afterwards, so that a refused request blocks
+/// requests that fit. `most` may be too high. With `forgets`, every hundredth release is lost.
 class faulty_quota {
 public:
     faulty_quota(bytes most, bool forgets) : most_(most.count()), forgets_(forgets) {}
@@ -345,7 +350,7 @@ private:
     std::atomic<std::uint64_t> used_{0}, releases_{0};
 };
 
-/// The same attacks on those: each must be found.
+/// Runs the same attacks on faulty quotas. Each fault must be found.
 outcome attacks_on_faulty_quotas() {
     const auto attacked = [](bytes most, bool forgets, bool scarce) {
         faulty_quota q{most, forgets};
@@ -357,7 +362,7 @@ outcome attacks_on_faulty_quotas() {
 }
 
 void exactness(report& r) {
-    constexpr std::uint64_t operations = 2'500'000;  // of each of four attacks
+    constexpr std::uint64_t operations = 2'500'000;  // for each of four attacks
     outcome all;
     const auto add = [&](const outcome& o) {
         all.operations += o.operations;
@@ -371,13 +376,13 @@ void exactness(report& r) {
         quota root{1_GiB}, left{root, 0_B, 1_GiB}, right{root, 0_B, 1_GiB};
         add(attack<quota>({&root, &left, &right}, {&left, &right}, 1_GiB, operations, scarce));
     }
-    // The same question asked of pools, caches, scrubbing, arenas and others, above and below
-    // quotas, and of tenants.
+    // The composition matrix attacks tenants, and pools, caches, scrubbing, arenas and other layers
+    // above and below quotas.
     const auto stacked =
         support::composition::run_matrix<support::composition::host_backend>(400, {}, "exactness under attack");
     all.false_refusals += stacked.false_refusals;
     for (const auto& what : stacked.wrong) std::printf("# %s\n", what.c_str());
-    // And of tenants with small blocks that stay beside large ones.
+    // Attacks tenants with small blocks that stay beside large blocks.
     for (const auto stack : {gpushare::memory_stack::direct, gpushare::memory_stack::pool,
                              gpushare::memory_stack::arena, gpushare::memory_stack::stream_ordered}) {
         const auto tenants = survivors(stack);

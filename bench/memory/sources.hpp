@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the memory benchmarks allocate from: upstreams that cost nothing, and the peers behind one
-// interface.
+// The sources from which the memory benchmarks allocate: upstreams of almost no cost, and the peers
+// behind a common interface.
 #pragma once
 
 #include <sys/mman.h>
@@ -16,7 +16,7 @@ namespace bench {
 
 class report;
 
-/// What a worker thread allocates with. Alignments are 256 throughout.
+/// The interface of a worker thread's allocator. All blocks have an alignment of 256.
 inline constexpr std::size_t alignment = 256;
 template <class A>
 concept block_source = requires(A& a, void* p, std::size_t size) {
@@ -26,8 +26,8 @@ concept block_source = requires(A& a, void* p, std::size_t size) {
     // clang-format on
 };
 
-/// Addresses that nothing stands behind, from the operating system: what a driver gives out, at a
-/// tenth of its price, and the host can't read it. Thread-safe.
+/// Reserves addresses without memory from the operating system. Like a driver's memory, the host
+/// can't read the blocks, but an allocation costs only a tenth of a driver's. Thread-safe.
 struct address_space {
     void* allocate(std::size_t size, std::size_t) {
         void* const p = ::mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -37,13 +37,13 @@ struct address_space {
     void deallocate(void* p, std::size_t size, std::size_t) noexcept { ::munmap(p, size); }
 };
 
-/// Always the same address: leaves the cost of what lies in front.
+/// Always returns the same address, so that only the cost of the layer in front is left.
 struct null_upstream {
     void* allocate(std::size_t, std::size_t) noexcept { return this; }
     void deallocate(void*, std::size_t, std::size_t) noexcept {}
 };
 
-/// A resource that several threads share, as a source for each.
+/// Gives each thread a source that allocates from a shared resource.
 template <class Resource>
 struct shared {
     Resource* resource;
@@ -51,14 +51,15 @@ struct shared {
     void deallocate(void* p, std::size_t size, std::size_t align) { resource->deallocate(p, size, align); }
 };
 
-/// An allocator of the field. Memory is the process's; nobody touches it.
+/// Another project's allocator. The memory comes from the process, and no benchmark touches the
+/// memory.
 struct peer {
-    std::string name, version;  // as the library itself says it
+    std::string name, version;  // as the library reports them
     std::shared_ptr<void> state;
     void* (*allocate_from)(void* state, std::size_t size) = nullptr;
     void (*give_back)(void* state, void* p, std::size_t size) = nullptr;
 
-    /// For one thread.
+    /// A source for one thread.
     struct source {
         const peer* of;
         void* allocate(std::size_t size, std::size_t) { return of->allocate_from(of->state.get(), size); }
@@ -67,17 +68,18 @@ struct peer {
     [[nodiscard]] source make() const { return {this}; }
 };
 
-/// Those that are installed: std::pmr always; jemalloc, mimalloc and tcmalloc are loaded beside the
-/// C library's malloc, which stays what it is; Thrust where the CUDA toolkit's headers were found.
+/// The installed peers. std::pmr is always available. jemalloc, mimalloc and tcmalloc are loaded
+/// beside the C library's malloc, which doesn't change. Thrust is available if the build found the
+/// CUDA toolkit's headers.
 std::vector<peer> peers();
-/// Thrust's pool for memory that can't be read, over the process's own; empty name without its
-/// headers.
+/// Thrust's pool for memory that the host can't read, over the process's memory. The name is empty
+/// without the headers.
 peer thrust_pool();
 
-/// Starts this program again with the settings that peers have by the environment, unless these are
-/// set, and with room set aside by the C library, without which jemalloc can't be loaded late.
+/// Starts this program again with the environment variables that configure the peers, unless they
+/// are set. Also makes the C library reserve the room without which jemalloc can't be loaded late.
 void prepare_for_peers(char** argv);
-/// Says which peers there are and what they were set to.
+/// Records the available peers and their settings.
 void peer_settings(report& r);
 
 }  // namespace bench

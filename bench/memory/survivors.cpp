@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Small survivors beside large blocks; see survivors.hpp.
+// See survivors.hpp.
 #include "survivors.hpp"
 
 #include <algorithm>
@@ -39,8 +39,8 @@ struct device {
     gpushare::tenancy<host::node> tenants;
 };
 
-/// A tenant, and by its own account what each of its blocks takes at most: of a pool a small one
-/// may keep the segment that it shares, of an arena its chunks.
+/// A tenant with its own account of the most that each block can take: in a pool, a small block may
+/// keep the segment that it shares; in an arena, a block keeps its chunks.
 class tenant {
 public:
     tenant(device& on, const char* name, bytes memory)
@@ -52,7 +52,8 @@ public:
         ++o.operations;
         void* const p = of_.memory().try_allocate(size);
         if (p == nullptr) {
-            const bytes wasted = stack() == memory_stack::pool ? largest_ / 64 : 0_B;  // by blocks that are used again
+            // Lost to blocks that are reused.
+            const bytes wasted = stack() == memory_stack::pool ? largest_ / 64 : 0_B;
             o.false_refusals += taken_ + rounded(size) + wasted <= limit_ ? 1 : 0;
             return;
         }
@@ -74,7 +75,7 @@ public:
     void sleep() {
         if (of_.sleep(host::steady_clock::now() + std::chrono::seconds(10))) of_.wake();
     }
-    /// Once what is idle has gone back.
+    /// Measures after idle memory has gone back.
     void measure(survivors_outcome& o) {
         of_.memory().trim();
         const auto held = of_.memory().limit().usage().current;
@@ -101,8 +102,9 @@ private:
     bytes taken_{}, live_{}, largest_, limit_;
 };
 
-/// Three tenants that fill the device. Half of the blocks are small ones of 1 to 512 KiB, of which
-/// each tenth stays; the others are of 1 to 16 MiB. The first shrinks and grows, the second sleeps.
+/// Three tenants that fill the device. Half of the blocks have 1 to 512 KiB, and one in ten frees
+/// of these small blocks is skipped. The other blocks have 1 to 16 MiB. The first tenant shrinks
+/// and grows, the second tenant sleeps.
 void random_survivors(memory_stack stack, std::uint64_t multiple, std::uint64_t seed, survivors_outcome& o) {
     std::mt19937_64 random(seed);
     device on(stack);
@@ -122,7 +124,7 @@ void random_survivors(memory_stack stack, std::uint64_t multiple, std::uint64_t 
     }
 }
 
-/// Scratch that grows with each request, and a page of a cache that stays behind each.
+/// The scratch block grows with each request, and each request leaves a cache page behind.
 void growing_scratch(memory_stack stack, survivors_outcome& o) {
     device on(stack);
     tenant t(on, "chat", 128_MiB);
@@ -135,7 +137,8 @@ void growing_scratch(memory_stack stack, survivors_outcome& o) {
     }
 }
 
-/// A small block behind a large one that is gone; then one that fits beside it.
+/// Allocates a small block after a freed large block, then a large block that fits beside the small
+/// block.
 void small_after_large(memory_stack stack, survivors_outcome& o) {
     device on(stack);
     tenant t(on, "chat", 64_MiB);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Small blocks that stay beside large ones that come and go, in tenants' default stacks: what that
-// costs in memory, and what is refused for it.
+// Small blocks that stay while large blocks come and go, in tenants' default stacks. Measures the
+// memory that such blocks waste and the requests that are refused because of them.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,14 @@ namespace bench {
 
 struct survivors_outcome {
     std::uint64_t operations = 0;
-    std::uint64_t false_refusals = 0;  // of what fits beside the live blocks
-    double held_over_live = 1;         // the most that nobody else could have, for a live byte
+    std::uint64_t false_refusals = 0;  // of requests that fit beside the live blocks
+    // The peak of bytes that other tenants can't have, per live byte.
+    double held_over_live = 1;
 };
 
-/// All workloads on one stack: tenants with one to four times what they keep live, that grow and
-/// shrink and sleep; scratch that grows beside a cache's pages; a small block where a large one
-/// was.
+/// Runs all workloads on one stack. In the first workload, tenants with one to four times their
+/// live memory grow, shrink and sleep. In the second, scratch grows beside the pages of a cache.
+/// The third puts a small block where a large block was.
 survivors_outcome survivors(gpushare::memory_stack stack);
 
 }  // namespace bench

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Apart from the rest, since it needs the CUDA toolkit's headers. Without them there is no such
-// peer.
+// Has a file of its own because it needs the CUDA toolkit's headers. Without the headers, this peer
+// doesn't exist.
 #define THRUST_DEVICE_SYSTEM THRUST_DEVICE_SYSTEM_CPP
 #if __has_include(<thrust/mr/disjoint_sync_pool.h>)
 #include <thrust/mr/disjoint_sync_pool.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The field's workloads, for our pool and for the peers that can run them.
+// Runs well-known allocator workloads on our pool, and on the peers that support them.
 #include "workloads.hpp"
 
 #include <atomic>
@@ -28,7 +28,7 @@ using namespace gpushare::literals;
 
 constexpr std::size_t repeats = 5;
 
-/// A tenant's memory: a pool over a quota over addresses, fresh for every measurement.
+/// A tenant's memory: a pool over a quota over an address space, fresh for every measurement.
 struct tenant {
     address_space space;
     gpushare::quota limit{120_GiB};
@@ -46,7 +46,7 @@ auto with_pool(Measure measure) {
     };
 }
 
-/// The same workload for our pool and all peers.
+/// Runs a workload on our pool and on all peers.
 template <class Measure>
 void against_peers(report& r, const std::string& name, const std::vector<peer>& others, Measure measure) {
     r.figure(name + "_ns", repeated(repeats, with_pool(measure)), "ns");
@@ -55,7 +55,7 @@ void against_peers(report& r, const std::string& name, const std::vector<peer>& 
                  "ns");
 }
 
-/// Pairs over an upstream that does nothing.
+/// Measures pairs of calls over an upstream that does nothing.
 void null_pairs(report& r) {
     for (const unsigned threads : {1U, 2U}) {
         const std::string suffix = threads == 1 ? "_ns" : "_2t_ns";
@@ -84,7 +84,7 @@ void null_pairs(report& r) {
     }
 }
 
-/// A stream whose points are reached when the round is over, and counted.
+/// A stream that counts its points. The points are reached when the round ends.
 class round_stream {
 public:
     class point {
@@ -114,8 +114,9 @@ private:
 };
 static_assert(gpushare::timeline<round_stream>);
 
-/// rmm's multi_stream_allocations: in each round every one of 4 kernels takes 1 MiB on the next of
-/// the streams and frees it there. Cold: a pool that holds nothing; warm: one that has had a round.
+/// rmm's multi_stream_allocations: in each round, each of 4 kernels allocates 1 MiB on the next
+/// stream and frees the block there. "Cold" starts with an empty pool, "warm" with a pool that has
+/// run a round.
 void multi_stream(report& r) {
     for (const std::size_t streams : {1UL, 2UL, 4UL})
         for (const bool warm : {false, true}) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The workloads by which allocators are compared, written anew from their descriptions. `make`
-// gives each thread its source; results are nanoseconds per call of allocate or deallocate and
-// thread.
+// Well-known allocator workloads, written anew from their descriptions. `make` gives each thread
+// its source. Results are nanoseconds per call of allocate or deallocate and thread.
 #pragma once
 
 #include <algorithm>
@@ -22,8 +21,8 @@
 
 namespace bench {
 
-/// Runs `work(rank, source)` in `threads` threads, which start together; `work` says how many calls
-/// it made.
+/// Runs `work(rank, source)` on `threads` threads that start together. `work` returns the number of
+/// its calls.
 template <class Make, class Work>
 double per_call(unsigned threads, Make make, Work work) {
     std::barrier start(static_cast<std::ptrdiff_t>(threads)), end(static_cast<std::ptrdiff_t>(threads));
@@ -35,7 +34,7 @@ double per_call(unsigned threads, Make make, Work work) {
         const std::size_t calls = work(rank, source);
         const std::chrono::duration<double, std::nano> time = std::chrono::steady_clock::now() - begin;
         took[rank] = time.count() / static_cast<double>(calls);
-        end.arrive_and_wait();  // nobody's source ends while others use it
+        end.arrive_and_wait();  // all sources live until every thread has finished
     };
     {
         std::vector<std::jthread> others;
@@ -47,8 +46,9 @@ double per_call(unsigned threads, Make make, Work work) {
     return sum / threads;
 }
 
-/// rmm's random_allocations: `count` allocations of 1 byte to `largest`, uniform; before each, with
-/// 27%, or where 64 GiB are out, random ones are freed.
+/// rmm's random_allocations: `count` allocations with uniform sizes between 1 byte and `largest`.
+/// Before each allocation, random blocks are freed with a probability of 27 %, and also while the
+/// next block would exceed 64 GiB.
 template <class Make>
 double random_allocations(Make make, std::size_t count, std::size_t largest) {
     return per_call(1, make, [&](unsigned, auto& source) {
@@ -79,8 +79,8 @@ double random_allocations(Make make, std::size_t count, std::size_t largest) {
     });
 }
 
-/// larson: every thread replaces random ones of 1,000 blocks of 256 B to 8 KiB, and leaves them to
-/// the next thread at the end of a round.
+/// larson: every thread replaces random blocks among 1,000 blocks of 256 B to 8 KiB, and passes the
+/// blocks to the next thread at the end of a round.
 template <class Make>
 double larson(unsigned threads, Make make) {
     constexpr std::size_t blocks = 1'000, rounds = 10, per_round = 10'000;
@@ -104,7 +104,7 @@ double larson(unsigned threads, Make make) {
     });
 }
 
-/// xmalloc: one thread allocates, the other one frees. `threads` is even.
+/// xmalloc: in each pair of threads, one thread allocates and the other frees. `threads` is even.
 template <class Make>
 double xmalloc(unsigned threads, Make make) {
     constexpr std::size_t blocks = 100'000;
@@ -131,9 +131,9 @@ double xmalloc(unsigned threads, Make make) {
     });
 }
 
-/// mstress: blocks of mostly small sizes (each doubling half as likely) are allocated in bursts;
-/// some stay, some are exchanged with other threads through shared slots, the rest is freed at the
-/// end of the burst.
+/// mstress: allocates blocks in bursts, mostly of small sizes: each doubling is half as likely.
+/// Threads keep some blocks, exchange some through shared slots, and free the rest at the end of
+/// each burst.
 template <class Make>
 double mstress(unsigned threads, Make make) {
     constexpr std::size_t bursts = 50, burst = 1'000, slots = 1'000;
@@ -154,7 +154,8 @@ double mstress(unsigned threads, Make make) {
                 ++calls;
                 if (random() % 4 == 0) std::swap(mine[random() % mine.size()], mine.back());
                 if (random() % 8 == 0) {
-                    // acq_rel: the one who takes a block sees what the one who left it wrote.
+                    // acq_rel: the thread that takes a block sees the writes of the thread that
+                    // left the block.
                     auto* const other = transfer[random() % slots].exchange(mine.back(), std::memory_order_acq_rel);
                     mine.pop_back();
                     if (other != nullptr) mine.push_back(other);
@@ -177,12 +178,13 @@ double mstress(unsigned threads, Make make) {
 }
 
 struct serving_costs {
-    double busy_percent = 0;  // of a core, inside calls
+    double busy_percent = 0;  // of a core, inside the calls
     double p99_ns = 0;        // of an allocation
 };
 
-/// A serving mix: 200,000 allocations a second for half a second, on time: two thirds scratch of
-/// 256 B to 1 MiB that lives for 16 allocations, one third cache pages of 2 MiB that live for 512.
+/// A serving mix: 200,000 allocations per second for half a second, on schedule. Two thirds are
+/// scratch of 256 B to 1 MiB that lives for 16 allocations; one third are cache pages of 2 MiB that
+/// live for 512 allocations.
 template <class Make>
 serving_costs serving(Make make) {
     using clock = std::chrono::steady_clock;

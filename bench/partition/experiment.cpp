@@ -19,7 +19,7 @@ double thread_cpu_us() {
 }
 
 std::vector<gpushare::placement_request> arrivals(const placement_trace& trace, std::uint64_t seed, double demand) {
-    std::mt19937_64 engine(seed);  // not std::shuffle, which every library does in its own way
+    std::mt19937_64 engine(seed);  // not std::shuffle, whose result differs between libraries
     auto order = trace.pods;
     for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[engine() % i]);
     const double enough = demand * static_cast<double>(trace.nodes.capacity_permille());
@@ -31,14 +31,14 @@ std::vector<gpushare::placement_request> arrivals(const placement_trace& trace, 
         if (arrived == order.size()) order.push_back(trace.pods[engine() % trace.pods.size()]);
         asked += static_cast<double>(device_permille(order[arrived]));
     }
-    order.resize(arrived);  // a long list asks for more
+    order.resize(arrived);  // the original list may ask for more
     return order;
 }
 
 namespace {
 
-/// The best filling of one device: how many parts of each size, when each brings its own value.
-/// Sizes in permille.
+/// Fills one device with the most valuable combination of parts. Returns how many parts of each
+/// size are taken. Sizes are in permille.
 class filling {
 public:
     static constexpr std::size_t whole = 1000;
@@ -73,11 +73,12 @@ private:
 }  // namespace
 
 double allocation_bound(std::span<const gpushare::placement_request> arrived, std::uint64_t capacity_permille) {
-    std::map<std::size_t, double> count;  // of parts of one size
+    std::map<std::size_t, double> count;  // number of parts of each size
     for (const auto& r : arrived)
         if (device_permille(r) != 0) count[r.each.permille()] += r.devices;
     std::vector<std::size_t> sizes;
-    std::vector<double> amount;  // of each row: parts of each size, and the devices
+    // Right-hand sides: the number of parts of each size, then the number of devices.
+    std::vector<double> amount;
     for (const auto& [size, n] : count) {
         sizes.push_back(size);
         amount.push_back(n);
@@ -85,8 +86,8 @@ double allocation_bound(std::span<const gpushare::placement_request> arrived, st
     amount.push_back(static_cast<double>(capacity_permille) / static_cast<double>(filling::whole));
     const auto rows = amount.size();
 
-    // Revised simplex; the first basis is all slack. `inverse` is that of the basis, `brings` what
-    // its columns bring.
+    // The revised simplex method. The first basis consists of slack variables. `inverse` is the
+    // inverse of the basis, and `brings` has the values of the basis columns.
     std::vector<std::vector<double>> inverse(rows, std::vector<double>(rows));
     for (std::size_t i = 0; i < rows; ++i) inverse[i][i] = 1;
     std::vector<double> solution = amount, brings(rows), price(rows), net(sizes.size()), column(rows),
@@ -98,8 +99,8 @@ double allocation_bound(std::span<const gpushare::placement_request> arrived, st
         std::ranges::fill(price, 0.0);
         for (std::size_t i = 0; i < rows; ++i)
             for (std::size_t j = 0; j < rows; ++j) price[j] += brings[i] * inverse[i][j];
-        // What comes in: a slack whose price is negative, else the filling that the prices like
-        // best.
+        // The entering column is a slack variable with a negative price if there is such a
+        // variable, and otherwise the most valuable filling at the current prices.
         std::vector<double> entering(rows);
         double gain = 0;
         const auto cheapest = static_cast<std::size_t>(std::ranges::min_element(price) - price.begin());
@@ -126,7 +127,7 @@ double allocation_bound(std::span<const gpushare::placement_request> arrived, st
             if (column[i] > exact && (leaving == rows || solution[i] / column[i] < solution[leaving] / column[leaving]))
                 leaving = i;
         }
-        if (leaving == rows) break;  // can't happen: every column uses something that is limited
+        if (leaving == rows) break;  // can't happen, because every column uses a limited resource
         const double times = solution[leaving] / column[leaving];
         for (std::size_t i = 0; i < rows; ++i) {
             if (i == leaving) continue;

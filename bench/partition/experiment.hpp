@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The published experiment: pods arrive in random order until they have asked for 130 % of the
-// GPUs, each is placed if it fits, none ever leaves. What part of the GPUs is allocated when
-// arrivals have asked for so much?
+// The published experiment. Pods arrive in random order until they have asked for 130 % of the
+// GPUs. Each pod is placed if it fits, and no pod leaves. The result is the allocated percentage of
+// the GPUs at each level of arrived demand.
 //
 //   const auto order = bench::arrivals(trace, seed, 1.3);
 //   const bench::allocation a = bench::replay(trace, order, gpushare::best_fit{});
@@ -25,17 +25,17 @@ namespace bench {
 
 inline constexpr int first_level = 50, last_level = 130;  // arrived demand in percent of capacity, in steps of 1
 
-/// The pods of the trace in the order of the seed, then random ones of them, until they ask for
-/// `demand` of the capacity.
+/// The pods of the trace in an order that the seed determines, followed by random pods of the
+/// trace, until the pods ask for `demand` of the capacity.
 [[nodiscard]] std::vector<gpushare::placement_request> arrivals(const placement_trace& trace, std::uint64_t seed,
                                                                 double demand);
 
-/// Allocated device time in percent of capacity, by level; and what a decision costs.
+/// Allocated device time in percent of capacity for each level, and the cost of a decision.
 class allocation {
 public:
     explicit allocation(std::uint64_t capacity_permille) : capacity_(static_cast<double>(capacity_permille)) {}
 
-    /// After each arrival.
+    /// The caller must call this function after each arrival.
     void arrived(std::uint64_t permille, std::uint64_t placed_permille) {
         asked_ += static_cast<double>(permille);
         while (levels_.size() <= last_level - first_level &&
@@ -45,7 +45,7 @@ public:
     [[nodiscard]] double at(int level) const { return levels_.at(static_cast<std::size_t>(level - first_level)); }
     [[nodiscard]] double asked_percent() const noexcept { return 100 * asked_ / capacity_; }
 
-    double us_per_decision = 0;  // choosing and applying, in CPU time of the thread
+    double us_per_decision = 0;  // choosing and applying, in the thread's CPU time
     std::size_t moves = 0, refused = 0;
 
 private:
@@ -53,7 +53,7 @@ private:
     std::vector<double> levels_;
 };
 
-/// A policy that has to be asked about every node, such as a random one.
+/// Adapts a policy that must look at every node each time, such as a random policy.
 template <class Policy>
 class scanned_cluster {
 public:
@@ -70,10 +70,10 @@ private:
     Policy policy_;
 };
 
-/// CPU time of the calling thread: what else the machine does doesn't count.
+/// CPU time of the calling thread, which other programs don't affect.
 [[nodiscard]] double thread_cpu_us();
 
-/// CPU time of each decision, choosing and applying, in us and in the order of arrival.
+/// CPU time of each decision, choosing and applying, in microseconds and in the order of arrival.
 template <gpushare::stable_placement_policy Policy>
 [[nodiscard]] std::vector<double> decision_times(const placement_trace& trace,
                                                  std::span<const gpushare::placement_request> order,
@@ -113,14 +113,14 @@ template <gpushare::placement_policy Policy>
         return replay_on(scanned_cluster<Policy>(trace.nodes, policy), order);
 }
 
-/// With moves: at no time more than one for ten arrivals. From nine tenths of the capacity on,
-/// every tenth arrival what gains at least a hundredth of a device is moved; a pod that fits
-/// nowhere gets room made if one or two moves do it.
+/// Replays with moves, never more than one move per ten arrivals. Once nine tenths of the capacity
+/// are placed, every tenth arrival moves pods if a move gains at least a hundredth of a device. If
+/// a pod fits nowhere, one or two moves make room if possible.
 template <gpushare::stable_placement_policy Policy>
 [[nodiscard]] allocation replay_with_moves(const placement_trace& trace,
                                            std::span<const gpushare::placement_request> order, const Policy& policy) {
     constexpr std::size_t arrivals_per_move = 10;
-    constexpr double least_gain = 10;  // permille of a device
+    constexpr double least_gain = 10;  // in permille of a device
     gpushare::indexed_cluster<Policy> c(trace.nodes, policy);
     allocation a(c.nodes().capacity_permille());
     std::vector<gpushare::placement> placed;
@@ -150,12 +150,14 @@ template <gpushare::stable_placement_policy Policy>
     return a;
 }
 
-/// No placement of these requests, in whatever order and with whatever foresight, allocates more
-/// than that percentage: devices alone, without nodes, cores or memory. The linear program that
-/// fills devices with parts of the sizes that have arrived, in as many ways as there are (column
-/// generation: Gilmore and Gomory, "A linear programming approach to the cutting-stock problem",
-/// 1961). What is returned is the value of its dual, which bounds from above at any prices p:
-/// devices * (best filling of one at size - p) + p of all that has arrived.
+/// An upper bound on the allocated percentage. No placement of these requests can allocate more, in
+/// any order and with any foresight.
+///
+/// The bound looks at devices alone, without nodes, cores or memory. A linear program fills devices
+/// with parts of the arrived sizes in all possible combinations (column generation: Gilmore and
+/// Gomory, "A linear programming approach to the cutting-stock problem", 1961). The function
+/// returns the value of the dual program, which is an upper bound at any prices p: devices * (best
+/// filling of one device at size - p) + p of all that has arrived.
 [[nodiscard]] double allocation_bound(std::span<const gpushare::placement_request> arrived,
                                       std::uint64_t capacity_permille);
 

@@ -17,7 +17,8 @@ namespace {
 using gpushare::placement_request;
 using gpushare::share;
 
-/// From `low` to `high`; 53 random bits, so that every platform draws the same.
+/// Draws a number between `low` and `high` from 53 random bits, so that every platform draws the
+/// same numbers.
 double between(double low, double high, std::mt19937_64& engine) {
     return low + (high - low) * static_cast<double>(engine() >> 11) / 9007199254740992.0;
 }
@@ -26,7 +27,7 @@ std::uint64_t scaled(std::uint64_t x, double factor) {
     return static_cast<std::uint64_t>(std::llround(static_cast<double>(x) * factor));
 }
 
-/// A part of a device, in whole percent, as the list has them.
+/// Scales a part of a device and rounds to whole percent, as in the list.
 share scaled(share s, double factor) {
     const auto percent = std::llround(static_cast<double>(s.permille()) * factor / 10);
     return share::of_permille(static_cast<unsigned>(std::clamp(percent, 1LL, 100LL) * 10));
@@ -34,7 +35,7 @@ share scaled(share s, double factor) {
 
 bool takes_a_part(const placement_request& r) { return r.devices == 1 && r.each < share::whole() && r.each != share{}; }
 
-/// Changes each pod of the list; `kind` is the pod as it was, `draw` gives a factor.
+/// Applies `change(pod, engine)` to each pod of the list.
 template <class Change>
 placement_trace changed(const placement_trace& t, std::uint64_t seed, Change change) {
     std::mt19937_64 engine(seed);
@@ -43,10 +44,10 @@ placement_trace changed(const placement_trace& t, std::uint64_t seed, Change cha
     return other;
 }
 
-/// Sizes of parts up to a quarter smaller or larger, all pods of one kind alike: another mix of
-/// models.
+/// Makes parts up to a quarter smaller or larger, with one factor for all parts of the same size:
+/// another mix of models.
 placement_trace other_sizes(const placement_trace& t, std::uint64_t seed) {
-    std::map<unsigned, double> factor;  // by size
+    std::map<unsigned, double> factor;  // key: size
     return changed(t, seed, [&](placement_request& p, std::mt19937_64& engine) {
         if (!takes_a_part(p)) return;
         const auto known = factor.find(p.each.permille());
@@ -56,7 +57,8 @@ placement_trace other_sizes(const placement_trace& t, std::uint64_t seed) {
     });
 }
 
-/// Sizes of parts up to a quarter smaller or larger, each pod by itself: hardly two alike.
+/// Makes parts up to a quarter smaller or larger, with a factor for each pod: hardly any two pods
+/// stay alike.
 placement_trace scattered_sizes(const placement_trace& t, std::uint64_t seed) {
     return changed(t, seed, [](placement_request& p, std::mt19937_64& engine) {
         if (takes_a_part(p)) p.each = scaled(p.each, between(0.75, 1.25, engine));
@@ -70,7 +72,7 @@ placement_trace half_sizes(const placement_trace& t, std::uint64_t seed) {
 }
 
 placement_trace with_cores(const placement_trace& t, std::uint64_t seed, double low, double high) {
-    std::map<std::uint64_t, double> factor;  // by cores
+    std::map<std::uint64_t, double> factor;  // key: cores
     return changed(t, seed, [&](placement_request& p, std::mt19937_64& engine) {
         const auto known = factor.find(p.cpu_milli);
         const double f =

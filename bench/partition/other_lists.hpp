@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lists that a policy wasn't made on: a random half of the published one, judged on the other half,
-// and the published one with its sizes, cores and gangs changed. What a policy gains on a list that
-// its author has seen proves little.
+// Lists that weren't used to design a policy. One list is a random half of the published list,
+// judged on the other half. Other lists change the published list's sizes, cores and gangs. A gain
+// on a list that the policy's author has seen proves little.
 //
 //   const auto [known, judged] = bench::halves(trace, seed);
 //   for (const auto& p : bench::perturbations()) const auto list = p.apply(trace, seed);
@@ -17,20 +17,20 @@
 namespace bench {
 
 struct halved_trace {
-    std::vector<gpushare::placement_request> known;  // what a policy learns from
-    placement_trace judged;                          // what arrives
+    std::vector<gpushare::placement_request> known;  // the policy learns from these
+    placement_trace judged;                          // these pods arrive
 };
 
-/// A random half of the pods, by the seed, and the rest.
+/// A random half of the pods, chosen by the seed, and the other half.
 [[nodiscard]] halved_trace halves(const placement_trace& t, std::uint64_t seed);
 
-/// A way to change a list of pods. The nodes stay.
+/// A way to change a list of pods. The nodes don't change.
 struct perturbation {
     std::string_view name;
     placement_trace (*apply)(const placement_trace& t, std::uint64_t seed);
 };
 
-/// All that the figures count.
+/// All changes that the figures use.
 [[nodiscard]] std::span<const perturbation> perturbations() noexcept;
 
 }  // namespace bench

@@ -31,7 +31,7 @@ using gpushare::quota_charge;
 
 struct device {
     quota memory{80_GiB};
-    quota tenant{memory, 1_GiB, 79_GiB};  // reservations through it borrow
+    quota tenant{memory, 1_GiB, 79_GiB};  // reservations through this quota borrow
     std::atomic<bool> lost{false};
 };
 
@@ -48,7 +48,7 @@ struct fragile_charge : quota_charge {
 };
 static_assert(gpushare::undoable_change<fragile_charge>);
 
-/// The planted fault: every hundredth time it doesn't give back.
+/// The planted fault: every hundredth undo keeps the bytes.
 struct forgetful_charge : fragile_charge {
     using fragile_charge::fragile_charge;
     bool undo() noexcept {
@@ -58,7 +58,7 @@ struct forgetful_charge : fragile_charge {
 };
 static_assert(gpushare::undoable_change<forgetful_charge>);
 
-/// Nanoseconds to reserve equal parts of four devices and to give them back.
+/// Nanoseconds to reserve equal parts of four devices and to release them.
 double reserve_ns() {
     std::array<quota, 4> devices{quota{80_GiB}, quota{80_GiB}, quota{80_GiB}, quota{80_GiB}};
     return ns_per_call(200'000, [&] {
@@ -72,11 +72,12 @@ double reserve_ns() {
 
 struct tally {
     std::atomic<std::uint64_t> made{0};
-    std::atomic<std::uint64_t> failures{0};  // what wasn't returned, or returned wrongly
+    // Reservations that weren't returned, or were returned incorrectly.
+    std::atomic<std::uint64_t> failures{0};
 };
 
-/// Four threads try `attempts` reservations on 4 to 8 devices; most succeed. In between sizes that
-/// can't fit, and devices that are lost for a while.
+/// Four threads attempt `attempts` reservations on 4 to 8 devices; most attempts succeed. Some
+/// sizes can't fit, and some devices are lost for a while.
 template <class Charge>
 void contend(std::uint64_t attempts, tally& out) {
     constexpr unsigned threads = 4;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Figures of reservations across devices: what an uncontended one costs, and that contended ones
-// lose nothing.
+// Measures reservations across devices: the cost of an uncontended reservation, and whether
+// contended reservations lose anything.
 //
 //   bench::bench_reservations(report);        // partition.reserve_ns, partition.rollback_failures
 #pragma once
@@ -9,7 +9,7 @@
 
 namespace bench {
 
-/// Throws std::runtime_error if a reservation that must succeed doesn't.
+/// Throws std::runtime_error if a reservation that must succeed fails.
 void bench_reservations(report& r);
 
 }  // namespace bench

@@ -27,14 +27,14 @@ using gpushare::value_descent;
 using gpushare::workload;
 
 constexpr double last_demand = last_level / 100.0;
-constexpr int full = 100;  // the level that is quoted
+constexpr int full = 100;  // the level of the main figure
 
 double mean(std::span<const double> values) { return value_of(statistic::mean, {values.begin(), values.end()}); }
 
-/// What one policy allocates more than another, over the seeds.
+/// Compares the allocations of two policies over the seeds.
 struct comparison {
-    std::vector<double> ours, theirs;  // at 100 %, by seed
-    std::vector<double> ahead =        // by level, summed over the seeds
+    std::vector<double> ours, theirs;  // at 100 %, for each seed
+    std::vector<double> ahead =        // for each level, summed over the seeds
         std::vector<double>(last_level - first_level + 1);
 
     void add(const allocation& a, const allocation& b) {
@@ -48,7 +48,7 @@ struct comparison {
         std::ranges::transform(ours, theirs, d.begin(), [](double a, double b) { return a - b; });
         return d;
     }
-    /// Mean of the seeds, at the level where it is least.
+    /// The mean over the seeds at the level where the mean is lowest.
     [[nodiscard]] double worst_level() const { return std::ranges::min(ahead) / static_cast<double>(ours.size()); }
 
     void print(std::string_view name) const {
@@ -62,7 +62,7 @@ struct comparison {
     }
 };
 
-/// Learns anew from all that has arrived, each time that this has doubled.
+/// Learns anew from all arrived requests each time their number has doubled.
 allocation replay_learning(const placement_trace& trace, std::span<const placement_request> order,
                            const workload& at_first) {
     std::size_t next = 500;
@@ -81,8 +81,8 @@ allocation replay_learning(const placement_trace& trace, std::span<const placeme
     return a;
 }
 
-/// Ours at 100 %, mean over the seeds: on the list, on halves of it, and on lists that differ in
-/// everything.
+/// Our allocation at 100 %, as a mean over the seeds: on the list, on halves of the list, and on
+/// lists in which everything has changed.
 struct swept {
     double same = 0, half = 0, changed = 0;
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How value_descent fares where it wasn't made: on a half of the list that it hasn't seen, on
-// changed lists, with prices of another list, and with other constants.
+// Tests value_descent on lists and options for which it wasn't designed: an unseen half of the
+// list, changed lists, prices from another list, and other constants.
 //
 //   bench::bench_other_lists(report, trace, seeds);
 #pragma once
@@ -12,11 +12,11 @@
 
 namespace bench {
 
-/// partition.*_half, partition.perturbed_*, partition.stale_*, partition.relearnt_*.
+/// Reports partition.*_half, partition.perturbed_*, partition.stale_* and partition.relearnt_*.
 void bench_other_lists(report& r, const placement_trace& trace, std::uint64_t seeds);
 
-/// Prints what each constant is worth on the list, on halves of it and on changed lists. No
-/// figures.
+/// Prints how each constant affects the allocation on the list, on halves of the list and on
+/// changed lists. Reports no figures.
 void sweep_constants(const placement_trace& trace, std::uint64_t seeds);
 
 }  // namespace bench

@@ -32,7 +32,7 @@ std::vector<std::string_view> split(std::string_view line, char separator) {
     }
 }
 
-/// A CSV file whose fields have no quotes, read line by line.
+/// Reads a CSV file without quotes line by line.
 class table {
 public:
     explicit table(const std::filesystem::path& path) : path_(path.string()), file_(path) {
@@ -163,7 +163,7 @@ placement_trace generate_trace(std::uint64_t seed) {
     std::mt19937_64 engine(seed);
     constexpr std::size_t count = 8152;
     while (trace.pods.size() < count) {
-        // 53 random bits, so that every platform draws the same.
+        // 53 random bits, so that every platform draws the same numbers.
         double at = total * static_cast<double>(engine() >> 11) / 9007199254740992.0;
         const auto* p = pods.data();
         while (p + 1 < pods.data() + pods.size() && at >= p->weight) at -= p++->weight;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two tenants' texts in the server, in bursts that alternate, for readers who take their time: the
-// time to the first token where each tenant has half of the memory for caches, and where each has
-// little and is lent what the other doesn't use. By the service, without sockets: a socket takes a
-// whole text at once, and nobody would hold memory for long.
+// Measures the time to the first token in the server when two tenants receive texts in alternating
+// bursts and readers are slow. In one case, each tenant has half of the cache memory. In the other
+// case, each tenant has little memory and borrows what the other tenant doesn't use. The clients
+// call the service directly: a socket would accept a whole text at once, and no text would hold
+// memory for long.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -28,12 +29,12 @@ namespace {
 using namespace std::chrono_literals;
 using clock = std::chrono::steady_clock;
 
-// A tenant's burst is every four seconds. A reader asks for eight tokens at once, 30 times.
+// Each tenant has a burst every four seconds. A reader asks for eight tokens at a time, 30 times.
 constexpr std::chrono::milliseconds burst = 1s, apart = 2s, whole = 12s, reads_for = 20ms;
-constexpr double in_burst = 30, else_ = 1;  // texts a second
+constexpr double in_burst = 30, else_ = 1;  // texts per second
 constexpr std::uint32_t piece = 8, tokens = 240;
 
-/// A text has 176 KiB of cache for 0.6 s and more. There is memory for some 22 at once.
+/// Each text holds a cache of 176 KiB for at least 0.6 s. The memory has room for about 22 texts.
 struct split_server {
     explicit split_server(const std::string& memory)
         : core({.tenants = written(folder, memory),
@@ -47,7 +48,7 @@ struct split_server {
                             << '\n';
         return path;
     }
-    /// When the first token was there; reads on to the end.
+    /// Reads a text to the end; returns the time of the first token.
     clock::time_point read(std::size_t tenant) {
         std::atomic<clock::rep> first{0};
         const auto text =
@@ -76,7 +77,8 @@ struct split_server {
     std::array<inference_server::service::caller, 2> who;
 };
 
-/// Milliseconds to the first token of texts that come by chance, in bursts and now and then.
+/// The times to the first token in milliseconds. Texts arrive at random, at a high rate in bursts
+/// and at a low rate in between.
 std::vector<double> first_tokens(split_server& server, std::uint64_t seed) {
     struct due {
         clock::duration at;
@@ -92,7 +94,7 @@ std::vector<double> first_tokens(split_server& server, std::uint64_t seed) {
                                        std::exponential_distribution<>(bursts ? in_burst : else_)(any)));
             const clock::duration edge = at < began + burst ? began + burst : began + apart;
             if (next < edge) all.push_back({next, tenant});
-            at = std::min(next, edge);  // by the rate of what comes then
+            at = std::min(next, edge);  // draws again at the next phase's rate
         }
     std::ranges::sort(all, {}, &due::at);
     std::vector<double> ms(all.size());
@@ -127,7 +129,7 @@ void cache_bursts(report& r) {
     for (std::uint64_t seed = 1; seed <= 5; ++seed) {
         const auto p99 = [&](const std::string& memory) {
             split_server server(memory);
-            for (std::size_t tenant = 0; tenant < 2; ++tenant) (void)server.read(tenant);  // models are loaded
+            for (std::size_t tenant = 0; tenant < 2; ++tenant) (void)server.read(tenant);  // loads the models
             const auto ms = first_tokens(server, seed);
             const double late = ms[ms.size() * 99 / 100];
             std::printf("#   %-24s %zu texts: first token median %.1f ms, 99 %% %.1f, longest %.1f\n", memory.c_str(),

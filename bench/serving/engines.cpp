@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The voice detector, and what all engines have in common.
+// The voice detector, and the common code of all engines.
 #include "serving/engines.hpp"
 
 #include <algorithm>
@@ -39,8 +39,8 @@ void engine::end_part() {
 
 namespace {
 
-/// Something like vowels: a buzz of 130 Hz with two formants, four syllables a second, pauses, a
-/// little noise.
+/// Makes a sound like vowels: a buzz of 130 Hz with two formants, four syllables per second, pauses
+/// and a little noise.
 std::vector<float> speech(std::size_t samples) {
     constexpr double rate = 16000, pitch = 130;
     gpushare::sim::random any(1);
@@ -59,7 +59,7 @@ std::vector<float> speech(std::size_t samples) {
     return sound;
 }
 
-/// Sixteen chunks of 32 ms a call, each with the end of the one before.
+/// Each call hears sixteen chunks of 32 ms. Each chunk includes the end of the previous chunk.
 class detector final : public engine {
 public:
     detector() : engine(calls), sound_(speech(model::context + calls * step_size)) {}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Real engines, by OpenVINO on one thread each: half a second of sound, a page of text, a token of
-// a language model. Each call depends on the one before, as in a server, and its answer is compared
-// with that of the engine alone.
+// Real engines that run on OpenVINO with one thread each. A call processes half a second of sound,
+// a page of text, or a token of a language model. As in a server, each call depends on the previous
+// call. The engine compares each answer with the answer that it gave alone.
 //
 //   const auto pages = bench::serving::make_reader();
 //   pages->rehearse();     // alone: what the answers are
@@ -22,40 +22,39 @@
 
 namespace bench::serving {
 
-/// Not thread-safe: one call at a time. Its calls go through a script over and over.
+/// Runs the calls of a script in a loop. Not thread-safe: one call at a time.
 class engine {
 public:
     virtual ~engine() = default;
     engine(const engine&) = delete;
     engine& operator=(const engine&) = delete;
 
-    /// Goes through the script once, after a few calls that warm it up; returns what a call takes,
-    /// the median.
+    /// Runs the script once, after a few warm-up calls. Returns the median time of a call.
     gpushare::ns rehearse();
-    /// The next call of the script. Between its parts it yields on the SM of `on`, if that isn't
-    /// null.
+    /// Runs the next call of the script. Between the parts of the call, yields on the SM of `on`
+    /// unless `on` is null.
     void call(gpushare::host::kernel_context* on = nullptr) {
         on_ = on;
         if (step(at_) != answers_[at_]) ++mismatches_;
         at_ = (at_ + 1) % answers_.size();
     }
-    /// The longest part of a call in the rehearsal: from its beginning or from where it yields to
-    /// the next such place or its end.
+    /// The longest part of a call in the rehearsal. A part lasts from the start of the call or a
+    /// yield point to the next yield point or the end of the call.
     [[nodiscard]] gpushare::ns longest_part() const noexcept { return longest_part_; }
-    /// Answers that weren't those of the rehearsal.
+    /// The number of answers that differ from the rehearsal.
     [[nodiscard]] std::uint64_t mismatches() const noexcept { return mismatches_; }
-    /// What it answered in the rehearsal, in words.
+    /// The answers in the rehearsal, as text.
     [[nodiscard]] virtual std::string said() const = 0;
-    /// Leaves out a call, so that later answers must be wrong until the script begins anew.
+    /// Leaves out a call, so that later answers must be wrong until the script starts again.
     void skip() { at_ = (at_ + 1) % answers_.size(); }
-    /// How many calls its script has.
+    /// The number of calls in the script.
     [[nodiscard]] std::size_t script() const noexcept { return answers_.size(); }
 
 protected:
     explicit engine(std::size_t script) : answers_(script) {}
-    /// Call `i` of the script. It begins anew at 0, whatever was before.
+    /// Runs call `i` of the script. Call 0 resets the state of the model.
     virtual std::uint64_t step(std::size_t i) = 0;
-    /// Between two parts of a call.
+    /// Called between two parts of a call.
     void between_parts() {
         if (on_ != nullptr) gpushare::yield_point(*on_);
         if (part_began_ != gpushare::instant{}) end_part();
@@ -66,19 +65,19 @@ private:
 
     std::vector<std::uint64_t> answers_;
     gpushare::host::kernel_context* on_ = nullptr;
-    gpushare::instant part_began_{};  // while it rehearses
+    gpushare::instant part_began_{};  // set during the rehearsal
     gpushare::ns longest_part_{};
     std::size_t at_ = 0;
     std::uint64_t mismatches_ = 0;
 };
 
-/// Half a second of sound: is somebody speaking?
+/// Detects speech in half a second of sound.
 [[nodiscard]] std::unique_ptr<engine> make_detector();
-/// Pages with two lines of text: found, cut out, read.
+/// Reads pages with two lines of text: finds, cuts out and recognises the lines.
 [[nodiscard]] std::unique_ptr<engine> make_reader();
-/// Single lines of text: read. Where there is no language model.
+/// Reads single lines of text. Stands in for the language model.
 [[nodiscard]] std::unique_ptr<engine> make_line_reader();
-/// Tokens that continue a text. Its caches are inputs and outputs, in the caller's memory.
+/// Continues a text token by token. The caches are inputs and outputs in memory from the caller.
 [[nodiscard]] std::unique_ptr<engine> make_language_model(std::pmr::memory_resource& memory);
 
 }  // namespace bench::serving

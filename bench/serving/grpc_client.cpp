@@ -21,7 +21,8 @@ namespace {
 
 std::shared_ptr<grpc::Channel> channel_to(std::uint16_t port) {
     grpc::ChannelArguments options;
-    options.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // or all of them share a connection
+    // Otherwise, all clients share one connection.
+    options.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     return grpc::CreateCustomChannel("127.0.0.1:" + std::to_string(port), grpc::InsecureChannelCredentials(), options);
 }
 

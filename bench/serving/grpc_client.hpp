@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Asks the example server over gRPC, with the bytes of a message, well formed or not.
+// Sends a message to the example server over gRPC. The message may be malformed.
 //
 //   grpc_client c(server.grpc_port());
 //   const auto status = c.infer("key-of-chat", small_row());      // 0 is OK
@@ -13,7 +13,7 @@
 
 namespace bench::serving {
 
-/// A connection of its own. One call at a time.
+/// A client with its own connection, for one call at a time.
 class grpc_client {
 public:
     explicit grpc_client(std::uint16_t port);
@@ -21,7 +21,7 @@ public:
     grpc_client& operator=(grpc_client&&) noexcept;
     ~grpc_client();
 
-    /// Returns gRPC's status when ModelInfer has answered; 3 is INVALID_ARGUMENT.
+    /// Calls ModelInfer and returns the gRPC status; 3 is INVALID_ARGUMENT.
     [[nodiscard]] int infer(std::string_view key, const std::string& message);
 
 private:
@@ -29,10 +29,10 @@ private:
     std::unique_ptr<parts> parts_;
 };
 
-/// A request to the server's smallest model, which costs it nothing.
+/// A request to the server's smallest model, which takes almost no time.
 [[nodiscard]] std::string small_row();
-/// One to the same model, of so many bytes at most: as many empty texts as go into it, so that it
-/// takes long to read, and is refused.
+/// An invalid request of at most `bytes` bytes to the same model. The request contains as many
+/// empty texts as fit, so that the server takes long to read the request before refusing it.
 [[nodiscard]] std::string many_texts(std::size_t bytes);
 
 }  // namespace bench::serving

@@ -41,36 +41,37 @@ constexpr int seeds = 5;
 
 // ---- what a step takes
 
-/// A 7B model in half precision on an H100. A token computed: 7.7 ms for 2,048 tokens of a prompt
-/// through 4 of 32 layers, as recorded on one (data/h100). Weights (13.5 GB) and the cache (32
-/// layers, 4,096 numbers for keys and as many for values, of two bytes) are read at 3.35 TB/s, and
-/// pages move over PCIe at 64 GB/s, as NVIDIA's data sheet has it.
+/// A 7B model in half precision on an H100. Computing a token takes 7.7 ms for 2,048 prompt tokens
+/// through 4 of 32 layers, as recorded on an H100 (data/h100). Weights (13.5 GB) and the cache (32
+/// layers, with 4,096 keys and 4,096 values of two bytes) are read at 3.35 TB/s, and pages move
+/// over PCIe at 64 GB/s. Both rates come from NVIDIA's data sheet.
 struct cost {
     static constexpr double token_s = 7.7e-3 * (32.0 / 4) / 2048, weights_s = 13.5e9 / 3.35e12,
                             cached_bytes = 32 * 2 * 4096 * 2, cached_s = cached_bytes / 3.35e12,
                             moved_s = cached_bytes / 64e9, copied_s = 2 * cached_s;
 
-    /// Weights are read while tokens are computed.
+    /// Reading the weights overlaps with computing the tokens.
     static double step(double tokens, double context) {
         return std::max(weights_s, tokens * token_s) + context * cached_s;
     }
 };
-/// 60 GB for caches, of a device of 80.
+/// 60 GB of a device's 80 GB are for caches.
 constexpr std::uint32_t page_tokens = 16, device_pages = 7168;
-/// what each request asks for, since nobody knows how long its text will be
+/// Each request asks for this many tokens, because the text's length isn't known beforehand.
 constexpr std::uint32_t most_new = 1024;
 
 // ---- arrivals
 
 struct arrival {
-    double at = 0;  // s
+    double at = 0;  // in seconds
     std::uint32_t tenant = 0, prompt = 0, added = 0;
 };
 constexpr std::size_t requests = 2000;
-// more than either can do: what is measured is how fast they are done
+// More than either side can serve, so that the figure is a throughput.
 constexpr double requests_per_s = 60;
 
-/// Moments, in s, and who comes, by a public trace where it is there: so many in a row, faster.
+/// The arrival times in seconds and the tenants. If a public trace is available, uses consecutive
+/// rows of the trace, sped up.
 std::vector<std::pair<double, std::uint32_t>> moments(std::uint64_t seed) {
     std::vector<std::pair<double, std::uint32_t>> all;
     std::mt19937_64 any(seed);
@@ -100,8 +101,8 @@ std::vector<std::pair<double, std::uint32_t>> moments(std::uint64_t seed) {
     for (double at = 0; all.size() < requests;) all.emplace_back(at += gap(any), static_cast<std::uint32_t>(any() % 8));
     return all;
 }
-/// With lengths as of ShareGPT (161 and 338 tokens in the mean: Kwon et al., SOSP 2023, figure 11),
-/// exponential, at most 1,024.
+/// Adds lengths like those of ShareGPT (means of 161 and 338 tokens: Kwon et al., SOSP 2023, figure
+/// 11), exponential, at most 1,024.
 std::vector<arrival> arrivals(std::uint64_t seed) {
     std::vector<arrival> all;
     std::mt19937_64 any(seed + 100);
@@ -120,7 +121,7 @@ text some_text(std::mt19937_64& any, std::size_t n) {
 
 // ---- tokens a second
 
-/// Takes as long as the model would, and ends each text where its arrival says.
+/// Takes as long as the model would, and ends each text at the length that its arrival says.
 class modelled_engine {
 public:
     static constexpr text_token last = 0;
@@ -143,8 +144,8 @@ private:
     std::map<text_id, std::size_t> whole_;
 };
 
-/// Added tokens a second, by iteration. `together`: texts come only when nobody is left, and so
-/// many at a time.
+/// Generated tokens per second with batching by iteration. With `together`, texts join only when
+/// the batch is empty, at most `together` at a time.
 double by_iteration(const std::vector<arrival>& all, std::uint64_t seed, std::size_t together = 0) {
     iteration_batch b({.page_tokens = page_tokens, .pages = device_pages, .step_tokens = 1024, .texts = 1024});
     for (std::uint32_t t = 0; t < 8; ++t) (void)b.set_tenant(t);
@@ -174,20 +175,21 @@ double by_iteration(const std::vector<arrival>& all, std::uint64_t seed, std::si
     return added / e.now;
 }
 
-/// What batches are like that nobody joins or leaves.
+/// The kinds of static batches, which texts can't join or leave.
 enum class batches {
-    /// each row is computed until the last text is over, as if all were as long as the longest
+    /// each row is computed until the last text ends, as if all texts were as long as the longest
     padded,
-    whole,          ///< each row is computed until the last text is over, at its own length
-    ragged,         ///< a text that is over costs nothing
-    known_lengths,  ///< the same, and nothing is set aside for what a text doesn't become
+    whole,          ///< each row is computed until the last text ends, at its own length
+    ragged,         ///< a finished text costs nothing
+    known_lengths,  ///< like ragged, and each text reserves only the memory that it will need
 };
-/// The same by such batches, of so many texts at most, as pages allow for all that each may become.
+/// Generated tokens per second with static batches of at most `most` texts. A batch is also limited
+/// by the pages that its texts may need.
 double by_batches(const std::vector<arrival>& all, std::size_t most, batches how) {
     double now = 0, added = 0;
     for (std::size_t next = 0; next < all.size();) {
         now = std::max(now, all[next].at);
-        std::vector<std::pair<double, double>> batch;  // known, still to come
+        std::vector<std::pair<double, double>> batch;  // known tokens, tokens still to come
         double pages = 0, prompts = 0, longest = 0;
         for (; next < all.size() && all[next].at <= now && batch.size() < most; ++next) {
             const auto& a = all[next];
@@ -251,8 +253,8 @@ void gain(report& r) {
 struct wrongs {
     double mismatches = 0, yielded = 0, lost = 0;
 };
-/// Texts of three tenants with prefixes in common, forks of them, and a third of the pages that all
-/// of them would use.
+/// Runs texts of three tenants with common prefixes and forks. The device has a third of the pages
+/// that all texts would need.
 wrongs compare(std::uint64_t seed, std::optional<page_move_kind> left_out) {
     const iteration_options o{.page_tokens = 4,
                               .pages = 96,
@@ -323,7 +325,7 @@ void exactness(report& r) {
 
 // ---- shares
 
-/// Counts what it computes for each tenant, each position of a text once.
+/// Counts the tokens that each tenant computes. Each position of a text counts once.
 class counting_engine {
 public:
     explicit counting_engine(std::uint32_t tenants) : tokens(tenants) {}
@@ -341,7 +343,8 @@ public:
 private:
     std::map<text_id, std::size_t> seen_;
 };
-/// The largest difference to a tenant's part, pp, of three that always have work.
+/// The largest deviation from a tenant's share, in percentage points, for three tenants that always
+/// have work.
 double share_error(std::uint64_t seed, std::uint32_t pages, bool told) {
     constexpr std::array<std::uint32_t, 3> weights{1, 2, 5};
     iteration_batch b({.page_tokens = 16, .pages = pages, .step_tokens = 256});
@@ -379,8 +382,8 @@ void fairness(report& r) {
 
 // ---- prefixes
 
-/// Of the prompts' tokens, those that weren't computed, percent. Each of eight tenants has three
-/// prefixes of 384 tokens, one of which stands in front of each prompt.
+/// The percentage of prompt tokens that didn't have to be computed. Each of eight tenants has three
+/// prefixes of 384 tokens, and each prompt starts with one of them.
 double saved(std::uint64_t seed, std::uint32_t pages) {
     iteration_batch b({.page_tokens = page_tokens, .pages = pages, .step_tokens = 1024, .texts = 1024});
     modelled_engine e;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Batching by iteration, in modelled time: tokens a second against static batches, and whether
-// texts, pages and shares are right.
+// Batching by iteration in modelled time. Compares tokens per second with static batches, and
+// checks texts, pages and shares.
 #pragma once
 
 #include "harness.hpp"
 
 namespace bench::serving {
 
-/// All figures of it. Takes some seconds, and no engine.
+/// Reports all these figures. Takes a few seconds and needs no engine.
 void iteration(report& r);
 
 }  // namespace bench::serving

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tokens that continue a text.
+// A language model that continues a text token by token.
 #include <array>
 #include <cstddef>
 #include <cstdint>

@@ -43,10 +43,10 @@ using gpushare::sleep_level;
 
 // ---- bursts that alternate
 
-/// Two models whose requests come in turns: 20 a second for ten seconds, then 1 a second for ten,
-/// while the other one's come. A request needs 4 to 28 pages, answers 50 ms after it has them, and
-/// holds them for 2 s on average. What is looked at is memory alone: requests wait for pages, not
-/// for each other's work.
+/// Two models whose requests come in alternating bursts: 20 per second for ten seconds, then 1 per
+/// second for ten seconds while the other model has its burst. A request needs 4 to 28 pages,
+/// answers 50 ms after it has them, and holds them for 2 s on average. Only memory is limited:
+/// requests wait for pages, never for another request's computation.
 class bursts {
 public:
     explicit bursts(std::uint64_t seed, bool plans_elastic)
@@ -54,7 +54,7 @@ public:
           chat_limit_(whole_, plans_elastic ? some_ : half_, plans_elastic ? whole_bytes_ - 2 * some_ : 0_B),
           code_limit_(whole_, plans_elastic ? some_ : half_, plans_elastic ? whole_bytes_ - 2 * some_ : 0_B) {}
 
-    /// Times to the first token, in ms, sorted.
+    /// Sorted times to the first token, in milliseconds.
     [[nodiscard]] std::vector<double> run() {
         for (std::size_t m = 0; m < 2; ++m) arrive(m, 0s);
         while (!events_.empty()) {
@@ -67,7 +67,7 @@ public:
             } else if (stores_[e.model]->free(e.pages) != errc::none) {
                 throw std::runtime_error("pages that weren't out");
             }
-            for (std::size_t m = 0; m < 2; ++m) serve(m);  // memory may have gone from the one to the other
+            for (std::size_t m = 0; m < 2; ++m) serve(m);  // memory may have moved between the models
         }
         std::ranges::sort(first_token_ms_);
         return std::move(first_token_ms_);
@@ -78,7 +78,7 @@ private:
     struct event {
         ns at{};
         std::size_t model = 0;
-        std::vector<std::uint32_t> pages{};  // to be freed; none: a request comes
+        std::vector<std::uint32_t> pages{};  // the pages to free; empty for an arriving request
         bool operator<(const event& o) const noexcept { return at > o.at; }
     };
     struct request {
@@ -106,7 +106,8 @@ private:
         }
     }
 
-    // 800 pages of 16 KiB; 800 would be asked for at once by a burst, 400 by half of one.
+    // 800 pages of 16 KiB. A burst would need about 800 pages at once, so half of the memory serves
+    // half of a burst.
     static constexpr gpushare::bytes chunk_ = 64_KiB, whole_bytes_ = 200 * chunk_, half_ = 100 * chunk_,
                                      some_ = 10 * chunk_;
 
@@ -146,7 +147,7 @@ void burst_ratio(report& r) {
 
 constexpr std::size_t weights_size = std::size_t{256} << 20;
 
-/// A file as large as the weights of a small model, which waking from the deepest level reads.
+/// A file as large as the weights of a small model. Waking from the deepest level reads the file.
 class weights_file {
 public:
     weights_file() {
@@ -186,7 +187,7 @@ void sleep_figures(report& r) {
             const auto there = weights->use();
             file.read(there.data());
         };
-        const auto answer = [&] {  // its first token: reads the weights, takes a cache
+        const auto answer = [&] {  // the first token: reads the weights, allocates a cache
             const auto there = weights->use();
             void* const cache = chat.memory().allocate(64 << 20);
             chat.submit([&](auto& to) {
@@ -226,14 +227,14 @@ void sleep_figures(report& r) {
 
 // ---- bills
 
-/// A kernel of so many blocks, each of which holds its SM for so long.
+/// A kernel of `blocks` blocks that each hold an SM for `hold`.
 void launch(gpushare::host::stream& to, std::uint32_t blocks, ns hold) {
     to.launch({.blocks = blocks, .hold = hold}, [](auto&) {});
 }
 void launch(silent_stream& to, std::uint32_t blocks, ns hold) { launch(to.inner(), blocks, hold); }
 
-/// Two tenants work side by side while a journal is written, rotated and reopened. Then bills are
-/// read from it, of seven periods side by side: device time by tenant.
+/// Two tenants work while a journal is written, rotated and reopened. Then the function reads bills
+/// for seven adjacent periods from the journal. Returns each tenant's billed device time.
 struct billed_work {
     std::array<ns, 2> device_time{};
     std::array<std::uint32_t, 2> tags{};
@@ -299,9 +300,8 @@ constexpr std::uint32_t billed_sms = 2;
 const gpushare::host::node_options billed_node{
     .devices = 1, .memory = 64_MiB, .sms = billed_sms, .timing = gpushare::host::timing::modelled};
 
-/// What a bill has of device time, less what the device's own ledger has, which is also what the
-/// device told; the larger of both tenants, ns. `planted`: by a ledger that lacks a block, the
-/// smaller.
+/// The difference in nanoseconds between the billed device time and the device's ledger: the larger
+/// value of both tenants. `planted` is the smaller difference to a ledger that lacks a block.
 struct bill_error {
     double off = 0, planted = std::numeric_limits<double>::infinity();
 };
@@ -325,9 +325,9 @@ bill_error bill_minus_ledger() {
     return worst;
 }
 
-/// The same on a node that tells nothing of what was used, as a GPU: both bills together less the
-/// time in which anything ran, in percent of that. `planted`: with the counters billed a second
-/// time, as if they had begun anew at the end.
+/// The same on a node that doesn't reveal the use of its SMs, like a GPU. Compares the sum of both
+/// bills with the time in which any block ran; the difference is in percent of that time. `planted`
+/// bills the counters twice, as if they had restarted at the end.
 bill_error bill_by_points() {
     silent_node node{billed_node};
     const auto billed = bill_work_on(node);

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the parts of a server do without one: pages of KV caches under bursts, sleep and waking,
-// bills.
+// Parts of a server, measured without a server: pages of KV caches in bursts, sleeping and waking,
+// and bills.
 #pragma once
 
 #include "harness.hpp"
 
 namespace bench::serving {
 
-/// No engine runs; the first and the last are in virtual and modelled time.
+/// Needs no engine. The first and the last part use virtual or modelled time.
 void parts(report& r);
 
 }  // namespace bench::serving

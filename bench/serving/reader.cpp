@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reading text: whole pages, and single lines.
+// Engines that read text: whole pages, and single lines.
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -27,7 +27,7 @@ std::uint64_t digest(std::string_view text) {
 constexpr std::array<std::array<std::string_view, 2>, 3> texts{
     {{"PAGE ONE", "TOTAL 47"}, {"SHARE 30", "PAGE TWO"}, {"BILL 26", "3 PAGES"}}};
 
-/// What is on the pages, and what was read of them.
+/// The texts on the pages, and the texts that the engine has read.
 class reading : public engine {
 public:
     [[nodiscard]] std::string said() const override {

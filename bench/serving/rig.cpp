@@ -41,8 +41,8 @@ void sleep_until(instant t) {
     std::this_thread::sleep_until(std::chrono::time_point<std::chrono::steady_clock, ns>{t.time_since_epoch()});
 }
 
-/// Whole calls, from their beginnings to their ends: the ledger has one that yielded in several
-/// pieces. Thread-safe.
+/// Records whole calls from start to end. The ledger has several blocks for a call that yielded.
+/// Thread-safe.
 class whole_calls {
 public:
     void add(const block_record& b) {
@@ -76,7 +76,7 @@ void check(gpushare::errc status) {
     if (status != gpushare::errc::none) throw std::runtime_error("an engine's call failed");
 }
 
-/// Keeps `ahead` calls of an engine handed over until it is told to stop.
+/// Keeps `ahead` calls of an engine submitted until a stop is requested.
 void keep_busy(limiter& l, gpushare::client_id c, gpushare::host::stream& s, one_call call, std::size_t ahead,
                const std::stop_token& stop) {
     std::deque<limiter::ticket> out;
@@ -89,7 +89,7 @@ void keep_busy(limiter& l, gpushare::client_id c, gpushare::host::stream& s, one
     for (const auto& t : out) t.wait();
 }
 
-/// Poisson arrivals until `end`; `handle` gets each when it is due.
+/// Poisson arrivals until `end`. Calls `handle` for each arrival at its time.
 template <class F>
 void arrivals(instant begin, instant end, F handle) {
     ::prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL);
@@ -115,7 +115,7 @@ void detect(limiter& l, gpushare::client_id c, gpushare::host::stream& s, one_ca
     for (const auto& t : last) t.wait();
 }
 
-/// `detections` and the ledger's blocks are of one stream, and so in the same order.
+/// `detections` and the ledger's blocks come from one stream, and therefore have the same order.
 void note_waits(outcome& o, std::deque<detection>& detections) {
     std::vector<block_record> blocks;
     std::ranges::copy_if(o.calls, std::back_inserter(blocks), [](const auto& b) { return b.tag == detector; });
@@ -128,7 +128,7 @@ void note_waits(outcome& o, std::deque<detection>& detections) {
     }
 }
 
-/// Of its thread, as far as it is spent in here.
+/// The CPU time that threads spend inside engines.
 std::atomic<ns::rep> in_engines{0};
 
 ns cpu_time(clockid_t whose) {
@@ -147,7 +147,7 @@ struct one_timed_call {
     }
 };
 
-/// Processor time of the whole process per call, less what the engine took, and what that took.
+/// CPU time of the whole process per call without the engine's part, and the engine's part.
 struct cpu_per_call {
     double around = 0, engine = 0;
 };
@@ -163,7 +163,7 @@ cpu_per_call measure(F calls) {
     return {static_cast<double>((all - engine).count()) / n, static_cast<double>(engine.count()) / n};
 }
 
-/// What of a call lies in a span.
+/// The fraction of a call that lies between `from` and `to`.
 double part(const block_record& b, instant from, instant to) {
     const auto inside = std::min(b.end, to) - std::max(b.start, from);
     return inside <= ns{} ? 0 : static_cast<double>(inside.count()) / static_cast<double>((b.end - b.start).count());
@@ -174,7 +174,7 @@ double seconds(ns t) { return std::chrono::duration<double>(t).count(); }
 }  // namespace
 
 crew::crew(bool with_language_model) : detector(make_detector()), readers{make_reader(), make_reader()} {
-    // The caches are charged to a quota and lie in the device's memory.
+    // A quota is charged for the caches, which lie in the device's memory.
     static gpushare::host::node node{{.memory = gpushare::bytes{64 << 20}, .sms = 1}};
     static gpushare::quota limit{gpushare::bytes{48 << 20}};
     static gpushare::quota_resource memory{limit, node.memory(device_id{0}), "language model"};
@@ -224,7 +224,8 @@ double outcome::detector_ms(double quantile) const {
 
 outcome limited(crew& c, const plan& p) {
     whole_calls noted;
-    std::deque<detection> detections;  // both outlive the limiter, which may have more to tell when it goes
+    // Both outlive the limiter, which may still report completions while it is destroyed.
+    std::deque<detection> detections;
     gpushare::host::node node{{.memory = gpushare::bytes{1 << 20}, .sms = p.cores}};
     limiter l;
     const auto kept = p.keeps_sm ? gpushare::sm_width::of_sms(1, p.cores) : gpushare::sm_width{};
@@ -240,7 +241,7 @@ outcome limited(crew& c, const plan& p) {
     o.from = begin + p.before;
     o.to = o.from + p.window;
     {
-        // The detector's thread never waits for an answer, so there is one that drives the limiter.
+        // The detector's thread never waits for an answer, so a separate thread drives the limiter.
         std::jthread dispatcher([&](const std::stop_token& stop) { l.run(stop); });
         std::deque<std::jthread> threads;
         const auto start = [&](who tenant, engine& e, std::size_t ahead) {

@@ -50,8 +50,8 @@ void print(const char* what, const std::vector<double>& ms) {
     std::fflush(stdout);
 }
 
-/// The tenant with a bound on its latency, alone and beside a reader of pages and a language model
-/// (or a reader of lines), which always have four requests each under way.
+/// Runs the tenant with a latency bound alone, then beside two tenants with four requests in
+/// progress each: a reader of pages, and a language model or a reader of lines.
 void beside_others(report& r, bool language_model, const std::string& suffix, const std::string& setting) {
     std::vector<std::string> options{"--sms", "2"};
     if (language_model) options.emplace_back("--gemma-terms-accepted");
@@ -71,7 +71,7 @@ void beside_others(report& r, bool language_model, const std::string& suffix, co
         print("alone", solo);
         const neighbour reads(server.port(), page("key-of-pages"), 4);
         const neighbour writes(server.port(), language_model ? text("key-of-texts") : line("key-of-texts"), 4);
-        // Models are loaded by their first request.
+        // The first request loads a model.
         while (reads.answered() == 0 || writes.answered() == 0) std::this_thread::sleep_for(100ms);
         const auto begin = clock::now();
         const double read = static_cast<double>(reads.answered()), written = static_cast<double>(writes.answered());
@@ -94,7 +94,8 @@ void beside_others(report& r, bool language_model, const std::string& suffix, co
 
 // ---- what is between a client and an engine; bills
 
-/// The server in this process, so that its parts can be called and the device's ledger be read.
+/// The server in this process, so that the benchmark can call its parts and read the device's
+/// ledger.
 struct server_here {
     explicit server_here(const temporary_folder& f)
         : core({.tenants = written(f),
@@ -112,9 +113,9 @@ struct server_here {
     inference_server::http_server http;
 };
 
-/// Half a second of sound, in turns over HTTP, handed to the service, and launched on a stream of
-/// the device that no limiter knows. They come by chance, 40 a second, and each counts from when it
-/// was due.
+/// Sends half a second of sound in three ways in turn: over HTTP, directly to the service, and as a
+/// launch on a stream outside any limiter. Requests come at random, 40 a second, and each latency
+/// counts from the scheduled time.
 class ways_in {
 public:
     explicit ways_in(server_here& s)
@@ -127,7 +128,7 @@ public:
         std::ranges::copy(samples, padded_.begin() + detector_.context);
     }
 
-    /// The medians, in us.
+    /// The medians in microseconds.
     [[nodiscard]] std::array<double, 3> measure(std::size_t rounds) {
         std::array<std::vector<double>, 3> us;
         auto due = clock::now() + 10ms;
@@ -193,9 +194,9 @@ void overheads(report& r) {
     r.figure("serving.http_overhead_us_of_gpushare", ours, "us");
 }
 
-/// What the journal of a server that went down says of device time, less what the device's own
-/// ledger has; the larger of two tenants, ns. `planted`: by a ledger that lacks a block, the
-/// smaller.
+/// The difference in nanoseconds between the device time in the journal of a stopped server and the
+/// device's own ledger: the larger value of two tenants. `planted` is the smaller difference to a
+/// ledger that lacks a block.
 struct bill_error {
     double off = 0, planted = std::numeric_limits<double>::infinity();
 };
@@ -260,7 +261,7 @@ void sleeps(report& r) {
                 into.push_back(std::chrono::duration<double, std::milli>(clock::now() - begin).count());
             };
             timed(warm);
-            ask(says);  // last: both models are idle from about now on
+            ask(says);  // last, so that both models are idle from now on
             awake.push_back(server.tenant("pages").used);
             const auto end = clock::now() + 30s;
             server_process::seen seen;
@@ -269,7 +270,8 @@ void sleeps(report& r) {
                 std::this_thread::sleep_for(50ms);
                 seen = server.tenant("pages");
             } while (std::ranges::count(seen.models, levels[n]) != 2);
-            // A model's engine goes after it is said to sleep, and the tenant's pool after that.
+            // The server destroys a model's engine after it reports the model as asleep, and trims
+            // the tenant's pool after that.
             std::this_thread::sleep_for(500ms);
             idle[n].push_back(server.tenant("pages").used);
             timed(cold[n]);

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// What goes through the example server, from its sockets on: latency beside others, what the
-// protocol costs, waking, bills, and those who mean no good.
+// Measures the example server through its sockets: latency beside other tenants, the cost of the
+// protocol, waking, bills, and hostile clients.
 #pragma once
 
 #include "harness.hpp"
 
 namespace bench::serving {
 
-/// With `language_model` Gemma is the second neighbour; else single lines of text are read.
+/// With `language_model`, the second neighbour runs Gemma; otherwise, the neighbour reads single
+/// lines of text.
 void through_the_server(report& r, bool language_model);
-/// Texts whose caches wait for memory: halves of it, or lent.
+/// Measures texts that wait for cache memory, with fixed halves of the memory and with lending.
 void cache_bursts(report& r);
-/// Malformed requests, thousands of connections, MLPerf's load generator.
+/// Runs malformed requests, thousands of connections and MLPerf's load generator.
 void from_outside(report& r);
 
 }  // namespace bench::serving

@@ -44,7 +44,8 @@ class malformed {
 public:
     explicit malformed(std::uint64_t seed) : any_(seed) {}
 
-    /// The head is right and the body isn't, or it asks for what isn't there: the connection stays.
+    /// A request with a correct head and either a bad body or an unknown target. The server keeps
+    /// the connection open.
     [[nodiscard]] std::string with_bad_body() {
         std::string path = "/v2/models/mlp/infer", body = good_, more;
         switch (below(12)) {
@@ -67,7 +68,8 @@ public:
         }
         return request("POST", path, "key-of-noise", body, more);
     }
-    /// Nothing can follow it: who asks isn't known, or it isn't HTTP.
+    /// A request after which the server must close the connection: the key is unknown, or the text
+    /// isn't HTTP.
     [[nodiscard]] std::string last() {
         switch (below(11)) {
             case 0: return request("POST", "/v2/models/mlp/infer", word(), good_);
@@ -135,8 +137,9 @@ private:
         R"({"inputs":[{"name":"INPUT","datatype":"FP32","shape":[1,16],"data":[0.5,0.5,0.5,0.5,0.5,0.5,0.5,0.5,0.5,0.5,0.5,0.5,0.5,0.5,0.5,0.5]}]})";
 };
 
-/// A million, through sockets: fifteen by a connection that stays, then one that nothing can
-/// follow. Another tenant's requests come by a schedule meanwhile, and must all be answered.
+/// Sends a million malformed requests through sockets. Each connection sends fifteen requests that
+/// keep it open, then one that closes it. Meanwhile, another tenant's requests come on a schedule,
+/// and all must be answered.
 void bad_requests(report& r, std::uint64_t wanted) {
     const server_process server(tenants, {});
     malformed any(20261125);
@@ -161,14 +164,15 @@ void bad_requests(report& r, std::uint64_t wanted) {
                 const int status = c.answer().status;
                 if (status == 0 && i < together) throw std::runtime_error("a connection was closed that should stay");
                 if (status == 0)
-                    ++ended;  // without a word, as for half a request
+                    ++ended;  // no answer, as for half a request
                 else if (status == 500 || status == 503 || status > 505)
                     throw std::runtime_error("a malformed request was answered by " + std::to_string(status));
                 else
                     ++(status < 400 ? valid : refused);
             }
             c.reset_at_end();
-            if (n == wanted / 160) before = static_cast<double>(server.memory());  // a tenth: all is warm
+            // A tenth is done, and everything is warm.
+            if (n == wanted / 160) before = static_cast<double>(server.memory());
         }
     }
     if (!server.runs()) throw std::runtime_error("the server ended");
@@ -184,14 +188,15 @@ void bad_requests(report& r, std::uint64_t wanted) {
 
 // ---- the bound on what others notice
 
-/// Sixteen connections send without a pause what takes as long to read as something short may, and
-/// is refused, and another tenant's requests come by a schedule. These wait for one such message of
-/// the attacker's, and for what 4 KiB of each connection take.
+/// Sixteen connections continuously send requests that take as long to read as a short request can
+/// and that the server refuses. Another tenant's requests come on a schedule. These requests may
+/// wait for one such message of the attacker, and for 4 KiB of each connection.
 struct attack {
-    /// Asks once over a connection of its own with something of so many bytes, and says whether it
-    /// was refused as it should be.
+    /// Returns a function with a connection of its own. The function sends a bad request of `bytes`
+    /// bytes and returns whether the server refused it properly.
     std::function<std::function<bool(std::size_t bytes)>(std::string key)> connect;
-    std::function<std::vector<double>(std::uint64_t seed)> others;  ///< what they waited, ms
+    /// Latencies of the other tenant, in ms.
+    std::function<std::vector<double>(std::uint64_t seed)> others;
 };
 constexpr int attackers = 16;
 constexpr std::size_t longest = 65'000, quick = 4'000;
@@ -207,10 +212,12 @@ std::string attacked_tenants() {
     return all;
 }
 
-/// What tests/clients/attacks.py saw: of those without a key, and as one tenant.
+/// The results of tests/clients/attacks.py, from attackers without a key and from attackers as one
+/// tenant.
 struct attacked {
     double survived = 0, memory_mib = 0;
-    double more_over_http_ms = 0, more_over_grpc_ms = 0;  ///< of a neighbour's P99, by those without a key
+    /// Added to a neighbour's P99 by attackers without a key.
+    double more_over_http_ms = 0, more_over_grpc_ms = 0;
 };
 std::optional<attacked> by_attacks(report& r) {
     const temporary_folder folder;
@@ -230,8 +237,8 @@ std::optional<attacked> by_attacks(report& r) {
                     more("grpc")};
 }
 
-/// `over`: a part of the figures' names. `more_by_strangers`: what those without a key add to a
-/// neighbour's P99, ms.
+/// `over` is part of the figures' names. `more_by_strangers` is the time in milliseconds that
+/// attackers without a key add to a neighbour's P99.
 void longest_requests(report& r, const std::string& over, const attack& by, double more_by_strangers) {
     constexpr int rounds = 5;
     std::atomic<int> sent{0}, otherwise{0};
@@ -253,7 +260,8 @@ void longest_requests(report& r, const std::string& over, const attack& by, doub
         return some[some.size() * 99 / 100];
     };
     const auto attacked_p99 = [&](int noisy, std::uint64_t seed) {
-        std::vector<std::jthread> attack;  // each sends the next as soon as it is answered, whatever the others do
+        // Each thread sends its next request as soon as the previous one is answered.
+        std::vector<std::jthread> attack;
         for (int i = 0; i < attackers; ++i)
             attack.emplace_back([&, i](const std::stop_token& stop) {
                 const auto ask = by.connect("key-of-noise" + std::to_string(i % noisy));
@@ -285,7 +293,7 @@ void longest_requests(report& r, const std::string& over, const attack& by, doub
     r.figure("serving.attacked_" + over + "bad_requests_per_s", per_s, "1/s");
 }
 
-/// A tensor that is longer than it says.
+/// A request whose tensor is longer than its shape says.
 std::string many_numbers(std::size_t bytes) {
     std::string body = R"({"inputs":[{"name":"INPUT","datatype":"FP32","shape":[1,16],"data":[0.5)";
     while (body.size() < bytes) body += ",0.123456789";
@@ -294,7 +302,7 @@ std::string many_numbers(std::size_t bytes) {
 
 void over_http(report& r, double more_by_strangers) {
     const server_process server(attacked_tenants(), {});
-    // Long enough to be read where tenants take turns.
+    // The body is long enough that tenants take turns while the server reads it.
     const question other{
         "/v2/models/mlp/infer", "key-of-chat",
         R"({"inputs":[{"name":"INPUT","datatype":"FP32","shape":[1,16],"data":[1,2,3,4,5,6,7,8,9,0,1,2,3,4,5,6]}]})" +
@@ -312,7 +320,7 @@ void over_http(report& r, double more_by_strangers) {
         more_by_strangers);
 }
 
-/// Tens of thousands of texts, where the model takes numbers.
+/// The request has tens of thousands of texts for a model that takes numbers.
 void over_grpc(report& r, double more_by_strangers) {
     const server_process server(attacked_tenants(), {});
     longest_requests(r, "grpc_",
@@ -338,7 +346,7 @@ void over_grpc(report& r, double more_by_strangers) {
 
 // ---- thousands of connections
 
-/// Each has sent the better part of a request's head, so that the server must keep that; then the
+/// Each connection sends most of a request's head, which the server must keep, and later sends the
 /// rest.
 void many_connections(report& r, std::size_t wanted) {
     ::rlimit files{};
@@ -359,7 +367,7 @@ void many_connections(report& r, std::size_t wanted) {
         held.emplace_back(server.port());
         held.back().send(head);
     }
-    // Those who ask something meanwhile are served.
+    // Other clients are still served.
     const auto others = asked_by_schedule(server.port(), nothing("key-of-chat"), 100, 3s, 1);
     const double grown = static_cast<double>(server.memory()) - before;
     std::size_t answered = 0;
@@ -373,7 +381,7 @@ void many_connections(report& r, std::size_t wanted) {
     r.figure("serving.connections_mib", {grown / mib}, "MiB");
 }
 
-/// MLPerf's, as ./dev check clients runs it.
+/// Runs MLPerf's load generator in the same way as ./dev check clients.
 void load_generator(report& r) {
     if (!std::filesystem::exists(GPUSHARE_BENCH_PYTHON))
         return r.is_void("serving.loadgen_valid", "mlcommons-loadgen isn't installed; ./dev setup clients fetches it");

@@ -76,7 +76,8 @@ server_process::~server_process() {
     int status = 0;
     if (::waitpid(process_, &status, 0) == process_ && status == 0) return;
     std::fprintf(stderr, "the example server ended with wait status %d\n", status);
-    if (std::uncaught_exceptions() == 0) std::abort();  // no figure of a server that ends so
+    // A server that ends with an error voids all figures.
+    if (std::uncaught_exceptions() == 0) std::abort();
 }
 
 bool server_process::runs() const {
@@ -170,8 +171,8 @@ std::vector<double> asked_by_schedule(const std::function<asker()>& connect, dou
     std::vector<seconds> due;
     for (double at = gap(any); at < seconds(lasts).count(); at += gap(any)) due.emplace_back(at);
 
-    // So many can be under way; who comes when all are is late, and that counts, since it counts
-    // from when it was due.
+    // The number of requests that can be in progress. With all connections busy, the next request
+    // starts late; its latency includes the delay, because latencies count from the scheduled time.
     constexpr std::size_t connections = 32;
     std::vector<asker> open;
     for (std::size_t i = 0; i < connections; ++i) open.push_back(connect());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The example server as a process of its own, and those who ask it over loopback: by a schedule
-// that doesn't wait for answers, or one request after the other.
+// Starts the example server as a process, and sends requests over the loopback interface: on a
+// schedule that doesn't wait for answers, or one request after another.
 //
 //   server_process server("name=chat api_key=key-of-chat memory=64MiB compute=100%\n", {"--sms", "2"});
 //   neighbour busy(server.port(), page("key-of-batch"), 4);
@@ -26,7 +26,7 @@ class connection;
 
 namespace bench::serving {
 
-/// A folder of its own that goes with it.
+/// A folder with a unique name. The destructor removes the folder.
 struct temporary_folder {
     temporary_folder();
     temporary_folder(const temporary_folder&) = delete;
@@ -37,19 +37,19 @@ struct temporary_folder {
 
 class server_process {
 public:
-    /// Throws std::runtime_error where it doesn't start.
+    /// Throws std::runtime_error if the server doesn't start.
     server_process(std::string_view tenants, const std::vector<std::string>& options);
     server_process(const server_process&) = delete;
     server_process& operator=(const server_process&) = delete;
-    /// Ends it as an operator does.
+    /// Stops the server as an operator would.
     ~server_process();
 
     [[nodiscard]] std::uint16_t port() const noexcept { return port_; }
     [[nodiscard]] std::uint16_t grpc_port() const noexcept { return grpc_port_; }
     [[nodiscard]] bool runs() const;
-    /// Bytes that are the process's own.
+    /// The bytes of memory that the process doesn't share.
     [[nodiscard]] std::size_t memory() const;
-    /// What the tenant is charged now, and how deep each of its models sleeps.
+    /// The tenant's current charge, and the sleep level of each of its models.
     struct seen {
         double used = 0;
         std::vector<std::string> models;
@@ -62,55 +62,55 @@ private:
     std::uint16_t port_ = 0, admin_port_ = 0, grpc_port_ = 0;
 };
 
-/// What is asked.
+/// A request to the server.
 struct question {
     std::string path, key, body;
-    std::string more{};  ///< lines of the head
+    std::string more{};  ///< further header lines
 };
-/// An input of a model: its type and shape as JSON has them (`[1,16]`), and its bytes.
+/// An input of a model: its name, its type and shape as in JSON (`[1,16]`), and its bytes.
 struct input {
     std::string_view name, type, shape, data;
 };
-/// The inputs follow the JSON as bytes, as many as there are. `bytes_back`: so do the outputs of
-/// the answer.
+/// A request whose inputs follow the JSON as raw bytes. With `bytes_back`, the answer has its
+/// outputs in the same form.
 [[nodiscard]] question of_inputs(std::string path, std::string_view key, std::span<const input> inputs,
                                  bool bytes_back = false);
 /// Half a second of sound.
 [[nodiscard]] question sound(std::string_view key);
-/// Bars where lines of text would be, which are found and read, whatever they say: three of them,
-/// or one.
+/// Pictures with bars in place of lines of text; the reader finds and reads the bars, whatever the
+/// result. A page has four bars, a line has one.
 [[nodiscard]] question page(std::string_view key);
 [[nodiscard]] question line(std::string_view key);
 /// 32 tokens of the language model.
 [[nodiscard]] question text(std::string_view key);
-/// What costs the server's smallest model nothing.
+/// A request to the server's smallest model, which takes almost no time.
 [[nodiscard]] question nothing(std::string_view key);
 
-/// Asks once, over a connection of its own, and returns the answer. Throws std::runtime_error where
-/// it is refused.
+/// Sends one request over its own connection and returns the answer. Throws std::runtime_error if
+/// the server refuses.
 using asker = std::function<std::string()>;
-/// Asks at times by chance (Poisson) that are fixed beforehand, whether or not others have been
-/// answered, by as many askers as are needed. Milliseconds from when each was due until its answer
-/// was there, in the order in which they were due. Throws std::runtime_error for an answer that
-/// isn't like the others.
+/// Sends requests at random times (Poisson) that are fixed beforehand, over up to 32 connections,
+/// whether or not earlier requests have been answered. Returns the milliseconds from each request's
+/// scheduled time to its answer, in the order of the schedule. Throws std::runtime_error if an
+/// answer differs from the first answer.
 [[nodiscard]] std::vector<double> asked_by_schedule(const std::function<asker()>& connect, double per_second,
                                                     std::chrono::milliseconds lasts, std::uint64_t seed);
 /// The same over HTTP.
 [[nodiscard]] std::vector<double> asked_by_schedule(std::uint16_t port, const question& what, double per_second,
                                                     std::chrono::milliseconds lasts, std::uint64_t seed);
 
-/// Asks once over a connection that is open. Throws std::runtime_error where it is refused.
+/// Sends one request over an open connection. Throws std::runtime_error if the server refuses.
 [[nodiscard]] std::string answer_to(inference_server::connection& c, const question& q);
 
-/// Asks one request after the other over each of its connections, until it goes.
+/// Sends one request after another over each of its connections until it is destroyed.
 class neighbour {
 public:
     neighbour(std::uint16_t port, const question& what, std::size_t connections);
-    /// How many were answered so far.
+    /// The number of answers so far.
     [[nodiscard]] std::uint64_t answered() const noexcept { return answered_.load(std::memory_order_relaxed); }
 
 private:
-    std::atomic<std::uint64_t> answered_{0};  // relaxed: a count
+    std::atomic<std::uint64_t> answered_{0};  // relaxed, because the number is only a count
     std::vector<std::jthread> threads_;
 };
 

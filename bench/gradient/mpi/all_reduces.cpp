@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// All-reduces between processes on both sides of a link, started by bench_gradient: PROGRAM
-// MEBIBYTES ROUNDS [alone|apart]. Ours is of two levels: one process of each side, with as many
-// threads as there are processes on it; of one process a side, of that alone. In turn with
-// MPI_Allreduce over all processes and, where there are two, with Gloo; or alone. Apart:
-// MPI_Allreduce isn't in place, for coll_han of OpenMPI 4.1 reads what isn't there if it is. Prints
-// a line per measurement, "NAME SECONDS", and ends with 1 if a sum was wrong or bytes didn't cross
-// the link.
+// All-reduces between processes on both sides of a link. bench_gradient starts this program:
+// PROGRAM MEBIBYTES ROUNDS [alone|apart].
+//
+// Ours has two levels. One process on each side takes part, with a thread for every process on that
+// side; with one process per side, only the outer level is left. Ours alternates with MPI_Allreduce
+// over all processes and, if there are two processes, with Gloo. With "alone", only ours runs. With
+// "apart", MPI_Allreduce isn't in place, because coll_han of OpenMPI 4.1 reads out of bounds in
+// place.
+//
+// Prints a line "NAME SECONDS" for each measurement. Exits with 1 if a sum was wrong or if too few
+// bytes crossed the link.
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/gradient/two_level.hpp>
 #include <gpushare/interop/mpi.hpp>
@@ -40,7 +44,7 @@ using bench::ranks;
 
 int wrong = 0;
 
-/// Who isn't there yet isn't spun for: the cores are those of whoever is measured.
+/// Waits without spinning, so that the cores are free for the processes under measurement.
 void meet_asleep() {
     MPI_Request all;
     MPI_Ibarrier(MPI_COMM_WORLD, &all);
@@ -60,9 +64,9 @@ std::uint64_t bytes_that_left() {
 
 float number(std::size_t i, int of) { return static_cast<float>(i % 13) + static_cast<float>(of); }
 
-/// Seconds of `f`, in which those of `who` take part, the longest of all. `x` are this rank's
-/// numbers, of which there are `summed` times as many and these are number `as` and following;
-/// `sums` what they add up to afterwards.
+/// Measures `f` on the members of `who`; returns the longest time in seconds. `x` are this rank's
+/// inputs; the first has number `as` among the `summed` inputs of all ranks. `sums` hold the
+/// results of `f`, which the function checks.
 double measure(const char* name, MPI_Comm who, int as, int summed, const std::vector<float*>& x,
                const std::vector<float*>& sums, std::size_t n, const std::function<void()>& f) {
     for (float* sum : sums) std::fill(sum, sum + n, 0.0F);
@@ -76,7 +80,7 @@ double measure(const char* name, MPI_Comm who, int as, int summed, const std::ve
         const auto begin = std::chrono::steady_clock::now();
         f();
         took = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-        // The last of them may still be on their way.
+        // The last bytes may still be on their way, so seven eighths are enough.
         if (bytes_that_left() - before < n * sizeof(float) / 8 * 7) {
             std::fprintf(stderr, "%s: %llu bytes crossed the link\n", name,
                          static_cast<unsigned long long>(bytes_that_left() - before));
@@ -137,7 +141,7 @@ void run(std::size_t mebibytes, int rounds, std::string_view how) {
     const auto print = [&](const std::string& name, double seconds, int round) {
         if (rank == 0 && round >= 0) std::printf("%s %.6f\n", name.c_str(), seconds);
     };
-    for (int round = -1; round < rounds; ++round) {  // the first one warms up
+    for (int round = -1; round < rounds; ++round) {  // the first round warms up
         const int first = (leads ? outer->rank() : 0) * static_cast<std::uint32_t>(on_side);
         print("ours", measure("ours", leaders, first, ranks, x, x, n, ours), round);
         if (alone) continue;

@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// A convolutional network of 10.24 million parameters trained by two processes across a link,
-// started by bench_gradient: PROGRAM BATCH ROUNDS. The same network, from the same parameters, over
-// the same data: without communication, by libtorch's own DDP over Gloo (its Reducer, as
-// torch.nn.parallel drives it), and by torch_gradients over an MPI transport, without options, with
-// the best of the bucket sizes that DDP may have, and with fp16 on the wire; a step of each in
-// turn, between two without communication, from its own parameters. A core and one thread of
-// computing a process. Prints "NAME SECONDS" for each step, the slower process counting, and
-// "NAME_exposed SECONDS", less the mean of the steps around it; "floor_exposed SECONDS" of a link
-// that costs the core nothing and carries each gradient from when it was ready in a step without
-// communication. Ends with 1 if the losses of DDP and of ours in float32 differ anywhere.
+// Trains a convolutional network of 10.24 million parameters with two processes across a link.
+// bench_gradient starts this program: PROGRAM BATCH ROUNDS.
+//
+// All trainings use the same network, initial parameters and data. One training runs without
+// communication. One uses libtorch's own DDP over Gloo: its Reducer, driven as torch.nn.parallel
+// drives it. Three use torch_gradients over an MPI transport: without options, with the best of
+// DDP's candidate bucket sizes, and with fp16 on the wire. The trainings alternate by steps. Each
+// step with communication runs between two steps without communication that start from the same
+// parameters. Each process has one core and one computing thread.
+//
+// Prints "NAME SECONDS" for each step, as the slower process measured it, and "NAME_exposed
+// SECONDS", which subtracts the mean of the two surrounding steps. "floor_exposed SECONDS"
+// describes an ideal link: it costs the core nothing and carries each gradient as soon as the
+// gradient is ready in a step without communication. Exits with 1 if the losses of DDP and of ours
+// in float32 differ anywhere.
 #define USE_C10D_GLOO
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
@@ -48,7 +53,7 @@ using bench::rank;
 using bench::ranks;
 
 int batch = 16;
-constexpr double link = 1e9 / 8 * 1448 / 1514;  // bytes of data a second of the shaped link, in frames of 1,514
+constexpr double link = 1e9 / 8 * 1448 / 1514;  // data rate of the shaped link, with frames of 1,514 bytes
 
 torch::nn::Sequential network() {
     torch::manual_seed(1);
@@ -69,7 +74,7 @@ torch::nn::Sequential network() {
     return net;
 }
 
-/// A training: what it does around the passes differs, the rest doesn't.
+/// A training step. Derived classes differ only in the work around the forward and backward pass.
 class training {
 public:
     explicit training(std::string name)
@@ -78,7 +83,7 @@ public:
     training(const training&) = delete;
     training& operator=(const training&) = delete;
 
-    /// One step; its seconds, those of the slower process.
+    /// Runs a step; returns the slower process's seconds.
     double step() {
         auto any = torch::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(steps_++ * ranks + rank));
         const auto x = torch::randn({batch, 3, 32, 32}, any);
@@ -94,8 +99,8 @@ public:
         losses_.push_back(loss.item<float>());
         return bench::longest_of_all(took.count());
     }
-    /// The next step becomes the other one's: from its parameters, over its data. Numbers that went
-    /// another way could take another time.
+    /// Makes the next step repeat the other training's: from its parameters, over its data. With
+    /// other numbers, a step could take another time.
     void follow(const training& other) {
         const torch::NoGradGuard none;
         const auto to = net_->parameters(), from = other.net_->parameters();
@@ -124,7 +129,7 @@ private:
     int steps_ = 0;
 };
 
-/// As torch.nn.parallel.DistributedDataParallel uses it.
+/// Uses the Reducer as torch.nn.parallel.DistributedDataParallel does.
 class ddp : public training {
 public:
     ddp(std::string name, const c10::intrusive_ptr<c10d::ProcessGroup>& group, std::int64_t bucket, bool views)
@@ -158,7 +163,7 @@ private:
     std::unique_ptr<c10d::Reducer> reducer_;
 };
 
-/// Without communication. When was which gradient ready?
+/// Trains without communication and records when each gradient becomes ready.
 class alone : public training {
 public:
     alone() : training("compute") {
@@ -167,8 +172,9 @@ public:
             accumulators_.back()->add_post_hook(std::make_unique<hook>(this, p.numel() * 4));
         }
     }
-    /// What the last step would have waited for if a link had carried each gradient as soon as it
-    /// was ready and could be sent, in seconds. Of two ranks each sends as many bytes as there are.
+    /// Seconds that the last step would have waited for an ideal link, which sends each gradient as
+    /// soon as the gradient is ready and the link is free. With two ranks, each rank sends as many
+    /// bytes as the gradients have.
     [[nodiscard]] double exposed(double bytes_per_second) const {
         double sent = 0;
         for (const auto& [at, bytes] : ready_)
@@ -205,7 +211,7 @@ private:
     double passes_ = 0;
 };
 
-/// As interop/torch_gradients.hpp drives it.
+/// Uses the library as interop/torch_gradients.hpp describes.
 class ours : public training {
 public:
     explicit ours(std::string name, const gs::torch_gradient_options& options = {})
@@ -246,7 +252,7 @@ int run(int rounds) {
         if (rank == 0) std::printf("%s %.6f\n", name.c_str(), seconds);
         std::fflush(stdout);
     };
-    // At its best: the fastest step of a few, behind two that it learns from.
+    // Finds each side's best settings: the fastest of a few steps, after two warm-up steps.
     struct choice {
         double seconds = 1e9;
         std::int64_t bucket = 0;
@@ -263,7 +269,7 @@ int run(int rounds) {
     const auto buckets_of = [](std::int64_t size) {
         return gs::torch_gradient_options{.fusion = {gs::bytes{static_cast<std::uint64_t>(size)}, 1}};
     };
-    choice ddp_best, our_best;  // the same in both processes, for a step's time is
+    choice ddp_best, our_best;  // equal in both processes, because a step's time is
     for (const std::int64_t mebibytes : {1, 5, 25}) {
         const std::string name = "_" + std::to_string(mebibytes) + "_mib";
         for (const bool views : {true, false}) {
@@ -277,8 +283,8 @@ int run(int rounds) {
     ddp theirs("ddp", group, ddp_best.bucket, ddp_best.views);
     ours floats("ours"), tuned("ours_tuned", buckets_of(our_best.bucket)),
         halves("ours_half", {.wire = {.large = gs::wire_format::fp16}});
-    // Each of these between two steps without communication: what a machine does over seconds is in
-    // all alike.
+    // Each training step runs between two steps without communication, so that slow changes of the
+    // machine's speed affect all trainings alike.
     const std::vector<training*> all{&theirs, &floats, &tuned, &halves};
     for (int round = -2; round < rounds; ++round) {
         for (std::size_t i = 0; i < all.size(); ++i) {
@@ -321,5 +327,5 @@ int main(int argc, char** argv) {
     const int code = run(std::atoi(argv[2]));
     std::fflush(nullptr);
     MPI_Finalize();
-    std::_Exit(code);  // Gloo's threads have nothing to say any more
+    std::_Exit(code);  // ends without destructors, because Gloo's threads may still run
 }
