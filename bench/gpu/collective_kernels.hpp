@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of the figures about collectives, as functions for plain C++: collective_kernels.cu
-// has them for devices. All ranks are on one device, and arrays hold what they have one rank after
-// the other.
+// Launches the kernels behind the figures of collectives, with an interface in plain C++.
+// collective_kernels.cu defines the functions for devices. All ranks share one device, and an array
+// holds the ranks' parts one after another.
 //
 //   const rank_group ranks{node, device, s, members};
 //   launch_all_reduce(ranks, in, out, n, {.blocks = 16});     // in and out: n floats of each rank
@@ -28,13 +28,13 @@ struct rank_group {
     std::span<const gpushare::member> members;
 };
 
-/// An all-reduce, a residual, a norm and a cast, for `tokens` rows of `width`. What lies between
-/// steps that are launched one by one has arrays of its own.
+/// An all-reduce, a residual, a norm and a cast over `tokens` rows of `width` elements. Separately
+/// launched steps pass their results through `summed`, `added` and `normed`.
 struct transformer_step {
     static constexpr std::size_t width = 4096;
 
     std::size_t tokens = 0;
-    const float *x = nullptr, *residual = nullptr, *weight = nullptr;  // the weight is everybody's
+    const float *x = nullptr, *residual = nullptr, *weight = nullptr;  // all ranks share the weight
     float *summed = nullptr, *added = nullptr, *normed = nullptr;
     gpushare::bfloat16* out = nullptr;
     float* scratch = nullptr;  // a row for each block
@@ -42,23 +42,23 @@ struct transformer_step {
     [[nodiscard]] std::size_t of_rank() const noexcept { return tokens * width; }
 };
 
-/// How many blocks of so many threads each rank can have in the launches below.
+/// The maximum number of blocks of `threads` threads that each rank can use in the launches below.
 [[nodiscard]] std::uint32_t most_blocks(const rank_group& ranks, std::uint32_t threads);
 
-/// By the plan of the group's table.
+/// Runs an all-reduce with the plan from the group's table.
 [[nodiscard]] gpushare::errc launch_all_reduce(const rank_group& ranks, const float* in, float* out, std::size_t n,
                                                const gpushare::launch_options& shape);
 
-/// All gradients of a step, in buckets. `staging`: an array of each rank.
+/// Sums all gradients of a training step in buckets. `staging` has an array for each rank.
 [[nodiscard]] gpushare::errc launch_buckets(const rank_group& ranks, gpushare::device_buckets<float>& gradients,
                                             std::span<float* const> staging, const gpushare::launch_options& shape);
 
-/// The whole step in one launch, from `x` to `out`.
+/// Runs the whole step in one launch, from `x` to `out`.
 [[nodiscard]] gpushare::errc launch_fused(const rank_group& ranks, const transformer_step& step,
                                           const gpushare::launch_options& shape);
 
-/// What follows the all-reduce, from `summed` on: a launch for each pass over memory, or one for
-/// all three.
+/// Run the part of the step after the all-reduce, starting from `summed`: launch_passes() with a
+/// launch for each of three passes over memory, launch_one_pass() with a single launch.
 void launch_passes(const rank_group& ranks, const transformer_step& step, const gpushare::launch_options& shape);
 void launch_one_pass(const rank_group& ranks, const transformer_step& step, const gpushare::launch_options& shape);
 

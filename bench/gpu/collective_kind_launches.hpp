@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What collective_kinds.hpp declares, for a file that can launch kernels on cuda::stream and
-// includes what does that first: nvcc's collective_kinds.cu, and the rehearsal over the stand-in.
+// Defines the functions of collective_kinds.hpp. The including file must be able to launch kernels
+// on cuda::stream, and must include the launch headers first: nvcc's collective_kinds.cu, and the
+// rehearsal over the stand-in.
 #pragma once
 
 #include <array>
@@ -18,7 +19,7 @@ namespace bench {
 
 namespace collective_kind_launches {
 
-/// `of_rank` elements of each rank.
+/// The start of each rank's part; a part has `of_rank` elements.
 template <class T>
 std::vector<T*> places(T* first, std::size_t of_rank, std::size_t ranks) {
     std::vector<T*> all;

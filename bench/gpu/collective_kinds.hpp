@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The collectives besides the exact all-reduce, as functions for plain C++: collective_kinds.cu has
-// their kernels for devices. All ranks are on one device, and arrays hold what they have one rank
-// after the other.
+// Launches the collectives other than the exact all-reduce, with an interface in plain C++.
+// collective_kinds.cu has their kernels for devices. All ranks share one device, and an array holds
+// the ranks' parts one after another.
 //
 //   launch_collective(ranks, collective::all_to_all, {in, out, n, lengths}, {.blocks = 4});
 //   launch_quantised_all_reduce(ranks, in, out, n, {});     // in and out: n floats of each rank
@@ -18,12 +18,12 @@
 
 namespace bench {
 
-/// The last rank is the root of those that have one.
+/// In collectives with a root, the last rank is the root.
 enum class collective : std::uint8_t {
     reduce_scatter,
     all_gather,
     all_to_all,
-    broadcast,  // from `out` to `out`
+    broadcast,  // in place, in `out`
     reduce,
     all_gatherv,
     reduce_scatterv,
@@ -34,18 +34,18 @@ inline constexpr std::array collectives{collective::reduce_scatter,  collective:
                                         collective::reduce_scatterv, collective::all_to_allv};
 
 struct collective_arrays {
-    const float* in = nullptr;  // of each rank, as many parts as there are ranks
-    float* out = nullptr;       // the same
-    std::size_t part = 0;       // elements of it, at most
-    // Of each rank two rows, a number for each rank: the lengths of parts; what goes to each rank
-    // and comes from it.
+    const float* in = nullptr;  // for each rank, as many parts as there are ranks
+    float* out = nullptr;       // the same for the output
+    std::size_t part = 0;       // largest number of elements in a part
+    // Two rows for each rank, with a number for each other rank: the lengths of the parts, and the
+    // lengths that go to and come from each rank.
     const std::uint64_t* lengths = nullptr;
 };
 
 [[nodiscard]] gpushare::errc launch_collective(const rank_group& ranks, collective which, const collective_arrays& a,
                                                const gpushare::launch_options& shape);
 
-/// A sum, with a scale for 128 elements.
+/// Sums with a scale for each 128 elements.
 [[nodiscard]] gpushare::errc launch_quantised_all_reduce(const rank_group& ranks, const float* in, float* out,
                                                          std::size_t n, const gpushare::launch_options& shape);
 

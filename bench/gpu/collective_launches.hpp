@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What collective_kernels.hpp declares, for a file that can launch kernels on cuda::stream and
-// includes what does that first: nvcc's collective_kernels.cu, and the rehearsal over the stand-in.
+// Defines the functions of collective_kernels.hpp. The including file must be able to launch
+// kernels on cuda::stream, and must include the launch headers first: nvcc's collective_kernels.cu,
+// and the rehearsal over the stand-in.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +20,7 @@ namespace bench {
 
 namespace collective_launches {
 
-/// What each rank has of one array.
+/// The ranks' parts of an array.
 template <class T>
 class parts {
 public:
@@ -34,7 +35,7 @@ private:
     std::size_t ranks_;
 };
 
-/// One pass of every rank over all its rows: nobody needs anybody else.
+/// Every rank passes once over all its rows, independently of the other ranks.
 template <class Epilogue>
 struct pass {
     std::uint32_t ranks;
@@ -54,7 +55,7 @@ struct pass {
     }
 };
 
-/// `of(r)`: the epilogue of rank r.
+/// `of(r)` returns the epilogue of rank r.
 template <class Of>
 void launch_pass(const rank_group& g, const transformer_step& step, const float* from,
                  const gpushare::launch_options& shape, const Of& of) {
@@ -69,7 +70,7 @@ void launch_pass(const rank_group& g, const transformer_step& step, const float*
     g.stream.launch({.blocks = ranks * shape.blocks, .threads = shape.threads, .hold = {}}, kernel);
 }
 
-/// The body whose kernel takes the most of an SM decides.
+/// The kernel that needs the most of an SM determines the limit.
 using sum_body = gpushare::detail::all_reduce_body<float, gpushare::sum>;
 
 }  // namespace collective_launches

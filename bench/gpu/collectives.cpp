@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives of several ranks on one device: that sums are right, how fast they are at which size,
-// and what fusing gains.
+// Runs collectives of several ranks on one device: checks the sums, measures the speed at each
+// size, and measures the gain from fusing.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -38,8 +38,8 @@ using gpushare::all_reduce_plan;
 using gpushare::bytes;
 using gpushare::never;
 
-constexpr std::size_t slot = 32768;  // of each block
-// Threads of it: two of 512 are resident on an SM where the kernels need few registers.
+constexpr std::size_t slot = 32768;  // for each block
+// Threads per block. Two blocks of 512 threads fit on an SM if the kernels need few registers.
 std::uint32_t block() { return sized(512U, 64U); }
 
 /// A group of ranks that share the device.
@@ -58,14 +58,15 @@ public:
     [[nodiscard]] cu::stream& stream() noexcept { return stream_; }
     void use(gpushare::tuning_table table) { group_.set_tuning(std::move(table)); }
 
-    /// Throws what went wrong in the group, and what a launch says.
+    /// Throws if the group has failed or if a launch was refused.
     void check(gpushare::errc launched) const {
         gpushare::raise_fault(gpushare::fault_of(members_[0]));
         if (launched != gpushare::errc::none)
             throw std::runtime_error("a collective was refused: " + std::string(gpushare::to_string(launched)));
     }
-    /// Microseconds that the device takes for one of `count` launches in a row, each time: as a
-    /// graph, so that the host's part in submitting isn't in it, by points around a replay of it.
+    /// Returns, for each repeat, the microseconds per launch of `count` launches in sequence. The
+    /// launches are captured in a graph, and points around the replay give the time, so that the
+    /// host's work for submitting doesn't count.
     template <class Launch>
     [[nodiscard]] std::vector<double> times(std::size_t repeats, int count, const Launch& launch) {
         const cu::graph recorded = cu::capture(stream_, [&](cu::stream&) {
@@ -101,13 +102,13 @@ constexpr std::array plans{all_reduce_plan{algorithm::one_shot}, all_reduce_plan
 
 float element(std::uint32_t rank, std::size_t i) { return static_cast<float>((i * 7 + rank * 3) % 11) - 5; }
 
-/// What the collectives besides all-reduce leave by their definitions, where rank r brings
-/// element(r, i) and has the same in its output before.
+/// The expected results of the collectives other than all-reduce. Rank r contributes element(r, i),
+/// and its output holds the same values beforehand.
 struct definition {
     std::uint32_t ranks;
     std::size_t part;
 
-    /// Unequal lengths, of which some are 0; those of pairs are the same both ways.
+    /// Unequal lengths, some of which are 0. The length of a pair is the same in both directions.
     [[nodiscard]] std::uint64_t length(std::uint32_t r) const { return r % 3 == 1 ? 0 : part - (part - 1) * r / ranks; }
     [[nodiscard]] std::uint64_t of_pair(std::uint32_t r, std::uint32_t q) const { return length((r + q) % ranks); }
     [[nodiscard]] std::vector<std::uint64_t> lengths() const {
@@ -145,7 +146,7 @@ private:
         for (std::uint32_t q = 0; q < r; ++q) all += length(q);
         return all;
     }
-    /// Where what q has for r begins.
+    /// The start of the data that rank q has for rank r.
     [[nodiscard]] std::size_t before(std::uint32_t q, std::uint32_t r) const {
         std::size_t all = 0;
         for (std::uint32_t k = 0; k < r; ++k) all += of_pair(q, k);
@@ -165,7 +166,7 @@ private:
     }
 };
 
-/// Elements that the collectives besides all-reduce leave wrong.
+/// Counts the wrong elements that the collectives other than all-reduce produce.
 double wrong_of_others(rig& device, std::uint32_t ranks, std::size_t part, std::uint32_t threads, double& checked) {
     shared_ranks group(device, ranks, 4);
     const definition by{ranks, part};
@@ -210,7 +211,7 @@ void collective_sums(report& r) {
             for (const std::size_t n : {std::size_t{1}, std::size_t{255}, std::size_t{2048}, most})
                 for (const bool in_place : {false, true}) {
                     if (small_form && ranks == 16 && plan.how != algorithm::two_shot)
-                        continue;  // a thread for each block
+                        continue;  // the rehearsal would need a thread for each block
                     std::vector<float> x(ranks * n);
                     for (std::uint32_t rank = 0; rank < ranks; ++rank)
                         for (std::size_t i = 0; i < n; ++i) x[rank * n + i] = element(rank, i);
@@ -237,7 +238,9 @@ void collective_speed(report& r) {
     const std::uint32_t threads = block();
     const std::uint64_t largest = sized(std::uint64_t{64} << 20, 16'384);
     rig device;
-    double slowest_small = 0, best_copy = 0;  // us; bytes a us: some places are slower than others
+    // Times in us; copies in bytes per us, of which the fastest counts, since speed depends on the
+    // addresses.
+    double slowest_small = 0, best_copy = 0;
     for (const std::uint32_t ranks : {2U, 4U, 8U}) {
         const std::uint32_t most_lanes = sized(device.properties().sms * 4 / ranks, 2);
         shared_ranks group(device, ranks, most_lanes);
@@ -247,7 +250,8 @@ void collective_speed(report& r) {
         const auto took = [&](const all_reduce_plan& plan, bytes size) {
             const std::uint64_t of_block = size.count() / plan.blocks;
             if (!gpushare::detail::fits_slot(plan.how, of_block, slot) || of_block > (std::uint64_t{4} << 20))
-                return std::numeric_limits<double>::infinity();  // it goes another way; hopeless, and long
+                // The library would use another plan, or the run would be hopelessly slow.
+                return std::numeric_limits<double>::infinity();
             group.use(gpushare::tuning_table::always(plan));
             return median(group.times(sized(5, 1), sized(size.count() <= 65'536 ? 20 : 3, 1), [&] {
                 group.check(launch_all_reduce(group.all(), in.data(), out.data(), size.count() / sizeof(float),
@@ -268,7 +272,8 @@ void collective_speed(report& r) {
             if (size <= 65'536) slowest_small = std::max(slowest_small, us);
             if (size == 65'536 || size == largest) r.figure(name + std::to_string(size >> 10) + "kib_us", {us}, "us");
             if (size != largest) continue;
-            // 2RS bytes, against a copy that reads and writes as many.
+            // An all-reduce counts as 2RS bytes; the copy below reads and writes the same number of
+            // bytes.
             const std::size_t half = ranks * largest;
             const double copy_us =
                 median(group.times(sized(11, 1), 3, [&] { group.stream().copy(out.data(), in.data(), half); }));
@@ -282,7 +287,8 @@ void collective_speed(report& r) {
 
 namespace {
 
-/// The median of the best number of blocks, in microseconds; `launch` leaves it to the table.
+/// The median time in microseconds with the best number of blocks. `launch` takes the number from
+/// the table.
 template <class Launch>
 double best_us(shared_ranks& group, std::uint32_t most, const Launch& launch) {
     double best = std::numeric_limits<double>::infinity();
@@ -295,12 +301,14 @@ double best_us(shared_ranks& group, std::uint32_t most, const Launch& launch) {
     return best;
 }
 
-/// Elements of quantised sums of floats between -1 and 1 that are further off than promised.
+/// Counts elements whose quantised sum, of floats between -1 and 1, is further off than the library
+/// promises.
 double quantised_sums_off(shared_ranks& group, device_array<float>& in, device_array<float>& out, std::size_t n) {
     const std::uint32_t ranks = group.size();
     std::vector<float> x(ranks * n);
     for (std::size_t i = 0; i < x.size(); ++i)
-        x[i] = static_cast<float>(i * 2'654'435'761U % 65'536) / 32'768 - 1;  // of all magnitudes
+        // Values of all magnitudes.
+        x[i] = static_cast<float>(i * 2'654'435'761U % 65'536) / 32'768 - 1;
     group.stream().copy(in.data(), x.data(), x.size() * sizeof(float));
     group.check(launch_quantised_all_reduce(group.all(), in.data(), out.data(), n, {.threads = block()}));
     const auto sums = out.read(group.stream(), ranks * n);
@@ -312,7 +320,8 @@ double quantised_sums_off(shared_ranks& group, device_array<float>& in, device_a
             sum += static_cast<double>(x[r * n + i]);
             magnitudes += std::abs(static_cast<double>(x[r * n + i]));
         }
-        const double bound = gpushare::quantised_error_bound(magnitudes, ranks, ranks);  // none is larger than 1
+        // No value is larger than 1.
+        const double bound = gpushare::quantised_error_bound(magnitudes, ranks, ranks);
         for (std::uint32_t r = 0; r < ranks; ++r)
             off += std::abs(static_cast<double>(sums[r * n + i]) - sum) > bound || sums[r * n + i] != sums[i] ? 1 : 0;
     }
@@ -322,7 +331,8 @@ double quantised_sums_off(shared_ranks& group, device_array<float>& in, device_a
 }  // namespace
 
 void collective_quantised(report& r) {
-    constexpr std::size_t quantised_slot = std::size_t{128} << 10;  // fewer chunks, and so fewer waits
+    // Larger slots mean fewer chunks and fewer waits.
+    constexpr std::size_t quantised_slot = std::size_t{128} << 10;
     const std::size_t n = sized<std::size_t>(std::size_t{64} << 20, 8192) / sizeof(float);
     rig device;
     double least = std::numeric_limits<double>::infinity(), off = 0;
@@ -368,7 +378,7 @@ void collective_fused(report& r) {
         for (std::size_t tokens = fewest_tokens; tokens <= most_tokens; tokens *= tokens == 1024 ? 2 : 4) {
             transformer_step step{tokens,       x.data(),      residual.data(), weight.data(), summed.data(),
                                   added.data(), normed.data(), out.data(),      scratch.data()};
-            // The residual is the same on all ranks.
+            // All ranks have the same residual.
             const std::size_t of_rank = step.of_rank();
             for (std::size_t i = 0; i < ranks * of_rank; ++i) numbers[i] = element(1, i % of_rank);
             group.stream().copy(residual.data(), numbers.data(), ranks * of_rank * sizeof(float));
@@ -382,7 +392,8 @@ void collective_fused(report& r) {
             const int count = sized(tokens <= 64 ? 20 : 3, 1);
             const double fused =
                 median(group.times(repeats, count, [&] { group.check(launch_fused(group.all(), step, shape)); }));
-            const double two_shots = [&] {  // for people: what few rows would take
+            // Printed only: the time of a two-shot, for small numbers of rows.
+            const double two_shots = [&] {
                 const auto table = gpushare::tuning_table::for_devices();
                 group.use(gpushare::tuning_table({table.rows().begin(), table.rows().end()},
                                                  {{ranks, gpushare::tuning_table::any_bytes, {}}}));
@@ -421,8 +432,8 @@ void collective_fused(report& r) {
 
 namespace {
 
-/// The parameters of a ResNet-50: convolutions, each with a norm's weights and biases, and the last
-/// layer.
+/// The sizes of a ResNet-50's parameters: convolutions, each with the weights and biases of a norm,
+/// and the last layer.
 std::vector<std::size_t> of_resnet50() {
     std::vector<std::size_t> sizes;
     const auto convolution = [&](std::size_t in, std::size_t out, std::size_t window) {
@@ -441,7 +452,7 @@ std::vector<std::size_t> of_resnet50() {
     sizes.insert(sizes.end(), {2048 * 1000, 1000});
     return sizes;
 }
-/// Those of a BERT of 12 layers.
+/// The sizes of the parameters of a BERT with 12 layers.
 std::vector<std::size_t> of_bert() {
     constexpr std::size_t width = 768;
     std::vector<std::size_t> sizes{30'522 * width, 512 * width, 2 * width, width, width};
@@ -457,13 +468,14 @@ std::vector<std::size_t> of_bert() {
     return sizes;
 }
 
-/// What a step of gradients takes, in microseconds.
+/// The times to combine a step's gradients, in microseconds.
 struct gradient_times {
     double flat = 0, in_place = 0, packed = 0, each = 0;
 };
 
-/// Gradients of all ranks: each with all ranks' parts one behind the other, so that buckets are
-/// packed, and, in the same memory, all of a rank's in one piece.
+/// The gradients of all ranks in two layouts of the same memory. In the first layout, each gradient
+/// has all ranks' parts next to each other, so that buckets must be packed. In the second layout,
+/// each rank's gradients are one piece.
 class gradient_setting {
 public:
     gradient_setting(rig& device, std::uint32_t ranks, const std::vector<std::size_t>& sizes)
@@ -486,7 +498,8 @@ public:
         for (std::uint32_t r = 0; r < ranks; ++r) staging_of_[r] = staging_->data() + r * staged;
     }
 
-    /// Elements that packed buckets sum up wrong. Leaves zeros, since sums of sums grow.
+    /// Counts the wrong sums of packed buckets. Leaves zeros in memory, because sums of sums would
+    /// grow.
     [[nodiscard]] double wrong_sums() {
         std::vector<float> x(ranks_ * all_);
         each_part([&](std::size_t at, std::uint32_t r, std::size_t i) { x[at] = element(r, i); });
@@ -522,13 +535,13 @@ public:
     }
 
 private:
-    /// Rank r's is `step` elements behind rank r - 1's.
+    /// The ranks' places: rank r starts `step` elements after rank r - 1.
     [[nodiscard]] std::vector<float*> places(std::size_t first, std::size_t step) {
         std::vector<float*> at;
         for (std::uint32_t r = 0; r < ranks_; ++r) at.push_back(memory_.data() + first + r * step);
         return at;
     }
-    /// f(where it lies, the rank, which element of its gradient), for gradients that lie apart.
+    /// Calls f(position, rank, element of the gradient) for gradients in the first layout.
     template <class F>
     void each_part(const F& f) const {
         std::size_t at = 0;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The words that programs which measure on a device share: the device, and how the program ended.
+// Shared parts of the programs that measure on a device: the description of the device, and the
+// exit code.
 //
 //   bench::report r(bench::describe_device());
 //   return bench::run_program("figures", read_arguments, run);  // in main
@@ -24,7 +25,7 @@ namespace bench {
     return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
 
-/// The first device, the one that is measured.
+/// Describes the first device, on which all programs measure.
 [[nodiscard]] inline std::string describe_device() {
     namespace cu = gpushare::cuda;
     const auto driver = cu::driver::load();
@@ -38,7 +39,7 @@ namespace bench {
            ", runtime " + version_name(runtime) + ", 1 of " + std::to_string(count) + " devices";
 }
 
-/// 3: no device or driver; 4: the device or driver can't do that; 1: anything else.
+/// 3: no device or driver; 4: the device or driver doesn't support the request; 1: any other error.
 [[nodiscard]] inline int exit_code(gpushare::errc why) noexcept {
     switch (why) {
         case gpushare::errc::no_driver:
@@ -48,8 +49,9 @@ namespace bench {
     }
 }
 
-/// Runs a program by what it was asked for, and returns its exit code: that of `run`, exit_code
-/// where it throws, or 2 where `read` throws std::invalid_argument since it was called wrongly.
+/// Reads the arguments, runs the program and returns its exit code: the result of `run`,
+/// exit_code() if `run` throws, or 2 if `read` throws std::invalid_argument because of a wrong
+/// command line.
 template <std::invocable Read, std::invocable<std::invoke_result_t<Read>> Run>
 [[nodiscard]] int run_program(const char* name, Read read, Run run) {
     const auto end_with = [name](int code, const std::exception& why) {

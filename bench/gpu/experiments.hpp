@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The experiments that need a device, each a process of its own: `gpu_figures NAME`. They print
-// `figure gpu.NAME VALUE UNIT` lines; what is told apart by yes and no is a figure of 0 or 1 with
-// the unit "seen", and what CUDA answers one with the unit "cudaError".
+// The experiments that need a device. Each experiment is a process: `gpu_figures NAME`. An
+// experiment prints lines `figure gpu.NAME VALUE UNIT`. A yes-or-no result is a figure of 0 or 1
+// with the unit "seen", and an answer from CUDA is a figure with the unit "cudaError".
 #pragma once
 
 #include <array>
@@ -47,9 +47,9 @@ void fault_and_reset(report& r);
 void fault_beside_other_process(report& r);
 void healthy_process(report& r);
 
-/// --small: sizes and times that do where no device is there, and figures that mean nothing.
+/// Set by --small: sizes and times for a machine without a device; the figures then mean nothing.
 inline bool small_form = false;
-/// What an experiment takes, and what its small form takes.
+/// The normal value of a parameter, or its small form.
 template <class T>
 [[nodiscard]] T sized(T whole, std::type_identity_t<T> small) noexcept {
     return small_form ? small : whole;
@@ -57,9 +57,10 @@ template <class T>
 
 struct experiment {
     const char* name;
-    int limit_s;  // it is ended after that
+    int limit_s;  // the runner ends the experiment after this time
     void (*run)(report&);
-    const char* connections = nullptr;  // hardware queues, if they matter: CUDA_DEVICE_MAX_CONNECTIONS
+    // CUDA_DEVICE_MAX_CONNECTIONS, for experiments that depend on hardware queues.
+    const char* connections = nullptr;
 };
 
 inline constexpr std::array experiments{

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What really happens after an illegal access: to the context it happened in, to others, after a
-// reset, to other processes. Each is a process of its own, since none can be expected to go on.
+// Observes the effects of an illegal access on the faulty context, on other contexts, after a
+// reset, and on other processes. Each experiment is a process of its own, because a process may not
+// be able to continue after the fault.
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -25,7 +26,7 @@ using namespace std::chrono_literals;
 using gpushare::errc;
 using gpushare::never;
 
-/// Prints what CUDA answered, and has it as a figure.
+/// Prints CUDA's answer and reports the answer as a figure.
 void answer(report& r, const std::string& name, cudaError_t code) {
     (void)cudaGetLastError();
     std::printf("# %s: %s, %s\n", name.c_str(), cudaGetErrorName(code), cudaGetErrorString(code));
@@ -34,7 +35,7 @@ void answer(report& r, const std::string& name, cudaError_t code) {
 
 void seen(report& r, const std::string& name, bool yes) { r.figure("gpu." + name, {yes ? 1.0 : 0.0}, "seen"); }
 
-/// An illegal write on `s`, until it is noticed.
+/// Makes an illegal write on `s` and waits until the error shows.
 void break_it(report& r, const std::string& name, cu::stream& s) {
     cu::stream::point p;
     r.figure("gpu." + name + "_noticed_in_us", {us_of([&] {
@@ -54,13 +55,13 @@ cudaError_t try_malloc() {
     return code;
 }
 
-/// A kernel launched on `s` from now on, and its end.
+/// Launches a kernel on `s` and waits for its end.
 cudaError_t try_launch(cu::stream& s) {
     launch_spin(s, {}, 10us);
     return cudaStreamSynchronize(s.native_handle());
 }
 
-/// Memory of the current context, filled on a stream of it.
+/// Allocates memory in the current context and fills the memory on a stream of the context.
 cudaError_t try_fill(cudaStream_t s) {
     void* p = nullptr;
     if (const auto code = cudaMalloc(&p, 1 << 20); code != cudaSuccess) return code;
@@ -116,9 +117,10 @@ void fault_beside_other_context(report& r) {
     auto guilty = device.stream();
     cu::check(cudaSetDevice(device.properties().ordinal), "making the primary context current");
     cu::check(api.ctx_get_current(&primary), "asking for the primary context");
-    cu::check(ctx_create(&other, nullptr, 0, native), "making another context");  // and current
+    // CuCtxCreate also makes the context current.
+    cu::check(ctx_create(&other, nullptr, 0, native), "making another context");
 
-    // Not the library's: its streams are of primary contexts.
+    // A plain CUDA stream, because the library's streams belong to primary contexts.
     cudaStream_t innocent = nullptr;
     cu::check(cudaStreamCreateWithFlags(&innocent, cudaStreamNonBlocking), "making a stream of another context");
     answer(r, "other_context_before", try_fill(innocent));
@@ -175,7 +177,8 @@ void fault_beside_other_process(report& r) {
     pid_t child = 0;
     if (posix_spawn(&child, program.c_str(), nullptr, nullptr, arguments, environ) != 0)
         throw std::runtime_error("cannot start another process");
-    std::this_thread::sleep_for(sized(3000ms, 200ms));  // it has its context by now, and is busy
+    // By now, the process has its context and is busy.
+    std::this_thread::sleep_for(sized(3000ms, 200ms));
     break_it(r, "fault_beside_process", guilty);
     int status = 0;
     if (waitpid(child, &status, 0) != child) throw std::runtime_error("cannot wait for another process");

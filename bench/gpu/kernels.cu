@@ -31,7 +31,7 @@ struct spin {
             while (end - begin < length) end = device_now();
             if (records != nullptr) records[ctx.block_rank()] = {begin, end, ctx.sm()};
         }
-        ctx.sync();  // the others only occupy the SM
+        ctx.sync();  // the other threads only occupy the SM
     }
 };
 
@@ -44,7 +44,7 @@ struct attend {
         const std::uint64_t begin = device_now();
         bool late = false;
         for (std::uint32_t round = 1; round <= m.rounds && !late; ++round) {
-            // Two places in turn: nobody is more than one round ahead.
+            // Two places alternate, because no rank is ever more than one round ahead.
             std::uint32_t* const payload = m.payload + (round % 2) * m.ranks;
             if (ctx.thread_rank() == 0) {
                 payload[rank] = word(round, rank);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What launches, permits, events and graphs cost on a device.
+// Measures the cost of launches, permits, events and graphs on a device.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -42,7 +42,7 @@ void launch_cost(report& r) {
     const auto gated = [&] { gate.acquire(client)->enqueue(s, launch_empty); };
     const auto submitted = [&] { (void)gate.submit(client, s, launch_empty); };
 
-    // The host's time for each, on a device that is idle.
+    // The host's time for each kind of launch while the device is idle.
     const auto per_launch = [&](auto launch) {
         const int launches = sized(200, 10);
         double sum = 0;
@@ -60,7 +60,7 @@ void launch_cost(report& r) {
     r.figure("gpu.permit_submit_ns",
              repeated(repeats(), [&] { return per_launch(gated) - per_launch(between_points); }), "ns");
 
-    // To the end of the last of many: what the device gets done.
+    // The time per kernel until the last of many kernels ends: the device's throughput.
     const auto throughput = [&](auto launch) {
         const int kernels = sized(2000, 20);
         return us_of([&] {
@@ -125,7 +125,8 @@ void event_cost(report& r) {
                       }),
              "us");
 
-    // The span that a submission is charged with, against what the kernel itself saw.
+    // The time that the limiter charges for a submission, compared with the time that the kernel
+    // itself measured.
     device_array<block_record> record(device, 1);
     for (const auto& [length, name] :
          {std::pair{20us, "gpu.span_excess_of_20us_us"}, std::pair{sized(1000us, 50us), "gpu.span_excess_of_1ms_us"},
@@ -151,9 +152,10 @@ void graph_replay(report& r) {
         for (std::size_t i = 0; i < kernels; ++i) launch_empty(on);
     };
 
-    // Another thread asks events and allocates all the time: captures must not notice.
+    // Another thread queries events and allocates memory throughout. Captures must not be affected.
     std::size_t spoilt = 0;
-    std::atomic<std::size_t> asked = 0;  // relaxed: a count, and read when the other thread is gone
+    // Relaxed: only a count, which is read after the other thread has ended.
+    std::atomic<std::size_t> asked = 0;
     std::atomic<bool> under_way = false;
     double recorded = 0;
     {

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The figures that need a device, one experiment a process; run.sh runs them all.
+// Runs the experiments that need a device. Each experiment is a process, and run.sh runs them all.
 //
 //   gpu_figures --list                  names, and the seconds that each may take
 //   gpu_figures --device [JSON]         which device, driver and runtime
 //   gpu_figures EXPERIMENT [JSON] [--small]
 //
-// --small is for programs that run the experiments where no device is there. Exit code 1: it
-// failed; 2: no such experiment; 3: no device or driver; 4: the device or driver can't do that.
+// --small is for running the experiments on a machine without a device. Exit codes:
+//  - 1: the experiment failed;
+//  - 2: the experiment doesn't exist;
+//  - 3: there is no device or driver;
+//  - 4: the device or driver doesn't support the experiment.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -43,7 +46,8 @@ int run(const asked& a) {
         return 0;
     }
     const bool measures = a.chosen != bench::experiments.end();
-    // Before the driver is asked for anything: it reads the variable once.
+    // The driver reads this variable only once, so the variable must be set before the first call
+    // of the driver.
     if (measures && a.chosen->connections != nullptr) setenv("CUDA_DEVICE_MAX_CONNECTIONS", a.chosen->connections, 1);
     bench::report r(bench::describe_device());
     if (measures) {
@@ -51,7 +55,7 @@ int run(const asked& a) {
         try {
             a.chosen->run(r);
         } catch (...) {
-            r.write(a.json);  // what was measured until then
+            r.write(a.json);  // the figures that were measured before the error
             throw;
         }
     }
@@ -62,7 +66,7 @@ int run(const asked& a) {
 }  // namespace
 
 int main(int argc, char** argv) {
-    // Loading a kernel at its first launch would wait for the kernels that run.
+    // With lazy loading, a kernel's first launch would wait for running kernels.
     setenv("CUDA_MODULE_LOADING", "EAGER", 1);
     const auto read = [&] { return asked(argc, argv); };
     return bench::run_program("gpu_figures", read, run);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What allocations take of a device, when stream-ordered blocks are used again, and how fast copies
-// are.
+// Measures how much device memory allocations take, when the pool reuses stream-ordered blocks, and
+// how fast copies are.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -57,7 +57,8 @@ void malloc_granularity(report& r) {
         const double taken = static_cast<double>((before - free_memory()).count()) / static_cast<double>(count);
         for (void* const p : blocks) (void)memory.deallocate(p, n, 1);
         const auto charged = static_cast<double>(memory.charged(n, 1).count());
-        // Small blocks may begin in a page that others have begun, and leave one that isn't full.
+        // Small blocks may start in a page that other blocks have started, and may leave the last
+        // page partly empty.
         const double page = bytes{n} < memory.model().paged_from
                                 ? static_cast<double>(memory.model().page.count()) / static_cast<double>(count)
                                 : 0;
@@ -90,7 +91,7 @@ void pool_rounding(report& r) {
         while (void* const p = pool.try_allocate(s, static_cast<std::size_t>(step.count()))) {
             blocks.push_back(p);
             if (blocks.size() == 1) first = pool.usage().reserved;
-            if (pool.usage().used > most * 4 + 64_MiB) break;  // no maximum after all
+            if (pool.usage().used > most * 4 + 64_MiB) break;  // the pool ignores its maximum
         }
         const auto full = pool.usage();
         std::printf("# maxSize %s: %.4g MiB reserved for the first block, %.4g MiB when full, %.4g MiB used\n",
@@ -135,8 +136,8 @@ void pool_reuse(report& r) {
     auto a = device.stream(), b = device.stream();
     device_array<block_record> records(device, 2);
     double overlaps = 0;
-    // A block is freed on `a` behind a kernel that still runs, and one like it asked for on `on`:
-    // the same one?
+    // Frees a block on `a` behind a kernel that still runs, then allocates a block of the same size
+    // on `on`. Returns 1 if both blocks are the same.
     const auto reused = [&](cu::stream& on, bool let_end) {
         cu::memory_pool pool(device.node, device.device);
         void* const first = pool.allocate(a, size);
@@ -174,7 +175,7 @@ void copy_bandwidth(report& r) {
             return moved * static_cast<double>(size) / static_cast<double>(elapsed(begin, end).count());
         });
     };
-    // Within the device every byte is read and written.
+    // A copy within the device reads and writes every byte.
     r.figure("gpu.copy_within_device_gb_per_s", gb_per_s(to.data(), from.data(), 2), "GB/s");
     r.figure("gpu.copy_to_device_gb_per_s", gb_per_s(to.data(), host, 1), "GB/s");
     r.figure("gpu.copy_from_device_gb_per_s", gb_per_s(host, from.data(), 1), "GB/s");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Green contexts: which sizes can be had, what they cost, and what they keep apart.
+// Measures green contexts: the available sizes, the cost, and the isolation.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -24,7 +24,8 @@ using namespace std::chrono_literals;
 using gpushare::never;
 using sm_set = std::set<std::uint32_t>;
 
-// What one split gives to a group of at least `wanted` SMs; 0 if it is refused.
+// The number of SMs in a group when a split asks for at least `wanted` SMs; 0 if the driver
+// refuses.
 std::uint32_t obtained(const cu::driver& api, const CUdevResource& all, std::uint32_t wanted) {
     CUdevResource group{};
     unsigned groups = 1;
@@ -38,7 +39,7 @@ std::size_t common(const sm_set& a, const sm_set& b) {
     return both.size();
 }
 
-/// A kernel of several waves of blocks on a stream, and where they ran.
+/// A kernel with several waves of blocks on a stream; records the SMs on which the blocks ran.
 class wide_kernel {
 public:
     wide_kernel(rig& device, cu::stream& s)
@@ -82,7 +83,7 @@ void partition_sizes(report& r) {
     }
     r.figure("gpu.partition_most_above_wanted", {static_cast<double>(most_above)}, "SMs");
 
-    // Every size that the library offers, and on how many SMs its kernels really ran.
+    // For every size that the library offers, counts the SMs on which kernels really ran.
     auto& memory = device.node.memory(device.device);
     std::vector<double> made_in, taken, off;
     for (std::uint32_t units = 1; units <= can.units; ++units) {
@@ -129,7 +130,7 @@ void partition_isolation(report& r) {
     a.record().wait(never);
     b.record().wait(never);
 
-    // What a short kernel of one partition notices of others.
+    // The latency of a short kernel in one partition while other work runs.
     const auto latency = [&](auto disturb, cu::stream& other) {
         return repeated(repeats, [&] {
             disturb();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which streams stand still beside a stream that waits: how long to look, and what was seen.
-// Nothing here needs a device.
+// Finds out which streams stand still beside a stream that waits: how long to watch, and how to
+// interpret the observations. Nothing here needs a device.
 //
 //   closed_word closed(word, 2s);    // a stream waits for this word; opened after 2 s at the latest
 //   patience looks(5ms, 200);
@@ -24,15 +24,15 @@
 
 namespace bench {
 
-/// Decides how long to look for ends. Gives up after a quiet time, and never before so many looks:
-/// a host that stood still meanwhile has seen no stream stand still.
+/// Decides how long to look for ends. Gives up after a time without news, but never before a number
+/// of looks: if the host itself stood still, it hasn't seen any stream stand still.
 class patience {
 public:
     using clock = std::chrono::steady_clock;
 
     patience(clock::duration quiet, int looks) noexcept : quiet_(quiet), most_(looks) {}
 
-    /// `news`: the last look saw an end.
+    /// `news` says that the last look saw an end.
     [[nodiscard]] bool go_on(bool news, clock::time_point now) noexcept {
         if (news || looks_ == 0) {
             since_ = now;
@@ -47,8 +47,9 @@ private:
     clock::time_point since_;
 };
 
-/// Closes a word for which a stream waits. Opens it when it goes, or when the time is over, by a
-/// thread of its own: the caller may be inside a call that comes back only then.
+/// Closes a word for which a stream waits. The destructor opens the word. When the time is over, a
+/// separate thread opens the word, because the caller may be blocked in a call that returns only
+/// then.
 class closed_word {
 public:
     closed_word(std::uint64_t& word, std::chrono::milliseconds longest) : word_(&word) {
@@ -62,7 +63,7 @@ public:
         guard_.join();
         set(0);
     }
-    /// Whether the time is over. True before the word is open.
+    /// Returns true if the time is over. Already true before the word is open.
     [[nodiscard]] bool forced() const noexcept { return forced_.load(std::memory_order_acquire); }
 
 private:
@@ -79,25 +80,26 @@ private:
     std::atomic<bool> forced_ = false;
     std::mutex mutex_;
     std::condition_variable_any wake_;
-    std::jthread guard_;  // the last: it uses the others
+    std::jthread guard_;  // last, because the thread uses the other members
 };
 
-/// A stream beside the one that waits.
+/// A stream beside the stream that waits.
 struct stream_beside {
-    std::uint32_t group = 0;       ///< 0: as the one that waits, by priority or partition; or 1
-    std::optional<double> end_us;  ///< when its kernel was seen to be over; none where the word was opened first
+    /// 0: the priority or partition of the stream that waits; 1: another priority or partition.
+    std::uint32_t group = 0;
+    std::optional<double> end_us;  ///< when the host saw the kernel's end; empty if the word was opened first
 };
 
 /// The effect of a closed wait on the streams beside it.
 struct queue_sharing {
-    std::array<std::uint32_t, 2> blocked{};  ///< of each group
-    /// Until the last of the others was over, over the same streams' time beside an open wait; none
-    /// if all were blocked.
+    std::array<std::uint32_t, 2> blocked{};  ///< number of blocked streams in each group
+    /// The time until the last free stream ended, divided by the same streams' time beside an open
+    /// wait. Empty if all streams were blocked.
     std::optional<double> slowdown;
 };
 
-/// Of the same streams in the same order. Throws std::runtime_error if one wasn't over beside an
-/// open wait: then something else stops it.
+/// Compares the same streams in the same order. Throws std::runtime_error if a stream didn't finish
+/// beside an open wait, because then something else blocks the stream.
 [[nodiscard]] inline queue_sharing compare(std::span<const stream_beside> closed, std::span<const stream_beside> open) {
     queue_sharing found;
     double last = 0, last_beside_open = 0;

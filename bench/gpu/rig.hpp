@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every experiment on a device starts from: its node, arrays on it, and what the blocks of a
-// kernel recorded.
+// The basis of every experiment on a device: a node, arrays in device memory, and the records of a
+// kernel's blocks.
 //
 //   rig device;
 //   auto s = device.stream();
@@ -33,11 +33,11 @@ namespace bench {
 namespace cu = gpushare::cuda;
 using limiter = gpushare::compute_limiter<cu::stream, gpushare::host::steady_clock>;
 
-/// Threads of a block that leave room for no other kernel where all blocks of that size are
-/// resident.
+/// Number of threads in a wide block. When as many wide blocks as possible are resident, no other
+/// kernel has room.
 inline constexpr std::uint32_t wide_block = 512;
 
-/// The first device that CUDA shows.
+/// A node with the first device that CUDA shows.
 struct rig {
     [[nodiscard]] cu::stream stream(int level = 0) { return node.make_stream(device, {level}); }
     [[nodiscard]] const cu::device_properties& properties() const { return node.properties(device); }
@@ -46,7 +46,7 @@ struct rig {
     gpushare::device_id device{0};
 };
 
-/// `size` elements of device memory, zero at first.
+/// `size` elements of device memory, initially zero.
 template <class T>
 requires std::is_trivially_copyable_v<T>
 class device_array {
@@ -64,7 +64,7 @@ public:
     ~device_array() { (void)memory_->deallocate(data_, size_ * sizeof(T), alignof(std::max_align_t)); }
 
     [[nodiscard]] T* data() noexcept { return data_; }
-    /// The first `size` of them, behind what `s` has been given so far.
+    /// Reads the first `size` elements after all earlier work on `s`.
     [[nodiscard]] std::vector<T> read(cu::stream& s, std::size_t size) const {
         std::vector<T> copy(size);
         s.copy(copy.data(), data_, size * sizeof(T));
@@ -79,7 +79,7 @@ private:
     T* data_;
 };
 
-/// From the first block's begin to the last one's end, on the device's clock.
+/// The time from the first block's start to the last block's end, by the device's clock.
 struct kernel_span {
     std::uint64_t begin = 0, end = 0;  // ns
 
@@ -97,19 +97,19 @@ struct kernel_span {
     return sms;
 }
 
-/// Waits without ever sleeping: for latencies.
+/// Waits without sleeping, for latency measurements.
 inline void spin_until(const cu::stream::point& p) {
     while (!p.reached()) {
     }
 }
 
-/// Microseconds that `f` takes.
+/// The microseconds that `f` takes.
 template <class F>
 double us_of(F f) {
     return ns_per_call(1, std::move(f)) / 1e3;
 }
 
-/// A figure that must be 0; else the experiment has failed.
+/// Reports a figure that must be 0; otherwise, the experiment has failed.
 inline void expect_none(report& r, const std::string& name, double found, const std::string& unit) {
     r.figure(name, {found}, unit);
     if (found != 0) throw std::runtime_error(name + " is not 0");

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a device is shared: by stream priorities, by a limiter, by ranks that wait for each other.
+// Measures ways to share a device: stream priorities, a limiter, and ranks that wait for each
+// other.
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -44,11 +45,11 @@ void stream_priority(report& r) {
             spin_until(s.record());
         });
     };
-    // A kernel of 40 waves of blocks, 50 us each, that leaves no room on any SM.
+    // A kernel with 40 waves of blocks of 50 us each, which leaves no room on any SM.
     const std::uint32_t wave = max_resident_spins(low, wide_block);
     const auto beside_a_full_device = [&](cu::stream& s, std::size_t i) {
         launch_spin(low, {.blocks = sized(40U, 2U) * wave, .threads = wide_block}, 50us);
-        // Somewhere within the first half of it.
+        // Waits until some point within the kernel's first half.
         std::this_thread::sleep_for(std::chrono::microseconds(100 + 37 * (i % 20)));
         const double us = latency(s);
         low.record().wait(never);
@@ -64,7 +65,7 @@ void stream_priority(report& r) {
 
 namespace {
 
-/// A client of the limiter and all that its kernels recorded.
+/// A client of the limiter, with the records of all its kernels.
 struct client_run {
     client_run(rig& device, limiter& shared, gpushare::share weight, gpushare::ns kernel, std::uint32_t blocks_each,
                std::size_t most_kernels)
@@ -109,7 +110,7 @@ void share_accuracy(report& r) {
     rig device;
     limiter shared;
     const std::uint32_t wave = max_resident_spins(device.stream(), wide_block);
-    // Kernels of different lengths: by launches, the shares would be others.
+    // The kernels differ in length, so that shares by number of launches would be wrong.
     client_run first(device, shared, 30_pct, sized(300us, 3us), wave, 20'000);
     client_run second(device, shared, 70_pct, sized(1000us, 10us), wave, 10'000);
     const auto end = gpushare::host::steady_clock::now() + duration;
@@ -118,7 +119,7 @@ void share_accuracy(report& r) {
         first.drive(end);
     }
 
-    // The truth: how long blocks held their places on SMs, by the device's clock.
+    // The true shares: how long blocks occupied SMs, by the device's clock.
     struct held {
         std::uint64_t begin, end;
         bool by_first;
@@ -138,8 +139,8 @@ void share_accuracy(report& r) {
         std::printf("# weight %s: %zu kernels, charged %.3f ms, held the device for %.3f ms\n",
                     c == &first ? "30%" : "70%", c->launched, charged / 1e3, sum / 1e3);
     }
-    // From the second of eight on, when both have begun, to the last but one, when neither has
-    // ended.
+    // Uses the second to seventh of eight windows: both clients have started before the second
+    // window, and neither has ended before the eighth.
     const std::uint64_t earliest = std::ranges::min(all, {}, &held::begin).begin;
     const std::uint64_t window =
         sized<std::uint64_t>(1'000'000'000, (std::ranges::max(all, {}, &held::end).end - earliest) / 8);
@@ -175,7 +176,7 @@ void limiter_latency(report& r) {
             const auto ticket = shared.submit(high, high_stream, [&](cu::stream& s) {
                 launch_spin(s, {.blocks = device.properties().sms, .threads = 256}, 10us);
             });
-            bounds.push_back(to_us(ticket->bound()));  // published before it waits
+            bounds.push_back(to_us(ticket->bound()));  // published before the wait
             ticket->wait();
         });
     };
@@ -217,8 +218,9 @@ void limiter_width(report& r) {
     const std::size_t kernels = sized<std::size_t>(500, 10);
     rig device;
     const std::uint32_t wave = max_resident_spins(device.stream(), wide_block);
-    // Two clients, whose kernels fill half of the device each. By what the launches say, or as
-    // declared, they run side by side; declared as wide as the device, in turn.
+    // Two clients whose kernels each fill half of the device. With a declared width of a half, or a
+    // width that the limiter learns from the launches, the kernels run side by side. Declared as
+    // wide as the device, the kernels take turns.
     const auto us_of_both = [&](gpushare::sm_width width, std::vector<double>& off) {
         limiter shared;
         struct half {
@@ -266,7 +268,7 @@ void limiter_width(report& r) {
     r.figure("gpu.metering_error_of_width_pct", off_declared, "%");
     r.figure("gpu.metering_error_of_learnt_width_pct", off_learnt, "%");
     r.figure("gpu.metering_error_in_turn_pct", off_in_turn,
-             "%");  // 100: charged the whole device, of which they fill half
+             "%");  // 100: charged for the whole device while filling half of it
 }
 
 void gangs(report& r) {
@@ -340,15 +342,16 @@ void ranks_on_one_device(report& r) {
                           }),
                  "us");
 
-    // More than can be resident: an answer, and no launch that waits for ever.
+    // More ranks than can be resident: the launch must be refused instead of waiting forever.
     const std::uint32_t too_many = max_resident_spins(s, 1) * 2;
     room none(device, too_many);
     const auto answer = launch_meeting(s, none.of(too_many, rounds));
     std::printf("# %u ranks: %s\n", too_many, std::string(gpushare::to_string(answer)).c_str());
     expect_none(r, "gpu.too_many_ranks_let_in", answer == gpushare::errc::too_many_blocks ? 0 : 1, "launches");
 
-    // As separate launches nothing promises that they run at once; on an idle device they should.
-    // Few repeats: where they don't, each takes seconds, and is no figure.
+    // As separate launches, the ranks have no guarantee of running at once, but on an idle device
+    // they should. There are few repeats: if the ranks don't run at once, each repeat takes seconds
+    // and yields no figure.
     std::vector<cu::stream> streams;
     for (int i = 0; i < 8; ++i) streams.push_back(device.stream());
     const double late_before = late;

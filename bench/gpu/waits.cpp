@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether a stream that waits for a word stops streams beside it, which share a hardware queue with
-// it, and what waits cost that nothing closes. No case hangs: each word is opened after a while.
+// Tests whether a stream that waits for a word blocks other streams, namely those that share a
+// hardware queue with it. Also measures the cost of waits that are open. No case hangs, because
+// each word is opened after some time.
 #include <array>
 #include <chrono>
 #include <cstddef>
@@ -26,8 +27,8 @@ namespace {
 using namespace std::chrono_literals;
 using clock_of_host = std::chrono::steady_clock;
 
-/// Two words for which streams wait, one of which is always 0. Throws operation_error
-/// (not_supported).
+/// Two words for which streams wait; one of the words is always 0. Throws operation_error
+/// (not_supported) if streams can't wait.
 class awaited_words {
 public:
     explicit awaited_words(rig& device) : api_(&device.node.api()), memory_(device.node, device.device) {
@@ -61,10 +62,10 @@ struct grouped_stream {
     cu::stream s;
 };
 
-/// What tells the streams of a case apart, and its figures, each with the number of streams behind.
+/// The figures of a case. The number of streams follows each name.
 struct stream_mix {
-    const char* blocked;        // in the group of the stream that waits
-    const char* other_blocked;  // in the other group, if there is one
+    const char* blocked;        // for the group of the stream that waits
+    const char* other_blocked;  // for the other group, if there is one
     const char* slowdown;
 };
 constexpr stream_mix alike{"gpu.wait_blocks_of_", nullptr, "gpu.beside_closed_wait_of_"};
@@ -73,8 +74,8 @@ constexpr stream_mix by_priority{"gpu.wait_blocks_same_priority_of_", "gpu.wait_
 constexpr stream_mix by_partition{"gpu.wait_blocks_same_partition_of_", "gpu.wait_blocks_other_partition_of_",
                                   "gpu.beside_closed_wait_of_two_partitions_of_"};
 
-/// `make` gets the group. The first half is group 0: if streams get their queues in turn, groups
-/// that took turns as well would never share one.
+/// Calls `make` with the group of each stream. The first half of the streams has group 0. If the
+/// driver assigns queues in turn, groups that alternated would never share a queue.
 template <class F>
 std::vector<grouped_stream> make_streams(std::size_t count, bool two_groups, F make) {
     std::vector<grouped_stream> made;
@@ -90,7 +91,8 @@ struct pending_end {
     cu::stream::point end;
 };
 
-/// Until all are over, nothing more is to be expected, or the word was opened. Ends go to `seen`.
+/// Looks until all kernels have ended, no further end is to be expected, or the word was opened.
+/// Stores the times of the ends in `seen`.
 void look_for_ends(std::vector<pending_end>& pending, std::vector<stream_beside>& seen,
                    const std::optional<closed_word>& closed, clock_of_host::time_point begin) {
     patience looks(sized<clock_of_host::duration>(10ms, 1ms), 200);
@@ -99,7 +101,8 @@ void look_for_ends(std::vector<pending_end>& pending, std::vector<stream_beside>
         news = false;
         for (std::size_t i = 0; i < pending.size();) {
             const bool over = pending[i].end.reached();
-            if (closed && closed->forced()) return;  // it may be over because of that
+            // The kernel may have ended because the word was opened.
+            if (closed && closed->forced()) return;
             if (!over) {
                 ++i;
                 continue;
@@ -118,15 +121,16 @@ void finish(const cu::stream::point& end) {
         throw std::runtime_error("a stream stands still behind a wait that was opened");
 }
 
-/// The streams of a case and the words for which they wait.
+/// The streams of a case, and the words for which the streams wait.
 class wait_case {
 public:
     wait_case(const awaited_words& words, std::vector<grouped_stream> streams)
         : words_(&words), streams_(std::move(streams)) {
-        (void)beside(0, false);  // loads what it needs
+        (void)beside(0, false);  // a first run loads everything
     }
 
-    /// A kernel behind a wait of the stream `waiting`, and then one on each of the other streams.
+    /// Launches a kernel behind a wait on the stream `waiting`, then a kernel on each of the other
+    /// streams.
     [[nodiscard]] std::vector<stream_beside> beside(std::size_t waiting, bool closes) {
         std::optional<closed_word> closed;
         if (closes) closed.emplace(words_->closable(), sized(2000ms, 120'000ms));
@@ -150,7 +154,8 @@ public:
         for (const pending_end& p : pending) finish(p.end);
         return seen;
     }
-    /// From the first launch to the last end, for each of many launches over all streams in turn.
+    /// The time per launch, from the first launch to the last end, for many launches over all
+    /// streams in turn.
     [[nodiscard]] double us_per_launch(bool waits) {
         const std::size_t launches = sized<std::size_t>(2000, 200);
         const double all = us_of([&] {
@@ -165,8 +170,8 @@ public:
     }
 
     [[nodiscard]] std::size_t size() const noexcept { return streams_.size(); }
-    /// Whether a word was opened since its time was over: a launch beside a closed wait came back
-    /// only then.
+    /// Returns true if a word was opened because its time was over: a launch beside a closed wait
+    /// returned only after that.
     [[nodiscard]] bool forced() const noexcept { return forced_; }
 
 private:
@@ -175,14 +180,14 @@ private:
     bool forced_ = false;
 };
 
-/// Streams of the first half wait, one after the other. False if the host was stopped: no further case is
-/// begun then.
+/// Lets streams of the first half wait, one at a time. Returns false if a launch blocked the host;
+/// the caller then starts no further case.
 bool report_blocked(report& r, const stream_mix& mix, wait_case streams) {
     const std::size_t repeats = sized<std::size_t>(7, 3), half = streams.size() / 2;
     std::array<std::vector<double>, 2> blocked;
     std::vector<double> slowdown;
     for (std::size_t i = 0; i < repeats && !streams.forced(); ++i) {
-        const std::size_t waiting = i * half / repeats;  // of group 0
+        const std::size_t waiting = i * half / repeats;  // in group 0
         const auto open = streams.beside(waiting, false);
         const queue_sharing found = compare(streams.beside(waiting, true), open);
         for (std::size_t group = 0; group < 2; ++group) blocked[group].push_back(found.blocked[group]);
@@ -204,7 +209,8 @@ void report_open(report& r, wait_case streams) {
     r.figure("gpu.wait_open_us_of_" + std::to_string(streams.size()), each, "us");
 }
 
-/// Two partitions of half of the SMs; none where the device or the driver can't do that.
+/// Two partitions with half of the SMs each; empty if the device or the driver doesn't support
+/// partitions.
 std::vector<cu::green_context> try_make_halves(rig& device) {
     try {
         const auto can = cu::query_sm_split(device.node, device.device);

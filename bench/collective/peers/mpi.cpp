@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// An MPI's side of the comparison, started by bench_collective through the launcher of that MPI:
-// PEER [FEWER].
+// An MPI library's side of the comparison. bench_collective starts this program through the MPI's
+// own launcher: PEER [FEWER].
 #include <mpi.h>
 
 #include <cstddef>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// oneCCL's side of the comparison, with its communicators for the host, started by bench_collective
-// through the launcher of the MPI below it: PEER [FEWER]. The ranks find each other by a file that
-// doesn't exist yet, GPUSHARE_BENCH_KVS.
+// oneCCL's side of the comparison, with oneCCL's communicators for the host. bench_collective
+// starts this program through the launcher of the underlying MPI: PEER [FEWER]. The ranks find each
+// other through the file GPUSHARE_BENCH_KVS, which must not exist at the start.
 #include <chrono>
 #include <cstddef>
 #include <cstdio>
@@ -15,7 +15,7 @@
 
 namespace {
 
-// What PMI tells each process that a launcher has started.
+// Reads a number that PMI gives to each process of a launcher.
 int told(const char* name) {
     const char* const value = std::getenv(name);
     return value == nullptr ? 0 : std::atoi(value);
@@ -33,7 +33,8 @@ ccl::shared_ptr_class<ccl::kvs> store_of(int rank, const std::string& file) {
     }
     ccl::kvs::address_type address{};
     std::ifstream in;
-    while (in.open(file, std::ios::binary), !in) std::this_thread::sleep_for(1ms);  // whoever started us has patience
+    // The program that started the ranks has a time limit.
+    while (in.open(file, std::ios::binary), !in) std::this_thread::sleep_for(1ms);
     in.read(address.data(), static_cast<std::streamsize>(address.size()));
     return ccl::create_kvs(address);
 }

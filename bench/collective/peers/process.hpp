@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a rank that is a process of its own does for the comparison, whatever the library: it checks
-// a few sums, and rank 0 prints the library's version, how often it read or wrote another rank's
-// memory (single-copy transfer of large messages), wrong elements and the medians of its sweep, one
-// per line. Included once, by the program of the peer.
+// The comparison as a rank with its own process runs it, for any library. Every rank checks a few
+// sums. Rank 0 prints, one per line, the library's version, the number of single-copy transfers
+// (reads and writes of another rank's memory for large messages), the number of wrong elements, and
+// the medians of the sweep. The program of a peer includes this header once.
 #pragma once
 
 #include <sys/syscall.h>
@@ -23,11 +23,12 @@ inline std::atomic<unsigned long> single_copies{0};
 
 struct process_rank {
     int rank = 0, ranks = 1;
-    std::string version;    // a line, as bench::mpi_peers knows it
-    std::size_t fewer = 1;  // as of sweep()
+    std::string version;    // a line in the form that bench::mpi_peers reads
+    std::size_t fewer = 1;  // as in sweep()
 };
 
-/// `sum(in, out, n)` is collective, in place if both are the same, and `meet()` is a barrier.
+/// `sum(in, out, n)` is collective, and in place if `in` and `out` are equal. `meet()` is a
+/// barrier.
 template <class Sum, class Meet>
 void compare(const process_rank& me, const Sum& sum, const Meet& meet) {
     std::size_t wrong = 0;
@@ -46,8 +47,7 @@ void compare(const process_rank& me, const Sum& sum, const Meet& meet) {
 
 }  // namespace bench
 
-// What a library calls for a single copy, counted: a program's own symbols go before those of the C
-// library.
+// Counts a library's single copies. A program's own symbols take precedence over the C library's.
 extern "C" ssize_t process_vm_readv(pid_t of, const iovec* to, unsigned long n, const iovec* from, unsigned long m,
                                     unsigned long flags) {
     bench::single_copies.fetch_add(1, std::memory_order_relaxed);

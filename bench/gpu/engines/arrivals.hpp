@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Requests that arrive at random, and what became of them.
+// Random arrivals of requests, and the times and rates of answers.
 //
 //   const auto at = arrivals(428, 2s, seed);         // since the beginning
 #pragma once
@@ -16,7 +16,8 @@ namespace gpu_engines {
 
 using steady = std::chrono::steady_clock;
 
-/// A Poisson process: since its beginning, in order. `burst` at once, and then none for longer.
+/// Arrival times of a Poisson process since its start, in order. `burst` requests arrive together,
+/// with correspondingly longer gaps.
 [[nodiscard]] inline std::vector<std::chrono::nanoseconds> arrivals(double per_s, std::chrono::nanoseconds length,
                                                                     std::uint64_t seed, unsigned burst = 1) {
     std::vector<std::chrono::nanoseconds> all;
@@ -30,7 +31,7 @@ using steady = std::chrono::steady_clock;
     }
 }
 
-/// Sleeps, but for the last 200 us: a thread wakes too late.
+/// Sleeps until 200 us before `t` and then spins, because threads wake up too late.
 inline void wait_until(steady::time_point t) {
     std::this_thread::sleep_until(t - std::chrono::microseconds(200));
     while (steady::now() < t) {
@@ -41,8 +42,9 @@ inline void wait_until(steady::time_point t) {
     return std::chrono::duration<double, std::micro>(end - begin).count();
 }
 
-/// Events a second among those between the two times: from the first one to the last. Fewer than
-/// three say nothing of the gaps, and are divided by the whole time.
+/// The events per second between `begin` and `end`, from the first such event to the last. With
+/// fewer than three events, the gaps say nothing, and the number of events is divided by the whole
+/// time.
 [[nodiscard]] inline double rate_between(const std::vector<steady::time_point>& sorted, steady::time_point begin,
                                          steady::time_point end) {
     const auto first = std::ranges::lower_bound(sorted, begin), behind = std::ranges::lower_bound(sorted, end);

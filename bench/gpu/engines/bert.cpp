@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// BERT: an encoder of texts, and a pooler behind it.
+// BERT: a text encoder followed by a pooler.
 #include <ATen/Functions.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/nn.h>

@@ -26,13 +26,13 @@ namespace cu = gpushare::cuda;
 using gate_type = cu::launch_gate<gpushare::launch_gate>;
 using limiter_type = gpushare::compute_limiter<cu::stream, gpushare::host::steady_clock>;
 
-/// A tenant's turns by a limiter: a permit for each pass.
+/// Schedules a tenant's passes with a limiter: each pass needs a permit.
 class turns {
 public:
     turns(limiter_type& by, cu::stream s, int level)
         : by_(&by), stream_(std::move(s)), who_(by.add({.level = {level}})) {}
 
-    /// Permits whose work may be in flight are kept.
+    /// Keeps the permits whose work may still be in flight.
     template <class F>
     void pass(F enqueue) {
         while (!kept_.empty() && kept_.front().poll()) kept_.pop_front();
@@ -47,12 +47,12 @@ private:
     std::deque<limiter_type::permit> kept_;
 };
 
-/// A launch gate and its clients or a limiter, or nothing where the strategy has none.
+/// A launch gate with its clients, or a limiter, or nothing, depending on the strategy.
 class gatekeeper {
 public:
-    /// `urgent`: a client is there that goes before others, whether or not it ever asks.
-    /// `in_flight`: as in setting. `gap`: in front of each launch, which the gate doesn't charge.
-    /// `graphs`: with waits in them.
+    /// `urgent` adds a client with priority, whether or not this client ever makes a request.
+    /// `in_flight` is as in setting. `gap` is the time before each launch that the gate doesn't
+    /// charge. `graphs` puts waits into graphs.
     gatekeeper(strategy how, bool urgent, gpushare::ns in_flight = setting{}.in_flight,
                gpushare::ns gap = cu::launch_shell_options{}.gap, bool graphs = false) {
         if (how != strategy::held && how != strategy::gated && how != strategy::acquire) return;
@@ -69,7 +69,7 @@ public:
         if (urgent) requests_.emplace(gate_->add({.level = 1}));
     }
 
-    /// A busy tenant's; empty without a gate and without a limiter.
+    /// The place of a busy tenant; empty without a gate and without a limiter.
     struct seat {
         std::optional<gate_type::client> client;
         std::optional<gate_type::binding> bound;
@@ -83,19 +83,19 @@ public:
         s.bound.emplace(gate_->bind(*s.client, l.native()));
         return s;
     }
-    /// One whose requests go first.
+    /// The place of a tenant whose requests have priority.
     [[nodiscard]] seat invite(const lane& l) {
         seat s;
         if (limiter_) s.by_permits.emplace(*limiter_, node_->borrow(l.native()), 1);
         if (gate_) s.client.emplace(gate_->add({.level = 1}));
         return s;
     }
-    /// Another request is there, until `waiting` is reset.
+    /// Announces another request. The announcement lasts until `waiting` is reset.
     void announce(const seat& who, std::optional<gate_type::request>& waiting) {
         if (who.client) waiting.emplace(gate_->announce(*who.client));
     }
-    /// `enqueue` and `wait` as a request. How long that waits for others at most, as the gate told
-    /// it.
+    /// Runs `enqueue` and `wait` as a request. Returns the gate's bound on the wait for other
+    /// tenants.
     template <class E, class W>
     gpushare::ns request(seat& who, E enqueue, W wait) {
         if (!who.client) {
@@ -129,7 +129,7 @@ private:
     std::optional<gate_type::client> requests_;
 };
 
-/// When a run began, when it begins to count and when it ends.
+/// The times at which a run starts, starts to count, and ends.
 struct times {
     explicit times(const setting& s) : begin(steady::now()), counts(begin + s.warm), end(counts + s.length) {}
     steady::time_point begin, counts, end;
@@ -156,7 +156,8 @@ void serve(serving_tenant& t, gatekeeper& gate, const std::vector<std::chrono::n
             const auto done = t.way.mark();
             while (!done.reached()) {
             }
-            // So that nobody slips in between the two.
+            // Announces the next request before this request ends, so that no other tenant starts
+            // in between.
             if (i + 1 < requests.size() && at.begin + requests[i + 1] <= steady::now()) gate.announce(who, next);
         });
         const auto seen = steady::now();
@@ -170,12 +171,13 @@ void serve(serving_tenant& t, gatekeeper& gate, const std::vector<std::chrono::n
         std::ranges::sort(*values);
 }
 
-/// Until the end; `over`: when each pass was.
+/// Runs passes until the end. `over` gets the end of each pass.
 void keep_busy(const busy_part& part, gatekeeper::seat& who, const times& at, std::vector<steady::time_point>& over) {
     busy_tenant& t = *part.tenant;
     t.way.use();
     std::function<void()> pass = [&t] { t.engine->step(); };
-    if (part.as_graph) pass = t.way.captured(pass);  // behind the gate, which puts waits into it
+    // Captured behind the gate, which puts waits into the graph.
+    if (part.as_graph) pass = t.way.captured(pass);
     const std::size_t most = part.rest.count() == 0 ? 3 : 1;
     std::deque<point> in_flight;
     while (steady::now() < at.end) {
@@ -207,7 +209,8 @@ outcome colocate(const setting& s, std::uint64_t seed) {
     if (s.serving != nullptr) s.serving->work.begin([&] { serve(*s.serving, gate, requests, at, all.answers); });
     if (s.second != nullptr) s.second->work.begin([&] { serve(*s.second, gate, of_second, at, all.of_second); });
     std::exception_ptr why;
-    const auto join = [&why](worker& w) {  // all of them, since they use what is here
+    // Waits for all workers, because they use local variables.
+    const auto join = [&why](worker& w) {
         try {
             w.wait();
         } catch (...) {
@@ -225,15 +228,17 @@ outcome colocate(const setting& s, std::uint64_t seed) {
 }
 
 double charged_over_measured(busy_tenant& t, strategy how, std::size_t passes) {
-    // No urgent client: below one, a tenant waits for itself, and leaves the device idle. And no
-    // gap that isn't charged: the two events around a pass count the gaps between its launches.
+    // There is no urgent client: a tenant below another level leaves the device idle while it waits
+    // for its own pieces. All gaps are charged, because the two events around the passes also count
+    // the gaps between launches.
     gatekeeper gate(how, false, setting{}.in_flight, gpushare::ns{0});
     const auto seat = gate.admit(t.way, 1);
     double measured_us = 0;
     gpushare::ns before{0};
     t.work.begin([&] {
         t.way.use();
-        for (std::size_t i = 0; i < passes / 2; ++i) t.engine->step();  // the gate learns how long launches take
+        // The gate learns the launches' durations.
+        for (std::size_t i = 0; i < passes / 2; ++i) t.engine->step();
         t.way.drain();
         before = gate.usage(seat).time;
         const auto begin = t.way.mark(true);

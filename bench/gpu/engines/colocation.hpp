@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tenants beside each other on one device: how late the answers of one become, and how much the
-// others get done.
+// Runs tenants beside each other on one device. Measures how late the answers of the serving tenant
+// are, and how much work the busy tenants complete.
 //
 //   const auto r = colocate({.serving = &bert, .busy = {{&resnet}}, .how = strategy::gated, .per_s = 428}, 1);
 //   bench::percentile(r.answers.from_arrival_us, 0.99);  r.busy[0].passes_per_s;
@@ -20,50 +20,53 @@
 namespace gpu_engines {
 
 enum class strategy : std::uint8_t {
-    plain,    ///< nothing: a thread and a stream each
+    plain,    ///< no mechanism: each tenant has a thread and a stream
     native,   ///< the stream of requests has the highest priority
-    acquire,  ///< the same, and a limiter's permit for each pass and request
-    held,     ///< the same, and a launch gate holds launching threads
-    gated,    ///< the same, and a launch gate waits in streams
+    acquire,  ///< like native, and a limiter gives a permit for each pass and request
+    held,     ///< like native, and a launch gate holds threads that want to launch
+    gated,    ///< like native, and a launch gate waits in streams
 };
 [[nodiscard]] constexpr std::string_view to_string(strategy s) noexcept {
     constexpr std::string_view names[] = {"plain", "native", "acquire", "held", "gated"};
     return names[static_cast<std::size_t>(s)];
 }
 
-/// One that always has work.
+/// A tenant that always has work.
 struct busy_part {
     busy_tenant* tenant = nullptr;
-    std::uint32_t weight = 1;          ///< as the gate is told
-    std::chrono::nanoseconds rest{0};  ///< behind each pass, with nothing in flight; none: three passes are in flight
-    bool as_graph = false;             ///< a pass is a graph, into which a gate in the stream puts waits
+    std::uint32_t weight = 1;          ///< the weight that the gate gets
+    std::chrono::nanoseconds rest{0};  ///< pause after each pass, without work in flight; 0: three passes in flight
+    /// Each pass is a graph, into which a gate in the stream puts waits.
+    bool as_graph = false;
 };
 
 struct setting {
-    serving_tenant* serving = nullptr;  ///< none: requests never come
-    serving_tenant* second = nullptr;   ///< of the same level, with as many requests
-    bool urgent = true;                 ///< though a gate knows that they may
-    gpushare::ns in_flight{200'000};    ///< of lower clients, as a gate counts with
+    serving_tenant* serving = nullptr;  ///< null: there are no requests
+    serving_tenant* second = nullptr;   ///< another tenant of the same level, with as many requests
+    bool urgent = true;                 ///< the gate has an urgent client even without requests
+    gpushare::ns in_flight{200'000};    ///< work of lower clients that the gate allows in flight
     std::vector<busy_part> busy{};
     strategy how = strategy::plain;
-    double per_s = 0;                            ///< requests of each, at random
-    unsigned burst = 1;                          ///< so many arrive at once
-    std::chrono::nanoseconds warm{300'000'000};  ///< before it counts
+    /// Random requests per second for each serving tenant.
+    double per_s = 0;
+    unsigned burst = 1;                          ///< requests that arrive together
+    std::chrono::nanoseconds warm{300'000'000};  ///< time before the run counts
     std::chrono::nanoseconds length{2'000'000'000};
 };
 
-/// Sorted, in microseconds, of the requests that arrived while it counted. A request without
-/// an answer at the end has waited until then.
+/// Sorted times in microseconds of the requests that arrived while the run counted. For a request
+/// without an answer, the wait until the end of the run counts.
 struct latencies {
     std::vector<double> from_arrival_us;
-    std::vector<double> call_us;    ///< from when the request's turn came; answered ones alone
-    std::vector<double> told_us;    ///< how long it would wait at most, as a gate told it then
-    std::vector<double> beyond_us;  ///< the call less that
+    /// From the start of the request's turn; answered requests only.
+    std::vector<double> call_us;
+    std::vector<double> told_us;    ///< the gate's bound on the wait at that time
+    std::vector<double> beyond_us;  ///< call time minus bound
 };
 
 struct progress {
     double passes_per_s = 0;
-    double longest_hold_us = 0;  ///< of a launch, by the gate
+    double longest_hold_us = 0;  ///< longest hold of a launch, by the gate
 };
 
 struct outcome {
@@ -72,17 +75,17 @@ struct outcome {
     std::vector<progress> busy;
 };
 
-/// `seed`: of the arrivals, which are the same under every strategy.
+/// `seed` determines the arrivals, which are the same under every strategy.
 [[nodiscard]] outcome colocate(const setting& s, std::uint64_t seed);
 
-/// The time that a gate counts for a tenant alone, over the time between two events around its
-/// passes.
+/// The time that a gate charges a tenant that runs alone, divided by the time between two events
+/// around the passes.
 [[nodiscard]] double charged_over_measured(busy_tenant& t, strategy how, std::size_t passes);
 
-/// Whether the driver can: without that, `gated` holds threads.
+/// Returns true if the driver supports waits in streams. Otherwise, `gated` holds threads.
 [[nodiscard]] bool can_wait_in_streams();
 
-/// How long a pass takes on an idle lane until its end is seen: median.
+/// The median time of a pass on an idle lane until the host sees its end.
 [[nodiscard]] double pass_us(serving_tenant& t, std::size_t passes);
 
 }  // namespace gpu_engines

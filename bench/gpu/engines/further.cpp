@@ -16,10 +16,10 @@
 namespace gpu_engines {
 namespace {
 
-constexpr double bar = 2;  // as bench/engines.cpp has it for loads beyond the first one
+constexpr double bar = 2;  // the bar of bench/engines.cpp for loads other than the first
 constexpr llm_step_sizes small_step{.layers = 2, .width = 64, .heads = 2, .hidden = 128, .texts = 2, .tokens = 16};
 
-/// Passes a second of each neighbour alone, measured when they are first asked for.
+/// Passes per second of each neighbour alone, measured on the first use.
 class alone_rates {
 public:
     explicit alone_rates(cast& all) : all_(&all) {}
@@ -42,14 +42,14 @@ double p99_over(const outcome& both, const outcome& alone) {
     return both.of_second.from_arrival_us.empty() ? first : std::max(first, over(both.of_second, alone.of_second));
 }
 
-/// The percentage of requests that take longer than two calls alone.
+/// The percentage of requests that take longer than twice the median call alone.
 double late_pct(const latencies& a, const latencies& alone) {
     const double deadline = 2 * bench::percentile(alone.call_us, 0.5);
     const auto late = std::ranges::count_if(a.from_arrival_us, [=](double us) { return us > deadline; });
     return 100 * static_cast<double>(late) / static_cast<double>(std::max<std::size_t>(a.from_arrival_us.size(), 1));
 }
 
-/// One kind of requests, and what it does alone.
+/// A kind of requests, with the results of running alone.
 struct requests {
     requests(cast& all, setting asked) : what(std::move(asked)) {
         what.how = strategy::native;
@@ -59,7 +59,7 @@ struct requests {
     outcome alone;
 };
 
-/// Returns what became of them behind the gate.
+/// Returns the results behind the gate.
 outcome report_beside(bench::report& out, cast& all, const std::string& name, const requests& r, const busy_part& part,
                       double passes_alone) {
     setting s = r.what;
@@ -135,7 +135,7 @@ void report_further(bench::report& out, cast& all, steady::time_point end) {
         {"a load of 5 %", [&] { f.load(5); }},
         {"a load of 75 %", [&] { f.load(75); }},
     };
-    constexpr std::chrono::seconds one_takes{20};  // seven runs of 2.3 s, and their controls
+    constexpr std::chrono::seconds one_takes{20};  // seven runs of 2.3 s, with their controls
     for (const auto& [name, measure] : parts) {
         if (!all.is_small() && steady::now() + one_takes > end)
             std::printf("# left out, for lack of time: %s\n", name);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the rounds leave out: a graph with waits in it as the neighbour, a decoding as the urgent
-// model, other loads, bursts, and two urgent tenants. A run each, with its control.
+// Measures cases that the rounds don't cover: a neighbour that is a graph with waits, an urgent
+// model that decodes, other loads, bursts, and two urgent tenants. Each case has one run and a
+// control.
 //
 //   report_further(out, all, end);
 #pragma once
@@ -11,7 +12,7 @@
 
 namespace gpu_engines {
 
-/// The most important first. None begins that may be under way at `end`.
+/// Starts with the most important case. Skips a case that may still run at `end`.
 void report_further(bench::report& out, cast& all, steady::time_point end);
 
 }  // namespace gpu_engines

@@ -52,7 +52,8 @@ void lane::drain() const {
 }
 std::function<void()> lane::captured(std::function<void()> pass) const {
     if (stream_ == nullptr) return pass;
-    for (int i = 0; i < 3; ++i) pass();  // the first ones load kernels and take memory, which can't be captured
+    // The first passes load kernels and allocate memory, which a capture doesn't allow.
+    for (int i = 0; i < 3; ++i) pass();
     drain();
     return gpu_engines::captured(pass);
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a tenant's passes go: a stream of the device with libtorch behind it or, without a device,
-// the calling thread, where all is over when the call returns.
+// The place where a tenant's passes run: a stream of the device, on which libtorch enqueues, or the
+// calling thread if there is no device. On the calling thread, all work is done when the call
+// returns.
 //
 //   lane l(place::cuda, urgency::high);
 //   l.use();                                  // by the thread that enqueues
@@ -20,19 +21,19 @@
 
 namespace gpu_engines {
 
-enum class urgency : std::uint8_t { normal, high };  ///< high: CUDA's highest priority
+enum class urgency : std::uint8_t { normal, high };  ///< `high` is CUDA's highest priority
 
-/// Something that happens on a lane. Movable.
+/// A point in a lane's work. Movable.
 class point {
 public:
-    /// One that is over already.
+    /// A point that has already been reached.
     point() = default;
-    /// `timed`: for us_between.
+    /// `timed` points can be passed to us_between.
     point(cudaStream_t behind, bool timed);
 
     [[nodiscard]] bool reached() const;
     void wait() const;
-    /// Both timed, and reached.
+    /// Both points must be timed and reached.
     friend double us_between(const point& begin, const point& end);
 
 private:
@@ -42,7 +43,7 @@ private:
     std::unique_ptr<std::remove_pointer_t<cudaEvent_t>, destroy> event_;
 };
 
-/// Not movable: a thread may use it for as long as it is there.
+/// Not movable, because a thread may use the lane for as long as the lane exists.
 class lane {
 public:
     lane(place p, urgency u);
@@ -50,15 +51,15 @@ public:
     lane& operator=(const lane&) = delete;
     ~lane();
 
-    /// The calling thread enqueues here from now on.
+    /// Makes the calling thread enqueue on this lane from now on.
     void use() const;
     [[nodiscard]] point mark(bool timed = false) const;
-    /// Until all is over.
+    /// Waits until all work is done.
     void drain() const;
     /// Null without a device.
     [[nodiscard]] cudaStream_t native() const noexcept { return stream_; }
-    /// `pass` as a graph, by a thread that uses the lane and for one that does; without a device
-    /// `pass` itself.
+    /// Captures `pass` as a graph. The calling thread, and later the thread that replays the graph,
+    /// must use the lane. Without a device, returns `pass` itself.
     [[nodiscard]] std::function<void()> captured(std::function<void()> pass) const;
 
 private:

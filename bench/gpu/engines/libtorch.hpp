@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of libtorch that the experiment needs besides models: all else here knows only CUDA, and
-// is rehearsed without libtorch (tests/gpu/engines_rehearsal.cpp).
+// The experiment's interface to libtorch, apart from models. All other code knows only CUDA, and a
+// rehearsal runs that code without libtorch (tests/gpu/engines_rehearsal.cpp).
 //
 //   use_stream(s);                                   // by the thread that enqueues
 //   const auto replay = captured([&] { bert.step(); });
@@ -17,22 +17,23 @@
 
 namespace gpu_engines {
 
-/// cpu: without a device. There a pass is over when it returns.
+/// `cpu` runs without a device: a pass is done when the call returns.
 enum class place : std::uint8_t { cpu, cuda };
 
-/// Before anything else.
+/// Must be called before any other function of libtorch.
 void start_libtorch(place p);
 [[nodiscard]] std::string libtorch_version();
 
-/// Weights come by the default stream, for which others don't wait: until they are all there.
+/// Waits until all weights are copied. The default stream copies the weights, and other streams
+/// don't wait for it.
 void wait_for_weights();
-/// The calling thread enqueues there from now on.
+/// Makes the calling thread enqueue on `s` from now on.
 void use_stream(cudaStream_t s);
-/// A graph of what `pass` enqueues, made on the calling thread's stream and to be replayed on the
-/// stream of the thread that calls it.
+/// Captures the work that `pass` enqueues on the calling thread's stream. The result replays the
+/// graph on the stream of the thread that calls it.
 [[nodiscard]] std::function<void()> captured(const std::function<void()>& pass);
 
-/// A tenant of the first device, in whose memory and on whose stream libtorch computes.
+/// A tenant of the first device. Inside, libtorch uses the tenant's memory and stream.
 class tenant_memory {
 public:
     explicit tenant_memory(gpushare::bytes quota);
@@ -40,9 +41,9 @@ public:
     tenant_memory& operator=(const tenant_memory&) = delete;
     ~tenant_memory();
 
-    /// By the calling thread, which has its own stream again behind that.
+    /// Runs `task` on the calling thread, which gets its own stream back afterwards.
     void inside(const std::function<void()>& task);
-    /// What is kept for the next allocation.
+    /// Returns the memory that is kept for later allocations.
     void give_back();
     [[nodiscard]] cudaStream_t native() const;
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Language models with layers as in Llama: a prefill, without a head, and a step of a decoding.
-// Their weights are made where they stay, since a module would draw gigabytes of them on the host.
+// Language models with layers like Llama's: a prefill without a head, and a decoding step. The code
+// creates weights directly on the device, because a module would draw gigabytes of weights on the
+// host.
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <c10/core/InferenceMode.h>
@@ -24,8 +25,7 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight) {
     return weight * (wide * at::rsqrt(wide.pow(2).mean(-1, true) + 1e-5)).to(x.scalar_type());
 }
 
-/// Weights of all layers, which are as in Llama, and the angles by which positions turn queries and
-/// keys.
+/// The weights of all layers, as in Llama, and the rotation angles of queries and keys by position.
 struct weights {
     weights(std::int64_t n, std::int64_t width, std::int64_t hidden, std::int64_t head, const Tensor& positions,
             const c10::TensorOptions& o) {
@@ -83,7 +83,8 @@ private:
     weights all_;
 };
 
-/// Each step is the last one of a text: keys and values of the tokens before lie in a cache.
+/// Each step computes the last token of a text. The cache holds keys and values of the earlier
+/// tokens.
 class decoding final : public model {
 public:
     decoding(const llm_step_sizes& s, const c10::TensorOptions& o)

@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// engine_figures: real models of libtorch beside each other on one device, by plain threads, by
-// native priorities and behind a launch gate. bench/engines.cpp has the same in virtual time.
+// engine_figures: runs real models of libtorch beside each other on one device, with plain threads,
+// with native priorities and behind a launch gate. bench/engines.cpp does the same in virtual time.
 //
 //   engine_figures [JSON] [--device cpu|cuda] [--seconds N] [--small] [--more]
 //
-// Rounds are repeated as long as another one fits into the seconds. --more: other loads, graphs and
-// a decoding in their place, which need a device. --small: little models, one short round, and
-// figures that mean nothing; cpu is the same without a device, by plain threads. Exit code 1: it
-// failed; 2: it was called wrongly; 3: no device or driver; 4: the device or driver can't do that.
+// The program repeats rounds while another round fits into the given seconds. --more measures other
+// loads, graphs and a decoding model instead of rounds, and needs a device. --small uses small
+// models and one short round; the figures then mean nothing. `--device cpu` is like --small without
+// a device, with plain threads. Exit codes:
+//  - 1: the run failed;
+//  - 2: the command line was wrong;
+//  - 3: there is no device or driver;
+//  - 4: the device or driver doesn't support the run.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -58,7 +62,8 @@ struct asked {
     double seconds = 220;
 };
 
-/// Another round begins as long as it would end in time, if it takes as long as the longest so far.
+/// Starts another round if a round that takes as long as the longest round so far would end in
+/// time.
 std::vector<round_of> measure_rounds(cast& all, bool one, steady::time_point end) {
     std::vector<round_of> rounds;
     steady::duration longest{};
@@ -91,7 +96,7 @@ int run(const asked& a) {
         else
             report(out, all, measure_rounds(all, small, end - controls));
     } catch (...) {
-        out.write(a.json);  // what was measured until then
+        out.write(a.json);  // the figures that were measured before the error
         throw;
     }
     out.write(a.json);

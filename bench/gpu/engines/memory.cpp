@@ -19,11 +19,11 @@ constexpr int turns = 4;
 
 struct pace {
     std::chrono::milliseconds length;
-    int warm;  // passes
+    int warm;  // number of passes
 };
 
-/// Passes a second on stream `s`, the calling thread's, with three in flight. `behind` is called
-/// after each pass is enqueued.
+/// Passes per second on the calling thread's stream `s`, with three passes in flight. Calls
+/// `behind` after enqueuing each pass.
 double passes_per_s(model& m, cudaStream_t s, std::chrono::milliseconds length, const std::function<void()>& behind) {
     std::deque<point> in_flight;
     std::size_t over = 0;
@@ -43,7 +43,7 @@ double passes_per_s(model& m, cudaStream_t s, std::chrono::milliseconds length, 
     return 1e6 * static_cast<double>(over) / us_from(begin, steady::now());
 }
 
-/// By one thread, so that cuDNN chooses alike for both.
+/// One thread runs both sides, so that cuDNN makes the same choices for both.
 memory_ratio measure(const std::function<std::unique_ptr<model>()>& make, gpushare::bytes quota, const pace& p) {
     const auto nothing = [] {};
     const lane way(place::cuda, urgency::normal);
@@ -64,7 +64,7 @@ memory_ratio measure(const std::function<std::unique_ptr<model>()>& make, gpusha
         tenant.inside([&] { inside->step(); });
     }
     memory_ratio r;
-    for (int i = 0; i < turns; ++i) {  // in turns, each the first one half of the time
+    for (int i = 0; i < turns; ++i) {  // the sides alternate, and so does their order
         const double before = i % 2 == 0 ? in_cache() : 0;
         const double scope = in_scope(p.length, nothing);
         r.of_scope.push_back(scope / (i % 2 == 0 ? before : in_cache()));

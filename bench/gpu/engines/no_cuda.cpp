@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stands in for libtorch_cuda.so, which needs a dozen of CUDA's libraries: to link with, and to
-// start without a device. Of its functions it has those that libtorch.cpp calls, by the same names.
-// The server on CUDA links it, too, and asks for workspaces.
+// Stands in for libtorch_cuda.so, which depends on a dozen CUDA libraries. The stand-in lets
+// programs link, and start without a device. It defines, under the same names, the functions that
+// libtorch.cpp calls, and the workspace functions that the server on CUDA calls.
 #include <cuda_runtime_api.h>
 
 #include <stdexcept>
@@ -14,7 +14,7 @@ namespace {
 
 }  // namespace
 
-// Not libtorch's class, whose members need more than this: nobody but the linker sees it.
+// Unlike libtorch's class, this class has no members. Only the linker sees it.
 struct CUDAGraph {
     explicit CUDAGraph(bool keep);
     ~CUDAGraph();

@@ -19,7 +19,7 @@ namespace {
 
 using gpushare::cuda::check;
 
-/// Two words, one of which is always 0, and some memory of the device's.
+/// Two words, one of which is always 0, and a block of device memory.
 class words {
 public:
     words() {
@@ -32,7 +32,7 @@ public:
     words(const words&) = delete;
     words& operator=(const words&) = delete;
     ~words() {
-        close(false);  // to free memory waits for the device
+        close(false);  // freeing memory waits for the device
         (void)cudaFree(memory_);
         (void)cudaFreeHost(at_);
     }
@@ -47,7 +47,7 @@ private:
     void* memory_ = nullptr;
 };
 
-/// All are enqueued before the first one begins, so that no host is in between.
+/// Enqueues everything before the first operation starts, so that the host causes no gaps.
 double us_of(const gpushare::cuda::driver& api, const lane& way, const words& w, int fills, bool waits) {
     const auto wait = [&](CUdeviceptr word) {
         check(static_cast<cudaError_t>(api.stream_wait_value(way.native(), word, 0, CU_STREAM_WAIT_VALUE_EQ)),
@@ -70,11 +70,12 @@ double us_of(const gpushare::cuda::driver& api, const lane& way, const words& w,
 
 std::vector<double> open_wait_us(bool small) {
     if (!can_wait_in_streams()) return {};
-    const int fills = small ? 10 : 200, repeats = small ? 3 : 21;  // a stream takes some 1000 launches
+    // A stream holds about 1000 launches.
+    const int fills = small ? 10 : 200, repeats = small ? 3 : 21;
     const auto api = gpushare::cuda::driver::load();
     const lane way(place::cuda, urgency::normal);
     const words w;
-    (void)us_of(api, way, w, fills, true);  // loads what it needs
+    (void)us_of(api, way, w, fills, true);  // a first run loads everything
     std::vector<double> each;
     for (int i = 0; i < repeats; ++i) {
         const double without = us_of(api, way, w, fills, false);

@@ -58,7 +58,7 @@ void report_alone(bench::report& out, const rounds_of& rounds) {
                    each(rounds, [&](const round_of& r) { return r.passes_alone.at(n.neighbour); }), "1/s");
 }
 
-/// The figures of another strategy, to compare the gate in the stream with.
+/// Reports the figures of another strategy, for comparison with the gate in the stream.
 void report_strategy(bench::report& out, const rounds_of& rounds, const std::string& name, strategy how) {
     const std::string k = key(name, how), end = name + '_' + std::string(to_string(how));
     out.figure("gpu.engines_p99_vs_alone_" + end, p99_over_alone(rounds, k, &latencies::from_arrival_us), "x");
@@ -69,7 +69,7 @@ void report_strategy(bench::report& out, const rounds_of& rounds, const std::str
                    each(rounds, [&](const round_of& r) { return r.beside.at(k).busy[0].longest_hold_us; }), "us");
 }
 
-/// The same neighbour, planted with a fault.
+/// The same neighbour with a planted fault: the neighbour rests between passes.
 double resting_background_pct(cast& all, const rounds_of& rounds, busy_tenant& t) {
     const auto r = colocate(all.timed({.serving = &all.serving(strategy::gated, true),
                                        .busy = {{.tenant = &t, .rest = planted_rest}},
@@ -104,7 +104,7 @@ void report_eager(bench::report& out, const rounds_of& rounds) {
                    "x");
 }
 
-/// The worse neighbour. `kept`: of the account.
+/// The worse neighbour counts. `kept` is the fraction of the charges that the account keeps.
 double metering_error_pct(const round_of& r, strategy how, double kept) {
     double worst = 0;
     for (const double charged : r.charged.at(how)) worst = std::max(worst, 100 * std::abs(kept * charged - 1));
@@ -141,13 +141,14 @@ void report_costs(bench::report& out, cast& all, const rounds_of& rounds) {
     }
 }
 
-// What was told, over the P99 of the waits: what calls took longer than the P99 of calls alone.
+// The announced bound divided by the P99 of the waits. A wait is the time by which a call exceeds
+// the P99 of calls alone.
 double told_over_wait(const latencies& a, const latencies& alone) {
     const double wait = bench::percentile(a.call_us, 0.99) - bench::percentile(alone.call_us, 0.99);
     return bench::percentile(a.told_us, 0.5) / std::max(1.0, wait);
 }
-// Calls that took longer than what they were told and the longest call alone. Without a call alone
-// nothing is known: a machine that falls behind may answer none within the time of a small run.
+// Counts calls that took longer than their bound plus the longest call alone. Returns NaN without a
+// call alone: a slow machine may answer no request within the time of a small run.
 double violations(const latencies& a, const latencies& alone) {
     if (alone.call_us.empty()) return std::numeric_limits<double>::quiet_NaN();
     return static_cast<double>(

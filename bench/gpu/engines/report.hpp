@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The figures of all rounds, medians, and the controls of those with bars.
+// Reports the medians of all rounds, with controls for the figures that have bars.
 #pragma once
 
 #include <vector>
@@ -9,7 +9,7 @@
 
 namespace gpu_engines {
 
-/// Measures the controls as well. `rounds` isn't empty.
+/// Also measures the controls. `rounds` must not be empty.
 void report(bench::report& out, cast& all, const std::vector<round_of>& rounds);
 
 }  // namespace gpu_engines

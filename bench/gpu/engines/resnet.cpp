@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ResNet-50 of pictures that lie channel by channel: inference, and training by plain SGD. Weights
-// of batch norms and what they count stay of single precision, as cuDNN wants them.
+// ResNet-50 with channels-last images: inference, and training with plain SGD. The weights and
+// statistics of batch norms stay in single precision, as cuDNN requires.
 #include <ATen/Functions.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/nn.h>
@@ -19,8 +19,8 @@ nn::Conv2d convolution(std::int64_t in, std::int64_t out, std::int64_t size, std
     return nn::Conv2d(nn::Conv2dOptions(in, out, size).stride(stride).padding(size / 2).bias(false));
 }
 
-/// Three convolutions, of which the first makes it narrow and the last wide again, and a way past
-/// them.
+/// Three convolutions and a shortcut. The first convolution narrows the image, the last convolution
+/// widens it again.
 struct bottleneck : nn::Module {
     bottleneck(std::int64_t in, std::int64_t narrow, std::int64_t stride)
         : first(convolution(in, narrow, 1, 1), nn::BatchNorm2d(narrow)),

@@ -11,14 +11,14 @@
 namespace gpu_engines {
 namespace {
 
-// Of sizes that a host does at once.
+// Small sizes that a host computes immediately.
 constexpr bert_sizes small_bert{.layers = 2, .width = 64, .heads = 2, .tokens = 16, .words = 100};
 constexpr resnet_sizes small_resnet{.images = 2, .side = 32, .channels = 8, .classes = 10, .blocks = {1, 1, 1, 1}};
 constexpr llm_sizes small_llm{.layers = 1, .width = 64, .heads = 2, .hidden = 128, .tokens = 16, .words = 100};
 
 std::size_t index_of(strategy how, bool graph) { return (how == strategy::plain ? 0 : 2) + (graph ? 0 : 1); }
 
-/// As busy as it can be, beside requests at a quarter of what their model can do.
+/// Runs the tenant at full speed beside requests at a quarter of their model's capacity.
 outcome beside_requests(cast& all, busy_tenant& t, strategy how, bool graph, std::uint64_t seed) {
     return colocate(all.timed({.serving = &all.serving(how, graph),
                                .busy = {{.tenant = &t}},
@@ -39,7 +39,7 @@ void measure_eager(cast& all, round_of& r, std::uint64_t seed) {
         r.eager_beside[key(t.name, how)] = beside_requests(all, t, how, false, seed);
 }
 
-/// Of the worst neighbour.
+/// The cost for the worst neighbour.
 double cost_pct(cast& all, const round_of& r, strategy how, bool urgent) {
     double worst = std::numeric_limits<double>::lowest();
     for (const auto& t : all.busy())
@@ -47,7 +47,7 @@ double cost_pct(cast& all, const round_of& r, strategy how, bool urgent) {
                          100 * (1 - alone_per_s(all, {.tenant = t.get()}, how, urgent) / r.passes_alone.at(t->name)));
     return worst;
 }
-/// What inference and prefill get done together, each over what it does alone.
+/// The combined progress of inference and prefill, each relative to its rate alone.
 double side_by_side(cast& all, const round_of& r, strategy how) {
     setting s{.urgent = false, .how = how};
     for (std::size_t i = 0; i < 2; ++i) s.busy.push_back({.tenant = all.busy()[i].get(), .weight = 0});
@@ -64,8 +64,8 @@ void measure_gate(cast& all, round_of& r, strategy how, double plainly_side_by_s
     r.share_error_pp[how] = std::max(share_error_pp(all, r, how, {30, 70}), share_error_pp(all, r, how, {70, 30}));
     r.tenth_error_pp[how] = share_error_pp(all, r, how, {10, 90});
     r.thirds_error_pp[how] = share_error_pp(all, r, how, {20, 30, 50});
-    // Training is bound by its host: a gap between two launches is no device time, though it is
-    // between events.
+    // Training is limited by its host. The gaps between its launches aren't device time, but they
+    // lie between the events, so training is left out.
     for (std::size_t i = 0; i < 2; ++i)
         r.charged[how].push_back(charged_over_measured(*all.busy()[i], how, all.is_small() ? 10 : 60));
 }

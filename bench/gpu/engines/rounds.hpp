@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One round of the experiment: everything beside everything, by the same arrivals. A ratio is of
-// two measurements of one round, so that a drift of the machine cancels out.
+// One round of the experiment: every neighbour with every strategy, with the same arrivals. A ratio
+// always relates two measurements of the same round, so that a drift of the machine cancels out.
 //
 //   cast all(place::cuda, false);
 //   const round_of r = measure(all, 1);
@@ -18,23 +18,24 @@
 
 namespace gpu_engines {
 
-/// All tenants. Made and warmed up once: that takes a third of a minute.
+/// All tenants. Making and warming up the tenants takes a third of a minute, so this happens once.
 class cast {
 public:
-    /// `small`: models that a host runs at once, and runs that are over at once.
+    /// `small` uses models that a host computes immediately, and very short runs.
     cast(place p, bool small);
 
     [[nodiscard]] place where() const noexcept { return place_; }
     [[nodiscard]] bool is_small() const noexcept { return small_; }
-    /// The tenant with requests, as the strategy wants it; `graph`: its passes are a graph each.
+    /// The tenant with requests, on the stream that the strategy needs. With `graph`, each pass is
+    /// a graph.
     [[nodiscard]] serving_tenant& serving(strategy how, bool graph);
-    /// A quarter of what it does alone.
+    /// A quarter of the rate that the tenant reaches alone.
     [[nodiscard]] double requests_per_s(bool graph) const noexcept { return graph ? graphs_per_s_ : eager_per_s_; }
     /// Inference, prefill and training.
     [[nodiscard]] const std::vector<std::unique_ptr<busy_tenant>>& busy() const noexcept { return busy_; }
-    /// Another one of the size of the tenants' models.
+    /// Makes another model of the same size as the tenants' models.
     [[nodiscard]] std::unique_ptr<model> make_resnet(bool trains) const;
-    /// For how long a run counts, and how long it is before that.
+    /// Sets the warm-up and the length of a run. `of_whole` scales the length.
     [[nodiscard]] setting timed(setting s, double of_whole = 1) const;
 
 private:
@@ -51,26 +52,30 @@ inline constexpr strategy gates[] = {strategy::held, strategy::gated};
 }
 
 struct round_of {
-    latencies alone, eager_alone;                         ///< of requests
-    std::map<std::string, double> passes_alone;           ///< a second, by neighbour
-    std::map<std::string, outcome> beside, eager_beside;  ///< by key()
-    // By gate:
-    std::map<strategy, double> cost_pct;              ///< while nobody is urgent, of the worst neighbour
-    std::map<strategy, double> alone_cost_pct;        ///< where nobody else has a client, of the worst neighbour
-    std::map<strategy, double> beside_cost_pct;       ///< of inference and prefill together, without weights
-    std::map<strategy, double> share_error_pp;        ///< of 30 and 70, and of 70 and 30: the worse
-    std::map<strategy, double> tenth_error_pp;        ///< of 10 and 90
-    std::map<strategy, double> thirds_error_pp;       ///< of 20, 30 and 50, all three neighbours
-    std::map<strategy, std::vector<double>> charged;  ///< over what events measured, of inference and prefill
+    latencies alone, eager_alone;  ///< latencies of requests
+    /// Passes per second alone, for each neighbour.
+    std::map<std::string, double> passes_alone;
+    std::map<std::string, outcome> beside, eager_beside;  ///< key: key()
+    // The key of these maps is the gate:
+    std::map<strategy, double> cost_pct;         ///< without requests, for the worst neighbour
+    std::map<strategy, double> alone_cost_pct;   ///< without any other client, for the worst neighbour
+    std::map<strategy, double> beside_cost_pct;  ///< inference and prefill together, without weights
+    std::map<strategy, double> share_error_pp;   ///< the worse of 30/70 and 70/30
+    std::map<strategy, double> tenth_error_pp;   ///< shares of 10 and 90
+    /// Shares of 20, 30 and 50 for all three neighbours.
+    std::map<strategy, double> thirds_error_pp;
+    /// Charge divided by the events' time, for inference and prefill.
+    std::map<strategy, std::vector<double>> charged;
 };
 
-/// Without a device: plain threads alone.
+/// Without a device, measures plain threads only.
 [[nodiscard]] round_of measure(cast& all, std::uint64_t seed);
 
-/// Passes a second of one that runs alone. `urgent`: as in setting.
+/// Passes per second of a neighbour alone. `urgent` is as in setting.
 [[nodiscard]] double alone_per_s(cast& all, const busy_part& part, strategy how = strategy::plain, bool urgent = true);
-/// How far neighbours are from these percents, in their order, by what each does alone: the worst.
-/// `told`: the gate knows of them.
+/// The largest deviation of a neighbour's progress from its share in percent, where progress is
+/// relative to the rate alone. `shares` are in the neighbours' order. `told` says whether the gate
+/// gets the shares.
 [[nodiscard]] double share_error_pp(cast& all, const round_of& r, strategy how,
                                     const std::vector<std::uint32_t>& shares, bool told = true);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tenants of a device, each with a model, a lane and a thread of its own: one that answers
-// requests, and one that always has work.
+// The tenants of a device. Each tenant has a model, a lane and a thread. A serving tenant answers
+// requests, and a busy tenant always has work.
 //
 //   busy_tenant resnet("inference", make_resnet_inference({}, p), p);
 //   resnet.warm_up(3);
@@ -20,7 +20,7 @@ struct busy_tenant {
     busy_tenant(std::string called, std::unique_ptr<model> m, place p)
         : name(std::move(called)), engine(std::move(m)), way(p, urgency::normal) {}
 
-    /// On its own thread.
+    /// Runs passes on the tenant's own thread.
     void warm_up(int passes) {
         work.begin([this, passes] {
             way.use();
@@ -36,9 +36,10 @@ struct busy_tenant {
     worker work;
 };
 
-/// Of the same model as others may be: only one of those that share it runs at a time.
+/// Several serving tenants may share a model, but only one of them may run at a time.
 struct serving_tenant {
-    /// `graph`: passes are replayed from a capture, and launched one by one otherwise.
+    /// With `graph`, the tenant captures a pass and replays it; otherwise, each pass launches
+    /// kernels one by one.
     serving_tenant(const std::shared_ptr<model>& m, place p, urgency u, bool graph) : engine(m), way(p, u) {
         work.begin([this, graph] {
             way.use();

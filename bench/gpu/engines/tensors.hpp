@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the models' tensors are, and of which type: half precision on a device.
+// The place and type of the models' tensors: half precision on a device.
 //
 //   const auto prompt = at::randn({1, tokens, width}, options_on(place::cuda));
 #pragma once

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread that stays: libtorch and cuDNN remember per thread how to run a layer, and forget it
-// with the thread.
+// A thread that lives as long as its tenant. libtorch and cuDNN remember for each thread how to run
+// a layer, and forget their choice when the thread ends.
 //
 //   worker w;
 //   w.begin([&] { serve(requests); });
@@ -23,7 +23,7 @@ public:
     worker(const worker&) = delete;
     worker& operator=(const worker&) = delete;
 
-    /// One at a time.
+    /// Starts a task. Only one task may run at a time.
     void begin(std::function<void()> task) {
         const std::lock_guard lock(mutex_);
         task_ = std::move(task);
@@ -60,7 +60,7 @@ private:
     std::function<void()> task_;
     std::exception_ptr failed_;
     bool busy_ = false;
-    std::jthread thread_;  // the last one: it uses the others
+    std::jthread thread_;  // last, because the thread uses the other members
 };
 
 }  // namespace gpu_engines

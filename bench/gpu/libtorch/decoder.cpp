@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The decoder's test (tests/interop/torch/decoder_test.cpp) on a device.
+// Runs the decoder's test (tests/interop/torch/decoder_test.cpp) on a device.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -38,10 +38,10 @@ using text = std::vector<text_token>;
 using tenancy = gpushare::tenancy<cu::node>;
 
 constexpr std::uint32_t page_tokens = 8, num_pages = 24, host_pages = 16;
-/// Where two scores are so close, their order is up to rounding.
+/// If the best scores are this close, rounding decides their order.
 constexpr double rounding = 1e-9;
 
-/// A text, and what comes of it by itself.
+/// A text, with the tokens that the model adds when the text runs alone.
 struct request {
     text prompt, added;
     std::uint32_t most_new = 0;
@@ -49,7 +49,7 @@ struct request {
     int level = 0;
 };
 
-/// By chance, always the same; half of the texts begin alike.
+/// Random but repeatable texts. Half of the texts start with the same prefix.
 class requests {
 public:
     requests(const torch_decoder::model& m, std::uint64_t longest) : model_(m), longest_(longest) {
@@ -79,7 +79,7 @@ private:
     text prefix_ = text(20);
 };
 
-/// `faulty`: now and then a page that a text goes on with loses its keys and values.
+/// If `faulty`, erases the keys and values of a page in use at every fourth step.
 class pupil {
 public:
     pupil(torch_decoder::engine e, at::Tensor cache, bool faulty)
@@ -98,7 +98,7 @@ private:
 };
 static_assert(gpushare::iteration_engine<pupil>);
 
-/// A tenant with pages for the decoder, all of which lie in one tensor.
+/// A tenant with pages for the decoder. All pages lie in one tensor.
 struct chat_on_pages {
     explicit chat_on_pages(const torch_decoder::model& m)
         : chunks(addresses, scrubbing, {.capacity = 128}),
@@ -134,8 +134,8 @@ std::size_t differing(const text& a, const text& b) {
     return n;
 }
 
-/// The first eight come at once, the others in turn, some on a higher level. How many tokens
-/// differ.
+/// Submits eight texts at once and the other texts later, some with higher priority. Counts the
+/// tokens that differ from those of the texts alone.
 double mismatches(const torch_decoder::model& m, chat_on_pages& on, const std::vector<request>& all, yields_by how,
                   bool faulty) {
     iteration_batch texts(

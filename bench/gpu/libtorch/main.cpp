@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// torch_figures: what libtorch does for tenants, but for its speed (engine_figures).
+// torch_figures: tests what libtorch does for tenants. engine_figures measures the speed.
 //
 //   torch_figures decoder|slices [JSON] [--small]
 //
-// --small: a form for machines without a device. Exit code 1: it failed, a token differs, or the
-// planted fault wasn't found; 2: it was called wrongly; 3: no device or driver; 4: the device or
-// driver can't do that.
+// --small is for machines without a device. Exit codes:
+//  - 1: the run failed, a token differs, or the planted fault wasn't found;
+//  - 2: the command line was wrong;
+//  - 3: there is no device or driver;
+//  - 4: the device or driver doesn't support the run.
 #include <stdexcept>
 #include <string_view>
 

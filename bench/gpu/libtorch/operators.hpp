@@ -4,7 +4,7 @@
 
 namespace gpu_torch {
 
-/// Before anything else of libtorch. On a device there is nothing to do.
+/// Must be called before any other function of libtorch. Does nothing on a device.
 void start_operators();
 
 }  // namespace gpu_torch

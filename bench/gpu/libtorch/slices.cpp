@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Torch keeps a handle of cuBLAS and of cuDNN for each thread and device, made in the context that
-// was current at the thread's first call. Here one thread makes its handles in the device's primary
-// context and another one in the slice's. Both enqueue on a stream of the slice.
+// Torch keeps a cuBLAS handle and a cuDNN handle for each thread and device, made in the context
+// that was current at the thread's first call. In this test, one thread makes its handles in the
+// device's primary context, another thread in the slice's context. Both threads enqueue on a stream
+// of the slice.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -48,14 +49,14 @@ struct inputs {
     Tensor a, pictures, kernel, weight, bias;
 };
 
-/// One operator, with cuDNN or without.
+/// An operator, with or without cuDNN.
 struct trial {
     std::string name;
     bool cudnn;
     std::function<Tensor()> compute;
 };
 
-/// In the order of what might leave the device with an error that stays.
+/// The trials that may leave the device with a sticky error come last.
 std::vector<trial> trials(const inputs& in) {
     const auto norm = [&in](bool cudnn) {
         return at::batch_norm(in.pictures, in.weight, in.bias, {}, {}, true, 0.1, 1e-5, cudnn);
@@ -69,7 +70,7 @@ std::vector<trial> trials(const inputs& in) {
             {"batch_norm_by_cudnn", true, [norm] { return norm(true); }}};
 }
 
-/// Empty if it came out right, else why not.
+/// Empty if the result is right; otherwise the reason of the failure.
 std::string outcome(const trial& t, const Tensor& right, const c10::cuda::CUDAStream& on) {
     try {
         const at::NoGradGuard by_itself;
@@ -100,7 +101,7 @@ void go_out_of(const cu::driver& api, CUcontext context) {
     if (left != context) std::printf("# on a slice: torch has left the slice's context, so its handles weren't used\n");
 }
 
-/// A quarter of the SMs.
+/// A slice with a quarter of the SMs.
 cu::green_context some_sms(const cu::node& node) {
     const auto can = cu::query_sm_split(node, gpushare::device_id{0});
     const std::uint32_t sms[] = {std::max(1U, can.units / 4) * can.unit};
@@ -109,7 +110,7 @@ cu::green_context some_sms(const cu::node& node) {
     return std::move(parts[0]);
 }
 
-/// Both threads stay to the end: one that ends leaves its handles to the next one.
+/// Both threads live to the end, because a thread that ends passes its handles to the next thread.
 class attempts {
 public:
     attempts(bench::report& out, cu::node& node, cu::green_context& slice)
@@ -125,7 +126,7 @@ public:
         at::globalContext().setUserEnabledCuDNN(true);
     }
 
-    /// The first thread makes its handles outside of the slice.
+    /// Makes the first thread create its handles outside the slice.
     void begin_outside(const std::vector<trial>& all, const std::vector<Tensor>& right) {
         outside_.begin([&] {
             for (std::size_t i = 0; i < all.size(); ++i)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What average.hpp declares, for a file that can launch kernels on cuda::stream and includes what
-// does that first: nvcc's average.cu, and the rehearsal over the stand-in.
+// Defines the function of average.hpp. The including file must be able to launch kernels on
+// cuda::stream, and must include the launch headers first: nvcc's average.cu, and the rehearsal
+// over the stand-in.
 #pragma once
 
 #include <cstddef>

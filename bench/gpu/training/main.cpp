@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// training_figures: two ranks on one device train modules of libtorch, with gradients averaged by
-// torch_device_ranks, and must learn the same parameters to the bit.
+// training_figures: two ranks on one device train modules of libtorch. torch_device_ranks averages
+// the gradients, and both ranks must learn exactly the same parameters.
 //
 //   training_figures [JSON] [--small]
 //
-// --small: little modules, one round, and a rate that means nothing. Exit code 1: it failed,
-// parameters differ, or the planted fault wasn't found; 2: it was called wrongly; 3: no device or
-// driver; 4: the device or driver can't do that.
+// --small uses small modules and one round; the rate then means nothing. Exit codes:
+//  - 1: the run failed, parameters differ, or the planted fault wasn't found;
+//  - 2: the command line was wrong;
+//  - 3: there is no device or driver;
+//  - 4: the device or driver doesn't support the run.
 #include <algorithm>
 #include <stdexcept>
 #include <string_view>
@@ -39,7 +41,7 @@ struct asked {
     bool small = false;
 };
 
-/// A round: both modules.
+/// Trains both modules once.
 std::vector<lesson> lessons(two_ranks& ranks, bool small, bool planted) {
     const convolutional_sizes pictures =
         small ? convolutional_sizes{.images = 2, .side = 8, .channels = 8} : convolutional_sizes{};

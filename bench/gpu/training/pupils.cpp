@@ -42,7 +42,7 @@ struct convolutional : nn::Module {
     nn::Linear head;
 };
 
-/// Attention, and two layers behind it, each around a norm.
+/// Attention followed by two layers. Each part has a norm and a residual.
 struct transformer : nn::Module {
     explicit transformer(const transformer_sizes& s)
         : before_attention(nn::LayerNormOptions({s.width})),
@@ -74,14 +74,15 @@ struct transformer : nn::Module {
     std::int64_t heads;
 };
 
-/// Numbers are drawn on the host.
+/// Seeds the host's generator, which draws all numbers.
 void seed(std::uint64_t number) {
     auto source = at::detail::getDefaultCPUGenerator();
     const std::scoped_lock lock(source.mutex());
     source.set_current_seed(number);
 }
 
-/// A module with the same weights on all ranks. Behind it each rank draws numbers of its own.
+/// Makes a module with the same weights on all ranks. Afterwards, each rank draws different
+/// numbers.
 template <class Module, class Sizes>
 std::shared_ptr<Module> made(const Sizes& s, std::uint32_t rank) {
     seed(1);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The modules that the ranks train: a convolutional network, and a block of a transformer. Their
-// weights are random and the same on all ranks; batches differ.
+// The modules that the ranks train: a convolutional network and a transformer block. All ranks
+// start with the same random weights, but have different batches.
 //
 //   const pupil mine = make_transformer({}, rank);
 //   mine.loss().backward();
@@ -15,10 +15,10 @@
 
 namespace gpu_training {
 
-/// A module on the device, and what it's taught there.
+/// A module on the device, with its task.
 struct pupil {
     std::shared_ptr<torch::nn::Module> module;
-    std::function<at::Tensor()> loss;  ///< of the rank's batch, which is always the same one
+    std::function<at::Tensor()> loss;  ///< for the rank's batch, which never changes
 };
 
 struct convolutional_sizes {
@@ -28,8 +28,8 @@ struct transformer_sizes {
     std::int64_t texts = 8, tokens = 128, width = 256, heads = 4;
 };
 
-/// For one thread at a time, since libtorch draws for all from one source. The default stream may
-/// still copy weights when they return.
+/// Only one thread may call these functions at a time, because libtorch draws all numbers from a
+/// single generator. The default stream may still be copying weights when they return.
 [[nodiscard]] pupil make_convolutional(const convolutional_sizes& s, std::uint32_t rank);
 [[nodiscard]] pupil make_transformer(const transformer_sizes& s, std::uint32_t rank);
 

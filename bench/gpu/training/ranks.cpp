@@ -28,9 +28,9 @@ using steady = std::chrono::steady_clock;
 
 constexpr gs::device_id device{0};
 constexpr std::array<gs::device_id, 2> of_ranks{device, device};
-constexpr int first_steps = 5;  // libtorch chooses kernels and takes memory
+constexpr int first_steps = 5;  // libtorch chooses kernels and allocates memory
 
-/// libtorch's, on a stream.
+/// libtorch's optimiser, on a stream.
 struct optimiser {
     torch::optim::SGD& sgd;
     cu::stream& on;
@@ -40,7 +40,7 @@ struct optimiser {
     }
 };
 
-/// What a rank does in its thread.
+/// The work of a rank in its thread.
 struct rank_of_training {
     const pupil& mine;
     cu::stream& on;
@@ -84,7 +84,7 @@ private:
     }
 };
 
-/// Both, beside each other. Throws what one of them threw.
+/// Runs both ranks at the same time. Rethrows an exception of either rank.
 void run_both(std::span<rank_of_training> of, gs::detail::device_ranks& ranks) {
     std::array<std::exception_ptr, 2> why;
     {
@@ -95,7 +95,8 @@ void run_both(std::span<rank_of_training> of, gs::detail::device_ranks& ranks) {
                     of[r].run(ranks);
                 } catch (...) {
                     why[r] = std::current_exception();
-                    ranks.end(gs::errc::stopped, of[r].rank);  // the other one doesn't wait for this one
+                    // So that the other rank doesn't wait for this rank.
+                    ranks.end(gs::errc::stopped, of[r].rank);
                 }
             });
     }
@@ -103,7 +104,7 @@ void run_both(std::span<rank_of_training> of, gs::detail::device_ranks& ranks) {
         if (w) std::rethrow_exception(w);
 }
 
-/// Floats that aren't the same in both modules, to the bit.
+/// Counts the floats whose bits differ between the modules.
 double differing(const torch::nn::Module& a, const torch::nn::Module& b) {
     const auto of_a = a.parameters(), of_b = b.parameters();
     double n = 0;
@@ -130,7 +131,7 @@ two_ranks::two_ranks(std::uint32_t blocks, std::uint32_t threads)
 }
 
 lesson two_ranks::train(const std::array<pupil, 2>& pupils, int steps, bool planted) {
-    c10::cuda::device_synchronize();  // weights and batches are there
+    c10::cuda::device_synchronize();  // until weights and batches are on the device
     const bench::rank_group all{node_, device, combining_, members_};
     const auto combine = [&](gs::device_buckets<float>& gradients) { return launch_average(all, gradients, shape_); };
     gs::torch_device_ranks ranks(node_, std::span(&combining_, 1), 2, combine,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Data-parallel training by two ranks: threads of one process that share a device, each with a
-// stream of its own. A third stream averages their gradients while backward passes go on.
+// Data-parallel training with two ranks: threads of one process that share a device, each with its
+// own stream. A third stream averages the gradients while the backward passes continue.
 //
 //   two_ranks both(2, 64);
 //   const lesson plain = both.train({make_transformer({}, 0), make_transformer({}, 1)}, 20, false);
@@ -19,19 +19,19 @@
 
 namespace gpu_training {
 
-/// The outcome of a training.
+/// The result of a training.
 struct lesson {
-    double differing = 0;    ///< parameters, single numbers, whose bits aren't those of the other rank
-    double steps_per_s = 0;  ///< of both ranks together, without the first steps
+    double differing = 0;    ///< number of single parameters whose bits differ between the ranks
+    double steps_per_s = 0;  ///< steps per second of rank 0, without the first steps
 };
 
 class two_ranks {
 public:
-    /// A launch has so many blocks for each rank at most.
+    /// `blocks` is the maximum number of blocks per rank in a launch.
     two_ranks(std::uint32_t blocks, std::uint32_t threads);
 
-    /// `planted`: amid the training rank 1 takes a step by its own gradients, without the average.
-    /// Throws where a step fails, and where the losses don't fall.
+    /// With `planted`, rank 1 takes one step with its own gradients in the middle of the training,
+    /// without averaging. Throws if a step fails or if the losses don't fall.
     [[nodiscard]] lesson train(const std::array<pupil, 2>& pupils, int steps, bool planted);
 
 private:
