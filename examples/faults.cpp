@@ -49,8 +49,7 @@ int main() {
     again.wait();
     expect(again.status() == errc::none, "until it is pardoned");
 
-    // the event may come among others: on a busy machine, a wait may have been longer than its
-    // bound
+    // Other events may come first: on a busy machine, a wait may have exceeded its bound.
     bool kept = false;
     while (const auto event = shared.limiter_of({0}).take_event())
         kept = kept || event->what == gpushare::limiter_event::kind::quarantined;

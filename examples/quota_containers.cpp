@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Puts containers of the standard library into two tenants' memory. Each tenant is refused at its
-// own quota, and neither notices what the other lacks.
+// own quota, and doesn't notice the other tenant's refusal.
 #include <cstdint>
 #include <map>
 #include <memory_resource>

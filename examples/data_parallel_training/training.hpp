@@ -40,7 +40,7 @@ struct training_options {
     network_kind kind = network_kind::convolutional;
     std::size_t epochs = 20, batch = 32;  // the batch of all ranks together
     std::size_t held_out = 297;           // the last digits, which measure the accuracy
-    // a rate of 0 takes one that suits the network, in proportion to the batch
+    // 0 takes a rate that suits the network, in proportion to the batch.
     float rate = 0, momentum = 0.9F;
     gpushare::bucket_choice fusion{gpushare::bytes{16384}, 1};
     gpushare::wire_format wire = gpushare::wire_format::as_is;

@@ -180,10 +180,10 @@ private:
     private:
         tenant_calls& of_;
     };
-    // Returns with the turn to enqueue, which ends with an `ending`. A permit counts at the limiter
-    // as work on the device. So a call that waits for another call of the tenant holds no permit:
-    // the other call may take as long as the host computes, and the other tenants of the level
-    // would wait behind the permit.
+    // Returns with the turn to enqueue, which ends with an `ending`. The limiter counts a permit as
+    // work on the device. So a call that waits for another call of the tenant holds no permit: the
+    // other call may take as long as the host computes, and the other tenants of the level would
+    // wait behind the permit.
     [[nodiscard]] gpushare::result<permit> turn(const gpushare::submit_options& o) {
         for (;;) {
             {

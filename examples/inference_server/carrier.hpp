@@ -62,8 +62,8 @@ public:
         });
     }
 
-    /// Runs `f` on the thread, soon. Any thread may call it. If there is no memory for the call, or
-    /// the thread no longer exists, there is nothing left to do, and `f` is dropped.
+    /// Runs `f` on the thread, soon. Any thread may call it. Without memory for the call, or once
+    /// the thread has ended, `f` is dropped.
     template <class F>
     void later(F f) noexcept try {
         const std::lock_guard lock(mutex_);

@@ -64,7 +64,7 @@ public:
     /// run() is called once, where it enqueues the call: see `place`. Work of the previous call may
     /// still be running then.
     virtual void run(std::span<const tensor> inputs, std::vector<tensor>& outputs, place& on);
-    /// As run(), for an engine that needs `scratch()` bytes while it runs. The bytes have an
+    /// Like run(), for an engine that needs `scratch()` bytes while it runs. The bytes have an
     /// alignment of 256 and unspecified contents, because other models of the tenant use them, too.
     virtual void run_in(std::span<std::byte> scratch, std::span<const tensor> inputs, std::vector<tensor>& outputs,
                         place& on);

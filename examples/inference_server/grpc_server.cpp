@@ -715,10 +715,11 @@ private:
             },
             c->who.counts.get());
     } catch (...) {
-        // if there is no memory for that, there is nothing left to do: the call's deadline ends it
+        // Without memory for the answer, the server can do nothing more: the call's deadline ends
+        // the call.
     }
 
-    // ---- streams: one request after the other, each with one answer or with an answer for each
+    // ---- streams: one request after another, each with one answer or with an answer for each
     // token. The next request is looked at once the last request is answered, and the next piece of
     // a text is made once the last piece is written. So the server waits for slow readers.
 
@@ -858,7 +859,8 @@ void grpc_server::shell::accept() {
         const bool fails = e && e != asio::error::connection_aborted;
         if (fails != std::exchange(is_shut, fails)) of.shut(fails);
         if (!fails) {
-            // first, because the next connection comes even if there is no memory for this one
+            // Accepts first, so that the next connection comes even without memory for this
+            // connection.
             accept();
             if (!e) came(std::move(socket));
             return;
@@ -988,7 +990,8 @@ void grpc_server::stop(std::chrono::milliseconds patience) {
             return s->in_a_hurry || (s->rooms_open == 0 && s->count.load(std::memory_order_relaxed) == 0);
         });
     }
-    // The strangers' thread first: after that, no connection moves in.
+    // Ends the strangers' thread first, so that no connection moves to the tenants' thread any
+    // more.
     for (auto* const r : {&s->strangers, &s->tenants})
         r->thread.end([s, r] {
             r->clockwork.cancel();

@@ -88,8 +88,8 @@ public:
     void send(call_id c, std::string message);
     /// Whether all messages of the call have been written.
     [[nodiscard]] bool is_drained(call_id c) const noexcept;
-    /// The bytes of the call's messages that were written so far. If the number doesn't change
-    /// although the call isn't drained, the client doesn't read.
+    /// The bytes of the call's messages that were written so far. While this number stays the same
+    /// and the call isn't drained, the client isn't reading.
     [[nodiscard]] std::size_t written(call_id c) const noexcept;
     /// Ends the call after all messages.
     void finish(call_id c, const call_status& how);

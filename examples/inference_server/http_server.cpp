@@ -529,7 +529,7 @@ private:
             if (e) return;
             self->keep_alive_ ? self->read_header() : self->linger();
         };
-        if (is_head())  // the answer to HEAD has no body, whatever the answer is
+        if (is_head())  // the answer to HEAD never has a body
             http::async_write_header(*stream_, *serializer_, std::move(written));
         else
             http::async_write(*stream_, *serializer_, std::move(written));

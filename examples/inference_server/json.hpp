@@ -36,7 +36,7 @@ public:
 
     /// The first member of that name of an object. Throws error if the value isn't an object.
     [[nodiscard]] std::optional<value> find(std::string_view name) const;
-    /// As find(), but throws error if there is no such member.
+    /// Like find(), but throws error if there is no such member.
     [[nodiscard]] value at(std::string_view name) const;
     /// The elements of an array. Throws error for any other value, and for more than `most`
     /// elements, before it has allocated memory for them.

@@ -32,7 +32,7 @@ constexpr gpushare::ns::rep most_together = 8;
 /// How long one submission reads of a text's prompt. It reads at least one part.
 constexpr gpushare::ns read_together = 10ms;
 
-/// Whether the rows of both can lie one after the other.
+/// Whether the rows of both can be concatenated.
 bool alike(const std::vector<tensor>& a, const std::vector<tensor>& b) {
     return std::ranges::equal(a, b, [](const tensor& x, const tensor& y) {
         return x.type != datatype::bytes &&
@@ -156,7 +156,7 @@ bool broke(const gpushare::completion& how) noexcept {
 
 /// The requests that one submission runs, from the time when it is let onto the device.
 struct lane::batch {
-    /// Requests whose rows lie one after the other, in one call of the engine.
+    /// Requests whose rows are concatenated for one call of the engine.
     struct call {
         std::size_t first, end;  // indices of the requests
         std::uint32_t rows;
@@ -176,9 +176,8 @@ struct lane::batch {
     bool starved = false;  // whether there was no memory to take requests
     // whether the engine was entered, so it may be in any state if it throws
     std::atomic<bool> entered{false};
-    // For a model in pieces: each step is a submission, piece after piece of one call after the
-    // other.
-    // the engine when the batch came; null if the engine has only one piece
+    // For a model in pieces, each step of a call is a submission, piece by piece and call by call.
+    // `cut` is the engine when the batch came, or null if the engine has only one piece.
     std::shared_ptr<engine> cut{};
     std::uint32_t pieces = 1;  // of the engine that runs
     // the longest piece; each piece is a submission after the previous one
@@ -948,8 +947,8 @@ struct token_stream::piece {
         }
         last = last || most > 0 || of.left_ == 0;
     }
-    /// Whether more of the prompt is left. A long prompt goes on in another submission, behind the
-    /// waiting ones.
+    /// Returns true if more of the prompt is left. A long prompt continues in another submission,
+    /// behind the waiting submissions.
     bool read(place& context) const {
         const auto turn_ends = std::chrono::steady_clock::now() + read_together;
         for (; text->text_->read_on(); give_way(context))
@@ -962,7 +961,7 @@ struct token_stream::piece {
     }
 };
 
-// Called without the lock. Whether the piece has to wait because others came before it.
+// Called without the lock. Returns true if the piece must wait because other pieces came before it.
 bool lane::waits_behind_others(const piece& p) {
     const std::lock_guard lock(mutex_);
     if (p->waited || state_ == state::closed || (for_memory_.empty() && !trying_)) return false;

@@ -326,7 +326,7 @@ void service::keep_house(const std::stop_token& stop) {
         const auto asked = std::exchange(reloads_, {});
         lock.unlock();
         if (stop.stop_requested()) return answer_all(asked, "the server is going down");
-        try {  // done first, because what waits for this waits for nothing else
+        try {  // done first, because some lanes wait only for this call
             for (const auto& l : all_lanes()) l->look_again();
         } catch (const std::exception& e) {
             tell(e.what());
@@ -393,7 +393,7 @@ void service::reload_if_changed() {
     (void)reload();
 }
 
-// The thread that asks may be as quick as the thread that writes the file.
+// Without the wait, a fast test or operator could reload the file while it is still being written.
 void service::wait_until_written() const {
     constexpr auto quiet = 100ms;
     for (int i = 0; i < 10; ++i) {
@@ -458,8 +458,8 @@ void service::close_all(const std::vector<std::shared_ptr<lane>>& lanes, instant
     });
 }
 
-// Called under the mutex, for lanes that leave their row. From then on they are in outlasting_, so
-// an end that comes while they close also waits for them, and names them.
+// Called under the mutex, for lanes that leave their row. From then on, the lanes are in
+// outlasting_. A stop() that comes while they close therefore also waits for them and names them.
 void service::make_room(std::vector<std::shared_ptr<lane>>& leaving, std::size_t more) {
     outlasting_.reserve(outlasting_.size() + more);
     leaving.reserve(leaving.size() + more);

@@ -55,7 +55,8 @@ struct service_options {
     /// Checks as much as possible before the first request, and throws errors of engines and
     /// models. Empty if the server was built without such engines.
     std::function<model_source(const model_setting&, const std::string& path)> model_of{};
-    /// The lines kept for a journal that can't be written; further lines are summed by tenant.
+    /// The maximum number of lines to keep for a journal that can't be written. Further lines are
+    /// summed for each tenant.
     std::size_t kept_lines = 10'000;
     call_gate_options gate{};  ///< on CUDA: how launches are held
 };

@@ -31,7 +31,7 @@ bool same(std::string_view a, std::string_view b) noexcept {
     return differ == 0;
 }
 
-/// A random start for the hashes of keys, so that nobody outside knows which hashes are close to
+/// A random start for the hashes of keys, so that an attacker can't know which hashes are close to
 /// each other.
 std::uint64_t seed() {
     static const std::uint64_t drawn = [] {

@@ -146,7 +146,7 @@ void set_json(tensor& t, json::value data) {
     const auto n = checked_elements(t);
     std::uint64_t count = 0;
     t.data.clear();
-    // Not more elements than a text of that length can have, whatever the shape claims.
+    // Reserves no more elements than a text of that length can have, even if the shape claims more.
     t.data.reserve(static_cast<std::size_t>(std::min<std::uint64_t>(n, data.text().size() / 2 + 1)) * size_of(t.type));
     const auto read = [&](json::value v) {
         if (t.type == datatype::bytes) {

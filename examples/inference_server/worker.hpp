@@ -46,7 +46,7 @@ public:
     /// Returns when all functions left to the worker have run, including functions that those have
     /// added. Don't call it from the worker's thread.
     void stop() { (void)stop(gpushare::never, {}); }
-    /// As stop(), until `deadline` of the steady clock, or until `hurry` is requested. Returns
+    /// Like stop(), until `deadline` of the steady clock, or until `hurry` is requested. Returns
     /// false if a function still runs then. The thread continues with it, and a later call waits
     /// for it again.
     bool stop(gpushare::instant deadline, const std::stop_token& hurry) {
@@ -78,7 +78,7 @@ private:
             }
             f = {};
             lock.lock();
-            // Moved only now, so that owners that came in the meantime are before this one.
+            // Moves only now, so that owners that came in the meantime go first.
             if (lines_.front().waiting.empty())
                 lines_.pop_front();
             else

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two devices, whose tenants are placed by a plan. A tenant that finds no room waits; a tenant that
-// is in the way moves with its data while it lives; a tenant of a lower level is told to leave; and
-// room is reserved ahead of time. Each plan is a value, which is then carried out.
+// Two devices, whose tenants are placed by plans. A tenant that finds no room waits. A tenant that
+// is in the way moves with its data while it keeps running. A tenant of a lower level is told to
+// leave. Room can also be reserved ahead of time. Each plan is a value, and carrying it out is a
+// separate step.
 #include <chrono>
 #include <cstring>
 #include <map>

@@ -317,8 +317,9 @@ private:
         }
     }
 
-    /// Writes the name into its area if the area is wide and thick enough. Of the places that are
-    /// nearly as thick as the thickest, takes the one nearest to the middle of the panel.
+    /// Writes the name into its area if the area is wide and thick enough. Among the places that
+    /// are nearly as thick as the thickest place, takes the place nearest to the middle of the
+    /// panel.
     void name_area(const std::string& full_name, const std::vector<double>* below, const std::vector<double>& above) {
         constexpr double size = 14, least = 20, enough = 44;
         if (above.empty()) return;

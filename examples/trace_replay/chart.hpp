@@ -29,7 +29,8 @@ struct panel {
     std::string title{};
     std::string y_label{};  // shown only at the first column
     std::vector<series> lines{};
-    // drawn as areas on top of each other, from the first series up; levels add up likewise
+    // Draws the series as areas on top of each other, from the first series up. The levels of the
+    // series add up as well.
     bool stacked = false;
     bool log_y = false;  // not allowed together with stacked
     std::optional<double> y_max{};

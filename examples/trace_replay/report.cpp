@@ -50,7 +50,7 @@ std::string change(double from, double to) {
     return to <= from ? print("%.1fx shorter", from / to) : print("%.1fx longer", to / from);
 }
 
-/// The tenant whose P99 grew most from one run to the other; the number of tenants if no P99 grew.
+/// The tenant whose P99 grew most between the two runs; the number of tenants if no P99 grew.
 std::size_t biggest_loser(const workload& w, const outcome& from, const outcome& to) {
     std::size_t loser = w.tenants.size();
     double growth = 1;

@@ -24,7 +24,7 @@ namespace trace_replay {
     if (byte(0) < 0x80) return 1;
     const std::size_t size = byte(0) < 0xC2 ? 0 : byte(0) < 0xE0 ? 2 : byte(0) < 0xF0 ? 3 : byte(0) < 0xF5 ? 4 : 0;
     if (size == 0 || text.size() < size) return 0;
-    // Not overlong, not half of a surrogate pair, and not beyond the last code point.
+    // Rejects overlong forms, halves of surrogate pairs, and numbers beyond the last code point.
     const unsigned low = byte(0) == 0xE0 ? 0xA0 : byte(0) == 0xF0 ? 0x90 : 0x80;
     const unsigned high = byte(0) == 0xED ? 0x9F : byte(0) == 0xF4 ? 0x8F : 0xBF;
     if (byte(1) < low || byte(1) > high) return 0;

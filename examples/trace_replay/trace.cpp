@@ -35,7 +35,7 @@ constexpr std::size_t longest_line = 1 << 16;
 // More seconds, steps or adapters than this are an error: it would be a request of eleven days.
 constexpr double largest_number = 1e6;
 
-// A status can be any word. Beyond this number of reasons, the remaining ones are counted together.
+// A status can be any word. All reasons beyond this number are counted together.
 constexpr std::size_t most_reasons = 40;
 const std::string other_reasons = "other reasons";
 

@@ -305,8 +305,8 @@ template <reducible T, class Op = sum>
                                  deadline);
 }
 
-/// As try_all_reduce_list, but rank r gets only its own shard of each array (shard_of), in its own
-/// arrays. The other elements stay unchanged.
+/// Like try_all_reduce_list, but rank r gets only its own shard of each array (shard_of), in its
+/// own arrays. The other elements stay unchanged.
 template <reducible T, class Op = sum>
 [[nodiscard]] collective_fault try_reduce_scatter_list(const member& me, std::span<const std::span<T>> list, Op op = {},
                                                        instant deadline = never, bool* finite = nullptr) {

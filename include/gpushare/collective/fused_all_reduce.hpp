@@ -66,7 +66,7 @@ void run(const member& me, const pipeline<T, Op, Stages...>& p,
     raise_fault(try_run(me, p, out, deadline));
 }
 
-/// As try_run, but each rank keeps its own rows of the result (`shard_of`), and the arrays of its
+/// Like try_run, but each rank keeps its own rows of the result (`shard_of`), and the arrays of its
 /// stages have only these rows.
 template <class T, class Op, class... Stages>
 [[nodiscard]] collective_fault try_run_sharded(const member& me, const pipeline<T, Op, Stages...>& p,

@@ -413,7 +413,7 @@ template <gang_order Gangs, launcher Stream, class T, class Op, class... Stages>
     });
 }
 
-/// As submit_run, but rank r keeps its own rows (`shard_of`) in outs[r].
+/// Like submit_run, but rank r keeps its own rows (`shard_of`) in outs[r].
 template <gang_order Gangs, launcher Stream, class T, class Op, class... Stages>
 [[nodiscard]] errc submit_run_sharded(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
                                       std::span<const member> members,
@@ -437,7 +437,7 @@ template <gang_order Gangs, launcher Stream, class T, class Op, class... Stages>
     });
 }
 
-/// As submit_shared_run, but rank r keeps its own rows (`shard_of`) in outs[r].
+/// Like submit_shared_run, but rank r keeps its own rows (`shard_of`) in outs[r].
 template <gang_order Gangs, launcher Stream, class T, class Op, class... Stages>
 [[nodiscard]] errc submit_shared_run_sharded(Gangs& gangs, device_id device, Stream& stream,
                                              std::span<const member> members,

@@ -429,7 +429,7 @@ private:
     const bytes bucket_;
     Packing packing_;
     std::vector<registered> gradients_;
-    mutable std::mutex mutex_;  // guards what follows, except what only advance() uses
+    mutable std::mutex mutex_;  // guards the members below, except those that only advance() uses
     std::vector<std::uint32_t> order_;
     bool arranged_ = false;
     bucket_plan plan_;
@@ -440,7 +440,7 @@ private:
     std::vector<std::pair<T*, std::size_t>> pieces_;
     std::vector<float*> owed_;           // memory of each rank, in two halves
     std::vector<std::size_t> first_;     // where each gradient begins in a half
-    bool later_half_ = false;            // the later half holds what is owed
+    bool later_half_ = false;            // the later half holds the residuals
     bool may_skip_ = false;              // whether the last step can be taken back
     std::vector<std::uint32_t*> flags_;  // a flag for each rank
     std::vector<owing_piece> owing_;

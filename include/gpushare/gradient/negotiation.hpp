@@ -329,10 +329,10 @@ public:
         if (!complete(r)) return errc::in_flight;
         rank_state& me = ranks_[r];
         // All of this rank's marks have an entry, so a thread that still looks at them finds
-        // nothing to do. taken_ and ends_ of the next step still have the contents of the step
-        // before this one. All ranks have ended that step, since they have marked gradients in this
-        // one. Every rank clears both before its first mark of the next step, and so before any
-        // thread makes an entry of that step. relaxed: that mark is the release.
+        // nothing to do. taken_ and ends_ of the next step still have the contents of the previous
+        // step. All ranks have ended the previous step, since they have marked gradients in the
+        // current step. Every rank clears both before its first mark of the next step, and so
+        // before any thread makes an entry of that step. relaxed: that mark is the release.
         for (std::uint32_t w = 0; w < words_; ++w) {
             mark_of(r, me.step, w).store(0, std::memory_order_relaxed);
             taken_of(me.step + 1, w).store(0, std::memory_order_relaxed);

@@ -618,8 +618,8 @@ public:
     }
     /// Compares a number of each process, such as a digest of the data to combine. If the numbers
     /// differ, the fault is errc::mismatch and names the first rank of a process whose number isn't
-    /// the most common number; of two processes, that of the second. Otherwise works as all_reduce
-    /// does, without the devices.
+    /// the most common number. With two processes, the fault names the second process. Otherwise
+    /// works like all_reduce, without the devices.
     [[nodiscard]] collective_fault agree_on(std::uint64_t number, instant deadline = never) {
         if (fault_) return fault_;
         try {

@@ -136,9 +136,9 @@ public:
     top_k_feedback(std::size_t elements, std::size_t k)
         : residual_(checked(elements)), order_(elements), indices_(std::min(k, elements)), values_(indices_.size()) {}
 
-    /// Adds `gradient`, of as many elements, to the residuals, and chooses the k sums with the
-    /// largest absolute values; of equal sums, the first ones. NaN counts as infinity, so that it
-    /// is sent and noticed.
+    /// Adds `gradient`, of the same length, to the residuals, and chooses the k sums with the
+    /// largest absolute values. Among equal sums, the earlier sums win. NaN counts as infinity, so
+    /// that it is sent and noticed.
     void select(std::span<const float> gradient) {
         owed_before_ = residual_;
         may_skip_ = true;

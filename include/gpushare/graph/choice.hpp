@@ -184,9 +184,9 @@ public:
     [[nodiscard]] std::span<const tensor> values() const noexcept { return values_; }
 
     /// The median time of some nodes as one piece. The time comes from the table, or is measured
-    /// and kept there. Returns no time if the engine can't run these nodes by themselves, which
-    /// means that it throws a model_error when it loads, enqueues or runs them. Call run_nodes()
-    /// first. Throws all other errors of a submission, and what tenant::submit throws.
+    /// and kept there. If the engine can't run these nodes by themselves, that is, if loading,
+    /// enqueuing or running them throws a model_error, the function returns no time. Call
+    /// run_nodes() first. Throws all other errors of a submission, and what tenant::submit throws.
     [[nodiscard]] std::optional<ns> measure(std::span<const std::uint32_t> nodes) {
         const std::string key = piece_key(id_, nodes);
         if (const auto* known = table_->find(operation(), key)) return known->took;

@@ -100,11 +100,11 @@ public:
             throw model_error(model_fault::unreadable, {}, "these bytes are no model, or a part of one");
         return onnx_model(std::move(m), std::move(o));
     }
-    /// As load, but returns the reason, without its text, instead of an exception.
+    /// Like load, but returns the reason, without its text, instead of an exception.
     [[nodiscard]] static result<onnx_model> try_load(const std::filesystem::path& path, import_options o = {}) {
         return gpushare::detail::or_why([&] { return load(path, std::move(o)); });
     }
-    /// As parse, but returns the reason, without its text, instead of an exception.
+    /// Like parse, but returns the reason, without its text, instead of an exception.
     [[nodiscard]] static result<onnx_model> try_parse(std::string_view bytes, import_options o = {}) {
         return gpushare::detail::or_why([&] { return parse(bytes, std::move(o)); });
     }

@@ -53,7 +53,7 @@ public:
     /// The kind of error.
     enum class kind : std::uint8_t {
         bad_version,  ///< the first line isn't a plan's, or is of a later version
-        /// A line of unknown kind, missing, misplaced, repeated, or with too few words.
+        /// The line is of unknown kind, missing, misplaced or repeated, or has too few words.
         bad_line,
         bad_value,      ///< a value of the wrong form, or a number that doesn't fit
         graph_changed,  ///< the plan is for another graph
@@ -335,8 +335,8 @@ void check_cuts(split_plan& p, const model_graph& g, std::span<const bytes> size
     return text;
 }
 
-/// Throws plan_error if a plan, such as one that a person made, doesn't fit the graph, which must
-/// be sound. O(edges).
+/// Throws plan_error if a plan doesn't fit the graph, for example a plan that a person wrote. The
+/// graph must be sound. O(edges).
 inline void check(const split_plan& p, const model_graph& g) {
     if (p.of_graph != fingerprint(g))
         throw plan_error(plan_error::kind::graph_changed, 0, "the plan is for another graph, or the graph changed");

@@ -140,8 +140,8 @@ namespace detail {
     return sizes;
 }
 
-/// Places the needs in `order`. Each need goes into the smallest gap that fits between needs that
-/// are alive at the same time, or else behind all of these.
+/// Places the needs in `order`. Each need goes into the smallest gap between needs that are alive
+/// at the same time. If the need fits into no gap, the need goes behind all of them.
 [[nodiscard]] inline buffer_layout place_in_order(std::span<const buffer_need> needs,
                                                   std::span<const std::uint64_t> sizes,
                                                   std::span<const std::uint32_t> order) {

@@ -293,7 +293,7 @@ private:
         for (const ns t : times_) until_.push_back(until_.back() + t);
     }
 
-    // Scales the times of the nodes so that their sum is what the piece took.
+    // Scales the times of the nodes so that their sum equals the piece's time.
     void learn(node_range piece, ns took) {
         const ns sum = until_[piece.behind] - until_[piece.first];
         const ns work = std::max(took - options_.per_piece, ns{});

@@ -633,9 +633,9 @@ private:
         changed_.wait(lock, [&] { return !pending_.empty() || joins_ || leaves_; });
         return pending_;
     }
-    /// One answer for each request of the leader, followed by two answers for each rank: whether it
-    /// has joined, and whether it leaves. `mine` gets this rank's request for each answer, or null
-    /// if there is none.
+    /// One answer for each request of the leader, followed by two answers for each rank: whether
+    /// the rank has joined, and whether the rank leaves. `mine` gets this rank's request for each
+    /// answer, or null if there is none.
     [[nodiscard]] std::vector<std::uint64_t> answer_to(std::span<const std::uint64_t> asked, requests& mine) {
         const std::size_t n = asked.size() / words_of_a_request;
         std::vector<std::uint64_t> answers(n + 2 * size(), 1);

@@ -104,7 +104,7 @@ struct divide_elements {
                                          whole ? c.count : 0, c.row, c.shape});
 }
 
-/// Throws for a call that is invalid whatever the other ranks call.
+/// Throws if the call is invalid regardless of the other ranks' calls.
 inline void check_call(const device_call& c, std::uint32_t ranks, bool combinable) {
     const auto refuse = [&](const failure& why, std::string_view what = {}) {
         raise(why, {}, c.name + ": handing over an array on a device" + std::string(what));

@@ -127,8 +127,8 @@ torch_scope(Node&, Tenant&, std::size_t) -> torch_scope<Node, Tenant>;
 template <class Node, class Tenant, class Gate>
 requires requires { typename Gate::client_options; }
 torch_scope(Node&, Tenant&, Gate&)->torch_scope<Node, Tenant, Gate>;
-/// A scope with a client from gate.add(), such as that of a tenant with a quota of time, or of
-/// another part.
+/// A scope with a client from gate.add(): for a tenant with a quota of time, or for another part of
+/// the tenant.
 template <class Node, class Tenant, class Gate>
 torch_scope(Node&, Tenant&, Gate&, typename Gate::client&&, std::size_t = 0) -> torch_scope<Node, Tenant, Gate>;
 /// A scope with client options of its own.

@@ -87,8 +87,8 @@ public:
         }
     }
 
-    /// As allocate, but returns null instead of throwing, for a MemPool. The tenant's memory counts
-    /// the refusal.
+    /// Like allocate, but returns null instead of throwing, for a MemPool. The tenant's memory
+    /// counts the refusal.
     template <class Stream>
     [[nodiscard]] void* try_allocate(std::ptrdiff_t size, int ordinal, Stream* /*stream*/) noexcept {
         part* const on = find(ordinal);
@@ -146,8 +146,8 @@ public:
         return sum;
     }
 
-    /// Notes that work on `stream` uses the block, besides work on the stream on which it was
-    /// allocated, for PyTorch's set_record_stream_fn. As everywhere, null is the default stream of
+    /// Records that work on `stream` also uses the block, in addition to work on the stream of the
+    /// allocation. For PyTorch's set_record_stream_fn. As everywhere, null is the default stream of
     /// the block's device. The stream must exist until the block is freed. Throws std::bad_alloc.
     template <class Stream>
     void record_stream(void* p, Stream* stream) {

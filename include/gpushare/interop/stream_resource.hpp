@@ -51,8 +51,9 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Memory that can also free in stream order, such as that of tenants, pools and
-/// scrubbing_resource: other users get a block, and it is credited, once the point is reached.
+/// Memory that can also free in stream order, such as the memory of tenants, pools and
+/// scrubbing_resource. Once the point is reached, the quota is credited, and other users can get
+/// the block.
 template <class R, class Point>
 concept stream_ordered_memory = memory_resource<R> && requires(R& r, const Point& point, void* p, std::size_t n) {
     // clang-format off
@@ -82,7 +83,7 @@ public:
     [[nodiscard]] void* allocate(bytes size, std::size_t alignment = default_alignment) {
         return allocate(static_cast<std::size_t>(size.count()), alignment);
     }
-    /// As allocate(), but returns null instead of throwing.
+    /// Like allocate(), but returns null instead of throwing.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = default_alignment,
                                      failure* why = nullptr) noexcept {
         return as_upstream(*memory_).try_allocate(size, alignment, why);
@@ -92,7 +93,7 @@ public:
                                      failure* why = nullptr) noexcept {
         return try_allocate(static_cast<std::size_t>(size.count()), alignment, why);
     }
-    /// As allocate(), but waits as the memory does.
+    /// Like allocate(), but waits as the memory does.
     template <class Patience>
     requires requires(Memory& m, const Patience& until) { m.allocate_until(1, 1, until); }
     [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const Patience& until) {
@@ -104,7 +105,7 @@ public:
     [[nodiscard]] void* allocate_until(bytes size, std::size_t alignment, const Patience& until) {
         return allocate_until(static_cast<std::size_t>(size.count()), alignment, until);
     }
-    /// As allocate_until(), but returns null instead of throwing.
+    /// Like allocate_until(), but returns null instead of throwing.
     template <class Patience>
     requires requires(Memory& m, const Patience& until) { m.try_allocate_until(1, 1, until); }
     [[nodiscard]] void* try_allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
@@ -250,7 +251,7 @@ public:
         if (p == nullptr || !remember(p, {size, alignment})) throw std::bad_alloc();
         return p;
     }
-    /// As allocate(), but returns null instead of throwing.
+    /// Like allocate(), but returns null instead of throwing.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment) noexcept {
         void* const p = as_upstream(*memory_).try_allocate(size, alignment, nullptr);
         return p != nullptr && remember(p, {size, alignment}) ? p : nullptr;

@@ -178,7 +178,8 @@ public:
         const bool changed = !seen_.same(views.of(r.level));
         waiting_.insert(waiting_.begin() + static_cast<std::ptrdiff_t>(ahead),
                         entry{a.id, std::move(r), 0, !never_fits.why});
-        if (changed) seen_ = {};  // the request may fit the current nodes, but not those of `seen_`
+        // The request may fit the current nodes, but not the nodes of `seen_`.
+        if (changed) seen_ = {};
         a.outcome = admission_result::queued;
         return a;
     }
@@ -314,9 +315,9 @@ private:
             std::ranges::find_if(waiting_, [&](const entry& e) { return goes_before(r, e); }) - waiting_.begin());
     }
 
-    // Whether no other request may take capacity from this one any more. Not while the request
-    // waits to be near a request that isn't there yet, because that request may be behind it in the
-    // queue.
+    // True if no other request may take capacity from this request any more. False while the
+    // request waits to be near a request that isn't there yet, because that request may be behind
+    // it in the queue.
     [[nodiscard]] bool holds_up(const cluster& c, const entry& e) const noexcept {
         const std::span members(e.request.members);
         return e.has_plan && e.overtaken >= options_.most_overtakes &&
@@ -398,7 +399,7 @@ private:
         if (search.run(harmless, true)) return {.placements = std::move(search).placements()};
         return {.why = {shortage::turn, {}, waiting_[in_front.front()].id, 0}};
     }
-    // The capacity that is open to this request beside the entries in front that hold others up.
+    // The capacity that remains for this request after the entries in front that hold up the queue.
     template <level_views Views>
     [[nodiscard]] cluster beside_held(Views& views, const admission_request& r, std::size_t ahead) const {
         cluster left = views.of(r.level);

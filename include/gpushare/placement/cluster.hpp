@@ -302,7 +302,7 @@ public:
         if (const auto why = try_apply(p)) throw operation_error(to_errc(why.missing), {}, describe(why).c_str());
     }
 
-    /// As apply, but doesn't check `near` and `apart`. Use restore() to put released placements
+    /// Like apply, but doesn't check `near` and `apart`. Use restore() to put released placements
     /// back in any order, and to plan with placements that don't exist at the same time.
     void restore(const placement& p) {
         if (const auto why = check(p, false)) throw operation_error(to_errc(why.missing), {}, describe(why).c_str());
@@ -541,8 +541,8 @@ private:
         lack_devices(r, n, lack);
         return s;
     }
-    // Each figure is the most of one resource that enough devices have, even if these devices lack
-    // other resources. So each figure by itself is true.
+    // Each figure is the largest amount of one resource that enough devices have, even if these
+    // devices lack other resources. So each figure is true on its own.
     template <class Lack>
     void lack_devices(const placement_request& r, const state& n, Lack lack) const noexcept {
         const std::span devices{devices_.data() + n.first_device, n.whole.devices};

@@ -446,10 +446,10 @@ requires placement_policy<P>
 
 /// plan_preemption() for a gang, whose members are placed together. The victims may be on any
 /// nodes, and all are of lower levels. Finds the lowest level such that the gang fits if all
-/// tenants up to that level go. Of these, those for which the gang leaves room stay: higher levels
-/// first, then those with the most device time. So no single victim could stay, although another
-/// set of victims might be smaller. There is no plan if the gang fits without victims, or if
-/// plan_gang found no plan.
+/// tenants up to that level go. Then keeps each of these tenants for which the gang leaves room,
+/// higher levels first, then tenants with more device time. So no single victim could stay,
+/// although another set of victims might be smaller. There is no plan if the gang fits without
+/// victims, or if plan_gang found no plan.
 template <class P>
 requires placement_policy<P>
 [[nodiscard]] std::optional<preemption_plan> plan_preemption(P&& policy, const cluster& c,

@@ -178,9 +178,10 @@ struct placement_request {
     bytes device_memory{};        ///< device memory, on each device
     model_set models{};           ///< the models on which the request may run
     label group{};                ///< the label of the request
-    /// Only on a node with this label; the first request of a group: on any node.
+    /// The request only fits a node with this label. The first request of a group fits any node.
     label near{};
-    /// Only on a node without this label, and likewise for requests with the label.
+    /// The request doesn't fit a node with this label, and requests with the label don't fit its
+    /// node.
     label apart{};
     node_zone_id zone{};  ///< only on a node of this zone; 0: on any node
     /// The level of whose time `each` is a share, if shares are promised level by level, as in a

@@ -354,8 +354,9 @@ requires placement_policy<P>
 /// Applies all placements or none. Returns the shortage if the cluster has changed since the plan
 /// was made.
 [[nodiscard]] inline refusal try_apply_gang(cluster& c, std::span<const placement> gang) {
-    // In the order of planning, because a member that wants to be near another member comes after
-    // it. Adding labels can throw, so applied members are undone in the reverse order.
+    // Applies the placements in the order of planning: a member that wants to be near another
+    // member comes after that member. Adding labels can throw, so applied members are undone in the
+    // reverse order.
     std::vector<placement_request> members;
     for (const auto& p : gang) members.push_back(p.request);
     const auto order = detail::order_of_placing(members);
@@ -426,7 +427,7 @@ struct rearrangement;
 /// changed nodes. A decision rates only the nodes that have changed since the last decision about
 /// the same request. On average these are at most as many nodes as there are distinct requests,
 /// however large the cluster is. Takes 8 bytes of memory for each node and distinct request, for at
-/// most `most_requests` distinct requests; the least recently used ones are dropped. Not
+/// most `most_requests` distinct requests, and drops the least recently used requests. Not
 /// thread-safe.
 template <class Policy>
 requires stable_placement_policy<Policy>

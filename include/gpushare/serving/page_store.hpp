@@ -146,8 +146,8 @@ public:
     void allocate(std::span<std::uint32_t> to, instant deadline = {}) {
         check(try_allocate(to, deadline), "allocate pages");
     }
-    /// As try_allocate, but waits in the quota's queue, first come first served, until the deadline
-    /// or stop request of `until`, a patience (include memory/quota_wait.hpp).
+    /// Like try_allocate, but waits in the quota's queue, first come first served, until the
+    /// deadline or stop request of `until`, a patience (include memory/quota_wait.hpp).
     template <class Patience>
     failure try_allocate_until(std::span<std::uint32_t> to, const Patience& until) noexcept {
         // Also stops if there are enough pages after all, because another thread freed some.

@@ -302,7 +302,7 @@ public:
             else if (tenant_->now() >= deadline)
                 why = errc::deadline_exceeded;
             else if (state_.changing() && changer_ == std::this_thread::get_id()) {
-                // it may use what its wake has reached
+                // The thread that wakes the tenant may use the tenant as far as it is awake.
                 if (state_.changing() == sleep_level::awake) break;
                 why = errc::in_flight;  // the action would wait for itself
             } else if (!state_.changing())

@@ -497,8 +497,8 @@ public:
     ~usage_journal() { close(); }
 
     /// Adds lines: either all of them count, or none. A failed call may be repeated. If the disk
-    /// fails and a half-written batch can't be taken back at once, it is taken back before any
-    /// further line is added. Only if this process ends before that do whole lines of the batch
+    /// fails and a half-written batch can't be taken back at once, the journal takes the batch back
+    /// before it adds any further line. If this process ends before that, whole lines of the batch
     /// count. Fails with io_failed with errno in `asked`, invalid_specification for an invalid
     /// line, or out_of_memory for the host's memory.
     failure try_append(std::span<const usage_line> lines) noexcept try {
@@ -542,7 +542,8 @@ public:
 
     /// Puts the file aside and begins a new file. Fails as try_append does.
     failure rotate() noexcept try {
-        if (file_ < 0) return open();  // an earlier call put it aside, and couldn't begin a new one
+        // An earlier call put the file aside, but couldn't begin a new file.
+        if (file_ < 0) return open();
         if (const failure why = take_back(); why.code != errc::none) return why;
         if (is_at_path()) {
             const auto aside = numbers_aside(path_);

@@ -98,7 +98,7 @@ public:
             found.emplace_back(last, std::move(step));
         }
         if (found.empty()) throw model_error(model_fault::engine, {}, "a piece without nodes");
-        // An earlier product may read a later one as its addend, so the last node of each product
+        // The addend of an earlier product may be a later product, so the last node of each product
         // decides the order.
         std::ranges::sort(found, {}, &std::pair<std::size_t, matmul_step>::first);
         std::vector<matmul_step> all;

@@ -141,7 +141,7 @@ inline void add_captured(const onnx::GraphProto& body, name_list& captured) {
     return order;
 }
 
-/// An order that depends only on which node reads what, and not on names or the file's order. The
+/// An order that depends only on the edges between nodes, and not on names or the file's order. The
 /// order goes from each output of the model back to the nodes that the output needs. Nodes that no
 /// output needs come last, in the order of `order`.
 [[nodiscard]] inline std::vector<int> order_from_outputs(const onnx::GraphProto& g, const std::vector<int>& order) {

@@ -526,7 +526,8 @@ private:
     std::vector<of_rank> of_;
     std::size_t here_ = 0;
     std::tuple<of_type<T>...> all_;
-    std::vector<std::uint32_t> number_;  // for each gradient: its number among those of its type
+    // For each gradient: its number among the gradients of its type.
+    std::vector<std::uint32_t> number_;
     // the ready gradients; those taken up by the thread that is away
     std::vector<mark> marks_, taken_;
     std::uint32_t types_ = 0, left_ = 0;  // types with gradients; types whose step isn't finished

@@ -81,16 +81,16 @@ public:
     [[nodiscard]] static mpi_transfer gather(std::byte* out, std::size_t bytes, std::size_t stride) noexcept {
         return {shape::gather, nullptr, out, bytes, 1, stride, nullptr};
     }
-    /// As scatter(), for parts of different lengths: `parts[q]`, in bytes, is the part of `in` that
-    /// rank q gets. This rank's result goes to `out`.
+    /// Like scatter(), for parts of different lengths: `parts[q]`, in bytes, is the part of `in`
+    /// that rank q gets. This rank's result goes to `out`.
     [[nodiscard]] static mpi_transfer scatter_parts(const std::byte* in, std::byte* out,
                                                     std::vector<element_range> parts, combiner by) noexcept {
         mpi_transfer t{shape::scatter, in, out, 0, 1, 0, by};
         t.parts_ = std::move(parts);
         return t;
     }
-    /// As gather(), for parts of different lengths: `parts[q]`, in bytes, is the part of `out` that
-    /// rank q has.
+    /// Like gather(), for parts of different lengths: `parts[q]`, in bytes, is the part of `out`
+    /// that rank q has.
     [[nodiscard]] static mpi_transfer gather_parts(std::byte* out, std::vector<element_range> parts) noexcept {
         mpi_transfer t{shape::gather, nullptr, out, 0, 1, 0, nullptr};
         t.parts_ = std::move(parts);

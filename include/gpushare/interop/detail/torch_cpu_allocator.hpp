@@ -44,7 +44,7 @@ private:
 /// Torch's allocator for the host with tenants in front of it. Any thread may use it.
 class torch_cpu_allocator final : public torch_allocator_by<c10::Allocator> {
 public:
-    static constexpr int ordinal = -1;  ///< the host's number, beside those of CUDA's devices
+    static constexpr int ordinal = -1;  ///< the host's number; CUDA's devices count from 0
 
     /// Puts the process's allocator in front of torch's, if it isn't there yet.
     static void install() {

@@ -109,7 +109,7 @@ public:
         : basic_torch_scope(on, who, none(), client_options{}, part) {}
     /// A scope with a gate. The client has the tenant's policy there, and follows its changes. All
     /// arguments must outlive the scope, and the tenant's handle must not be moved in that time.
-    /// For another part than the first, pass a client that follows the tenant: {on, who, gate,
+    /// For a part other than the first part, pass a client that follows the tenant: {on, who, gate,
     /// gate.add(who), part}. Throws as the constructor without a gate does, and the gate's errors.
     basic_torch_scope(Node& on, Tenant& who, Gate& gate) requires(!std::same_as<Gate, no_launch_gate>)
         : basic_torch_scope(on, who, gate, gate.add(who)) {}

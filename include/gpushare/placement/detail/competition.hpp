@@ -72,9 +72,9 @@ private:
         std::uint64_t cpu_milli = 0;
         bytes memory{};
         std::uint32_t devices = 0;  // of all members that could be there at once
-        // On one device: the most that a member wants, and the sum over all members.
+        // On one device: the largest share of a member, and the sum over all members.
         std::uint32_t permille = 0, all_permille = 0;
-        bytes device_memory{}, all_memory{};  // likewise
+        bytes device_memory{}, all_memory{};  // the same for memory
         device_set usable{};
     };
     // The needs of each member that could be on a node.

@@ -130,8 +130,8 @@ private:
         }
         return false;
     }
-    // Whether no text is left that could yield. The text's tenant, or the device, then has fewer
-    // pages than when the text arrived.
+    // True if every text that could yield has yielded already. The text's tenant, or the device,
+    // then has fewer pages than when the text arrived.
     static bool never_has_room(text_book& b, std::size_t i) noexcept {
         if (i == 0) return true;
         const auto* const t = b.running()[i]->flow->tenant;
