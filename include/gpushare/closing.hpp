@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Closing: before a resource goes away, for example when a tenant ends, the resources built on it
 // (pools, caches, arenas) have to give back the memory that they keep. A close_source calls them:
-// they give the memory back, and hand out no more. It works like std::stop_source, stop_token and
-// stop_callback, but the callbacks get a deadline and return whether they are done.
+// they give the memory back, and hand out no more. The classes work like std::stop_source,
+// stop_token and stop_callback, but the callbacks get a deadline and return whether they are done.
 //
 //   gpushare::close_source closing;  // of the resource that will close
 //   gpushare::close_callback gives_back{closing.token(), [&](gpushare::instant by) { return pool.drain(by); }};

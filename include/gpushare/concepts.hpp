@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// The concepts by which the primitives (quotas, limiters, splits, collectives) and the backends
-// (host, cuda, sim) meet. A primitive asks for a concept, a backend models it and says so in a
-// `static_assert`, and neither includes the other.
+// The concepts between the primitives (quotas, limiters, splits, collectives) and the backends
+// (host, cuda, sim). A primitive requires a concept; a backend models it and says so in a
+// `static_assert`. Neither includes the other.
 //
 //   template <gpushare::timeline Stream>
 //   bool is_idle(Stream& s) { return s.record().reached(); }        // a stream of any backend
 //
-//  clock                               the time timeline, timeline_point            streams, and
-//  points on them that are reached or not memory, memory_resource, upstream   allocators, and the
-//  interface that adaptors need virtual_memory                      addresses and physical chunks
-//  apart queue, launcher                     enqueuing opaque work, launching kernels
-//  sm_partitionable, sm_timeline       SM partitions; which work ran on which SMs node, gang_order
-//  devices with all of this; an order for work on several of them
+//  - clock: the time
+//  - timeline, timeline_point: streams, and points on them that are reached or not
+//  - memory, memory_resource, upstream: allocators, and the interface that adaptors need
+//  - virtual_memory: address ranges and physical chunks, separate from each other
+//  - queue, launcher: enqueuing opaque work, launching kernels
+//  - sm_partitionable, sm_timeline: SM partitions; how much of the SMs work used
+//  - node, gang_order: devices with all of this; an order for work on several of them
 //
-// Calls that wait take a patience: until a deadline by some clock, or until a stop is requested.
+// Calls that wait take a patience: they wait until a deadline of some clock, or until a stop is
+// requested.
 //
 //   const gpushare::patience until{clock, clock.now() + 50ms, stop};
 //   auto* p = pool.allocate_until(512_MiB, 256, until);
@@ -47,8 +49,8 @@ concept clock = requires(const C& c) {
     { c.now() } noexcept -> std::same_as<instant>;
 };
 
-/// A clock of virtual time that passes only as its program steps it: no wait can end because time
-/// passes meanwhile.
+/// A clock of virtual time, which passes only when the program steps it. So no wait can end because
+/// time passes during the wait.
 template <class C>
 concept stepped_clock = clock<C> && requires { requires C::stepped; };
 
@@ -72,7 +74,7 @@ concept timeline_point = std::copyable<P> && std::default_initializable<P> &&
                              { elapsed(p, p) } noexcept -> std::same_as<ns>;
                          };
 
-/// A point whose waits another thread can end, so a waiting thread needs no timer of its own.
+/// A point whose waits can be ended by another thread, so a waiting thread needs no timer.
 ///   interrupt              of one wait; raise() from any thread, while it exists
 ///   wait_any(ps, d, by)    as wait_any(ps, d); false, too, if `by` was raised before any of them
 ///                          is reached
@@ -144,8 +146,8 @@ concept preparing_timeline = timeline<S> && requires(S& s, typename S::point& p)
     { s.record(p) } noexcept;
 };
 
-/// A stream that tells how a piece of work went, even if other threads record points on it
-/// meanwhile; for backends where kernels can fail one by one.
+/// A stream that reports how a piece of work went, even if other threads record points on it
+/// meanwhile. For backends on which a single kernel can fail without the others.
 ///   own_work w(s)     work that this thread enqueues while `w` exists is one piece of work: points
 ///                     recorded meanwhile have the status of all of it before them
 ///   w.how_it_went()   a handle: once a point behind the work is reached, status() says why a part
@@ -159,8 +161,8 @@ concept telling_timeline = timeline<S> && std::constructible_from<typename S::ow
                            };
 
 namespace detail {
-/// For streams that can't tell one piece of work from another: their points report the status of
-/// all work alike, as after a device's loss.
+/// For streams that can't distinguish pieces of work: their points report the status of all work,
+/// as after the loss of a device.
 struct no_own_work {
     struct outcome {};
     explicit no_own_work(const auto&) noexcept {}
@@ -199,7 +201,7 @@ concept queue = timeline<S> && std::movable<S> && requires(S& s, const S& cs, ns
     { cs.level() } noexcept -> std::same_as<priority>;
 };
 
-/// How a kernel is spread over a device.
+/// How a kernel's blocks and threads are spread over a device.
 struct grid {
     std::uint32_t blocks = 1;  ///< in the whole grid
     std::uint32_t threads = 1;  ///< per block; the host backend always runs one
@@ -254,8 +256,8 @@ concept launcher = timeline<S> && requires(S& s, const S& cs, grid g, detail::em
     { cs.max_cooperative_blocks(k, threads) } noexcept -> std::same_as<std::uint32_t>;
 };
 
-/// Anything that hands out memory and takes it back, std::pmr::memory_resource included. `allocate`
-/// throws std::bad_alloc or a class derived from it.
+/// Any type that hands out memory and takes it back, including std::pmr::memory_resource.
+/// `allocate` throws std::bad_alloc or a class derived from it.
 template <class R>
 concept memory_resource = requires(R& r, void* p, std::size_t size, std::size_t alignment) {
     { r.allocate(size, alignment) } -> std::same_as<void*>;
@@ -304,7 +306,7 @@ concept upstream = memory_resource<R> && requires(R& r, const R& c, void* p, std
 struct when_back {
     void (*tell)(void* to, bytes size) noexcept = nullptr;  ///< The function to call.
     void* to = nullptr;                                     ///< Passed on.
-    /// Passed on: the bytes the block took.
+    /// Passed on: the bytes that the block took.
     bytes size{};
 };
 
@@ -385,9 +387,9 @@ concept prepared_change = std::movable<C> && requires(C& c, const C& cc) {
     { cc.resource() } noexcept -> std::same_as<const void*>;
 };
 
-/// The order in which work for several devices is enqueued: `enter` returns a guard, and waits
-/// while another guard holds a common device. So two gangs are never enqueued on their devices in
-/// different orders.
+/// The order in which work for several devices is enqueued. `enter` returns a guard, and waits
+/// while another guard holds one of the devices. So two gangs are never enqueued on common devices
+/// in different orders.
 template <class G>
 concept gang_order = requires(G& g, std::span<const device_id> devices) {
     { g.enter(devices) } -> std::movable;
@@ -401,8 +403,8 @@ struct sm_split {
     std::uint32_t units = 0;  ///< how many units there are
 };
 
-/// The tag of a stream on which no kernel ever runs: the library's own for allocations and frees,
-/// which delay no other work.
+/// The tag of a stream on which no kernel ever runs, such as the library's own streams for
+/// allocations and frees. Such a stream delays no other work.
 inline constexpr std::uint32_t kernel_free_tag = 0xffff'ffff;
 
 /// Some SMs of a device: kernels of the partition's streams run on these SMs and on no others. The
@@ -438,7 +440,8 @@ concept sm_partitionable = stream_source<D> && requires(D& d, const D& c, std::s
     { c.outside_any_partition()[0] } -> std::convertible_to<std::uint32_t>;
 };
 
-/// How much of its device the work of a stream used. Only the SMs that the stream may use count.
+/// The part of its device that the work of a stream used. Only the SMs that the stream may use
+/// count.
 struct sm_use {
     ns time{};         ///< SM time over the SMs: filling half of them for 2 ms is 1 ms
     /// the part of these SMs that it could fill, in the mean of that time; not known if nothing ran
@@ -453,7 +456,7 @@ struct sm_fill {
     friend constexpr bool operator==(sm_fill, sm_fill) = default;
 };
 
-/// A point that tells when it was reached, by its node's clock.
+/// A point that reports when it was reached, by its node's clock.
 template <class P>
 concept dated_point = timeline_point<P> && requires(const P& p) {
     { reached_at(p) } noexcept -> std::same_as<instant>;
@@ -467,8 +470,7 @@ concept looking_point = timeline_point<P> && requires(std::span<const P> any, in
     { P::wait_any(any, deadline, pending_at) } -> std::same_as<bool>;
 };
 
-/// A timeline that can tell what its work used of the device between two of its points that are
-/// reached.
+/// A timeline that reports how much of the device its work used between two of its reached points.
 template <class S>
 concept sm_timeline = timeline<S> && requires(const typename S::point& a, const typename S::point& b) {
     { used_between(a, b) } noexcept -> std::same_as<sm_use>;
@@ -495,13 +497,12 @@ concept node = requires(N& n, const N& c, device_id d, priority p, std::uint32_t
 
 // clang-format on
 
-/// A preemption point. Long work calls it between its parts (tokens, layers, chunks), on the thread
-/// that runs the work. Pass the object that lets the work be on the SM: its limiter's permit, the
-/// stream that its callable was given, or its kernel context. An engine's callback captures one of
-/// them. If work of a higher level waits for the SM, that work goes first, provided that the
-/// backend can do that (host::kernel_context::yield). Returns whether other work went first.
-/// Without such work a call costs a load or two. client_settings::yields_within tells waiters how
-/// often the work calls it.
+/// A preemption point. Long work calls this function between its parts (tokens, layers, chunks), on
+/// the thread that runs the work. Pass the work's permit, the stream that its callable was given,
+/// or its kernel context; an engine's callback can capture one of these. If work of a higher level
+/// waits for the SM, and the backend supports yielding (host::kernel_context::yield), that work
+/// goes first. Returns whether other work went first. If no such work waits, a call costs one or
+/// two loads. client_settings::yields_within states how often the work calls this function.
 template <class Permit>
 bool yield_point(Permit& permit) noexcept {
     if constexpr (requires { permit.yield(); })
@@ -510,8 +511,7 @@ bool yield_point(Permit& permit) noexcept {
         return false;
 }
 
-/// The points of a clock-less timeline for tests and for work that completes at once: always
-/// reached.
+/// Points that are always reached, for tests and for work that completes at once.
 struct immediate_point {
     /// Always.
     [[nodiscard]] static constexpr bool reached() noexcept { return true; }
@@ -526,7 +526,7 @@ struct immediate_point {
 };
 static_assert(timeline_point<immediate_point>);
 
-/// How long a call waits: until `deadline` by `time`, or until a stop is requested.
+/// The limit of a wait: until `deadline` by `time`, or until a stop is requested.
 template <clock Clock>
 struct patience {
     Clock time{};              ///< the clock of the deadline

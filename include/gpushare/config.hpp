@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The library's macros, its only ones: its version, the inline namespace that carries the version,
-// and annotations that let one function body serve g++ and nvcc. They depend on the compiler alone,
-// not on which other headers are found, so every translation unit sees the same definitions.
+// All macros of the library: its version, the inline namespace that carries the version, and
+// annotations that let one function body serve g++ and nvcc. They depend only on the compiler, and
+// not on other headers that may be found, so every translation unit sees the same definitions.
 //
 //   // gpushare::v0_2_0::f, written as gpushare::f
 //   namespace gpushare { inline namespace GPUSHARE_ABI { void f(); } }
 //
-// And the version as a value, for programs that want to check it:
+// Programs can check the version as a value:
 //
 //   static_assert(::gpushare::version >= ::gpushare::version_number{0, 2, 0});
 #pragma once
@@ -20,23 +20,23 @@
 /// Patch part of version_number.
 #define GPUSHARE_VERSION_PATCH 0
 
-/// The inline namespace. Two shared objects built against different versions can meet in one
-/// process: their symbols differ.
+/// The inline namespace. Two shared objects that were built with different versions can be in one
+/// process, since their symbols differ.
 #define GPUSHARE_ABI v0_2_0
 
 #if defined(__CUDACC__)
 /// Before a function for host and device. Empty without nvcc.
 #define GPUSHARE_HD __host__ __device__
-/// Silences nvcc's check that a host-device template calls only host-device functions: only an
-/// instantiation decides whether it does.
+/// Silences nvcc's check that a host-device template calls only host-device functions, since that
+/// depends on the instantiation.
 #define GPUSHARE_EXEC_CHECK_DISABLE _Pragma("nv_exec_check_disable")
 #else
 #define GPUSHARE_HD
 #define GPUSHARE_EXEC_CHECK_DISABLE
 #endif
 
-/// Before a function that is rarely called. Out of line, the function leaves the registers to its
-/// caller. Not used on a device, where a call needs a stack in the memory of every thread.
+/// Before a function that is rarely called. The function is compiled out of line, so its caller has
+/// more registers. Not used on a device, where a call needs a stack in the memory of every thread.
 #if defined(__CUDA_ARCH__)
 #define GPUSHARE_RARE
 #else
@@ -82,12 +82,12 @@ static_assert(__cplusplus >= 202002L, "gpushare needs C++20: compile with -std=c
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Compares as versions do: by major, then minor, then patch.
+/// A version, compared by major, then minor, then patch.
 struct version_number {
     // Trailing underscores: <sys/types.h> may define major and minor.
-    int major_ = 0;  ///< changes what programs may rely on
-    int minor_ = 0;  ///< adds to it
-    int patch_ = 0;  ///< changes nothing of it
+    int major_ = 0;  ///< changes the interface
+    int minor_ = 0;  ///< adds to the interface
+    int patch_ = 0;  ///< leaves the interface as it is
 
     friend constexpr auto operator<=>(version_number, version_number) = default;
     friend constexpr bool operator==(version_number, version_number) = default;

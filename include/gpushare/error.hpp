@@ -7,12 +7,12 @@
 // A refusal of memory is a std::bad_alloc, every other exception a std::runtime_error, and both are
 // a gpushare::error.
 //
-// A `reason` says in more detail than a code why, and what the figures of a failure mean:
+// A `reason` gives more detail than a code, and says what the figures of a failure mean:
 //
 //   gpushare::failure why{.code = gpushare::errc::bad_alignment, .asked = 3, .because = gpushare::reason::no_power_of_two};
 //
-// A new error is a line in `reason` and a line in `detail::sentences`; tests/base/error_test.cpp
-// prints them all.
+// To add an error, add a line to `reason` and a line to `detail::sentences`;
+// tests/base/error_test.cpp prints all of them.
 #pragma once
 
 #include <algorithm>
@@ -152,7 +152,7 @@ enum class reason : std::uint16_t {
     text_line,     ///< asked: the line of a text, from 1, that can't be read
     host_memory,   ///< the host, not the device, is out of memory: no figures
     // memory
-    quota_above,  ///< bytes: asked, left, limit of a quota whose rest others have
+    quota_above,  ///< bytes: asked, left, limit of a quota above, used by other quotas, too
     /// bytes: asked; left: the most that others' guarantees leave; limit: of the quota
     guaranteed_to_others,
     beyond_device,  ///< bytes: asked; limit: the device's size
@@ -165,8 +165,8 @@ enum class reason : std::uint16_t {
     beyond_arena,         ///< bytes: asked; left: from its offset to the end; limit: the arena
     occupied,             ///< memory is there already, or the ranges overlap: no figures
     other_pool,           ///< the arenas are of two pools: no figures
-    no_lender,            ///< bytes: asked to borrow, by a quota without one above it
-    other_tree,           ///< the quota isn't below the one that is exchanged: no figures
+    no_lender,            ///< bytes: asked to borrow, by a quota without a quota above it
+    other_tree,           ///< the quota isn't below the quota that is exchanged: no figures
     /// asked: the part that the block says it is of; limit: how many there are
     other_part,
     pages_of_nothing,  ///< bytes: asked: the page
@@ -181,7 +181,7 @@ enum class reason : std::uint16_t {
     named_devices,     ///< a count: asked; left: how many the placement names
     node_size,         ///< asked: devices of a node; limit: the most that its type has
     weights_exceeded,  ///< permille: asked: the sum of all shares; limit: the whole
-    no_such_part,      ///< asked: the part; limit: on how many devices the tenant is
+    no_such_part,      ///< asked: the part; limit: the number of the tenant's devices
     device_twice,      ///< asked: the device's index
     other_node,        ///< asked: the index of the device that isn't on the first one's node
     no_such_device,    ///< asked: the device's index; limit: how many there are
@@ -196,9 +196,9 @@ enum class reason : std::uint16_t {
     no_spill_target,  ///< the tenancy was made without `spill_to`: no figures
     no_such_stack,    ///< the device doesn't offer the tenant's memory stack: no figures
     bad_usage_line,   ///< a line of a usage journal without a name or a length: no figures
-    no_time,          ///< it ends before it begins: no figures
-    other_place,      ///< the tenant isn't where the plan has it: no figures
-    victims_left,     ///< a count: asked: who is still there; limit: of all that were told to go
+    no_time,          ///< a time span that ends before it begins: no figures
+    other_place,      ///< the tenant isn't where the plan assumes: no figures
+    victims_left,     ///< a count: asked: tenants still there; limit: tenants that got notice
     wrong_blocks,     ///< a count: asked: how many were given; limit: how many were parked
     unknown_number,   ///< asked: a reservation's or a notice's number
     // compute
@@ -213,7 +213,7 @@ enum class reason : std::uint16_t {
     no_such_width,   ///< a part of the SMs that isn't from 0 to 1: no figures
     no_candidates,   ///< nothing to choose from: no figures
     no_words,        ///< a name with blanks, or a time below 0: no figures
-    no_members,      ///< a gang, or a set of ranks, of nobody: no figures
+    no_members,      ///< a gang, or a set of ranks, without members: no figures
     // collectives
     rank_failed,      ///< asked: the epoch; left: the rank
     no_such_rank,     ///< asked: the rank; limit: how many there are
@@ -223,14 +223,14 @@ enum class reason : std::uint16_t {
     tuned_sizes,      ///< bytes: asked: the smallest size; limit: the largest
     unequal_parts,    ///< a count: asked: elements; limit: parts
     no_such_link,     ///< asked: the larger rank of a link; limit: how many there are
-    no_order,         ///< a count: asked: how many are named; limit: of how many
+    no_order,         ///< a count: asked: how many are named; limit: how many there are
     bad_choice,       ///< text that isn't what save() wrote: no figures
-    not_float,        ///< 16 bits for what is no float: no figures
+    not_float,        ///< 16 bits on the wire for a type that isn't a float: no figures
     no_channel,       ///< nothing in flight: no figures
     no_mpi,           ///< MPI isn't initialised: no figures
-    main_thread,      ///< MPI is the main thread's, and this is another: no figures
+    main_thread,      ///< only the main thread may call MPI, and this is another: no figures
     mpi_threads,      ///< levels of MPI_Init_thread: asked, limit
-    all               ///< no reason: how many there are
+    all               ///< not a reason: the number of reasons
 };
 
 namespace detail {
@@ -374,7 +374,7 @@ inline constexpr std::array<sentence, static_cast<std::size_t>(reason::all)> sen
     return sentences[r < reason::all ? static_cast<std::size_t>(r) : 0];
 }
 
-/// Whether every line is where its reason looks for it, says something, and names figures only.
+/// Whether every line is at the place of its reason, has a text, and names only figures.
 [[nodiscard]] constexpr bool in_order(const decltype(sentences)& all) noexcept {
     for (std::size_t i = 0; i < all.size(); ++i) {
         auto rest = all[i].text;
@@ -689,13 +689,13 @@ public:
     [[nodiscard]] const char* what() const noexcept override { return std::runtime_error::what(); }
 };
 
-/// Throws what `f` calls for. `what` says what was attempted; `tenant` may be empty.
+/// Throws the exception for `f`. `what` says what was attempted; `tenant` may be empty.
 [[noreturn]] inline void raise(const failure& f, std::string_view tenant = {}, std::string_view what = {}) {
     if (is_memory_refusal(f.code)) throw memory_error(f, tenant, what);
     throw operation_error(f, tenant, what);
 }
 
-/// A value, or why there is none. `std::expected` in miniature, for `try_` calls.
+/// A value, or the reason why there is none: a small `std::expected` for `try_` calls.
 template <class T>
 class [[nodiscard]] result {
 public:

@@ -43,8 +43,8 @@ struct number_format {
     static constexpr std::uint32_t infinity = magnitude ^ ((1U << MantissaBits) - 1);
     static constexpr std::uint32_t largest = has_infinity ? infinity - 1 : magnitude - 1;
     static constexpr std::uint32_t nan = magnitude;
-    // The scale of 8-bit numbers is chosen so that numbers fit. A number that doesn't fit is better
-    // clamped than lost.
+    // Programs choose the scale of 8-bit numbers so that all numbers fit. Clamping a number that
+    // doesn't fit is better than losing it.
     static constexpr bool saturates = bits == 8;
     static constexpr bool is_upper_half = ExponentBits == 8;
     static constexpr std::uint32_t rebias = std::uint32_t{127 - bias} << 23;
@@ -97,9 +97,9 @@ private:
 
 }  // namespace detail
 
-/// A number that is stored in few bits: it converts from float, explicitly and rounding to nearest
-/// even, and to float, exactly. No arithmetic: every operation would round, and a sum of many would
-/// drift.
+/// A number that is stored in few bits. It converts from float explicitly, rounding to nearest
+/// even, and to float exactly. It has no arithmetic: every operation would round, and a sum of many
+/// would drift.
 ///
 /// As the toolkit's constructors do: 16-bit types overflow to infinity; 8-bit types saturate, so
 /// anything too large, infinity included, becomes the largest finite number. A NaN becomes the
@@ -194,7 +194,7 @@ using fp8_e5m2 = stored_number<5, 2>;
 static_assert(sizeof(float16) == 2 && sizeof(bfloat16) == 2 && sizeof(fp8_e4m3) == 1 && sizeof(fp8_e5m2) == 1);
 static_assert(std::is_trivial_v<float16> && std::is_trivial_v<fp8_e4m3>);
 
-/// As many T as 16 bytes hold. An aggregate.
+/// As many elements of T as fit into 16 bytes. An aggregate.
 template <class T>
 requires(std::is_trivially_copyable_v<T> && 16 % sizeof(T) == 0) struct alignas(16) packed {
     /// Elements in it.

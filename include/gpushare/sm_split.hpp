@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How many SMs each partition of a device gets: plain arithmetic on the numbers that the device
-// reports. compute/partitioned_limiter.hpp says which clients get a partition of their own.
+// reports. compute/partitioned_limiter.hpp decides which clients get their own partition.
 //
 //   // an H100: {.sms = 132, .unit = 8, .units = 16}
 //   const gpushare::sm_split can = device.split();
@@ -46,8 +46,8 @@ inline void refuse_strays(std::span<const std::uint32_t> tags) {
 }
 
 /// Throws operation_error: errc::not_whole if one of `sms` isn't a multiple of the unit (figures:
-/// asked, the multiple below, the unit), errc::too_few_sms if the sum is more than there is, or
-/// than `units_left` of it.
+/// asked, the multiple below, the unit), errc::too_few_sms if the sum is more than the device has,
+/// or more than `units_left` units.
 inline void check_sms(const sm_split& can, std::span<const std::uint32_t> sms, std::uint32_t units_left) {
     std::uint64_t sum = 0;
     for (const std::uint32_t n : sms) {

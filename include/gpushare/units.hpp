@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Strong types for quantities: bytes, points in time, shares of device time, priorities, devices,
-// tenants. A plain number doesn't compile where one of these is asked for.
+// tenants. A plain number doesn't compile as an argument of such a type.
 //
 //   using namespace gpushare::literals;
 //   gpushare::bytes quota = 512_MiB;       gpushare::share part = 30_pct;       gpushare::priority urgent{2};
@@ -22,8 +22,8 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// An amount of memory. 64 bits whatever the platform; arithmetic saturates at `max()`, so a sum
-/// that overflows is "too much" and never "nearly nothing".
+/// An amount of memory, in 64 bits on every platform. Arithmetic saturates at `max()`, so a sum
+/// that overflows is too large and never nearly zero.
 class bytes {
 public:
     constexpr bytes() noexcept = default;
@@ -71,15 +71,15 @@ private:
 using ns = std::chrono::nanoseconds;
 
 /// In seconds, for printing: `std::printf("%.1f ms", 1e3 * in_seconds(usage.device_time))`.
-/// Division by 1.0ms gives a long double, which printf takes for something else.
+/// Division by 1.0ms would give a long double, for which printf needs another format.
 [[nodiscard]] constexpr double in_seconds(ns t) noexcept { return static_cast<double>(t.count()) / 1e9; }
 
-/// A point in time, 1 ns resolution, of the clock that the embedder drives the library with: the
-/// steady clock, so that `std::chrono::steady_clock::now() + 5ms` is a deadline. A virtual clock
-/// counts from an epoch of its own: compare and pass only instants of one clock.
+/// A point in time with a resolution of 1 ns, by the clock with which the embedder drives the
+/// library. That is the steady clock, so that `std::chrono::steady_clock::now() + 5ms` is a
+/// deadline. A virtual clock has its own epoch: compare and pass only instants of one clock.
 using instant = std::chrono::time_point<std::chrono::steady_clock, ns>;
 static_assert(std::is_convertible_v<std::chrono::steady_clock::time_point, instant>, "without loss");
-/// The instant that doesn't come: as a deadline, a wait without limit.
+/// An instant that never comes. As a deadline it means a wait without limit.
 inline constexpr instant never = instant::max();
 
 /// `a + b`; the longest duration instead of an overflow, and the most negative one instead of an
@@ -154,8 +154,8 @@ private:
     std::uint16_t permille_ = 0;
 };
 
-/// How urgent work is: a higher level goes first, 0 is ordinary. Backends map levels onto their own
-/// range (CUDA counts the other way and has few of them).
+/// The urgency of work: a higher level goes first, and 0 is ordinary. Backends map levels onto
+/// their own range (CUDA counts in the other direction and has few priorities).
 struct priority {
     std::int32_t level = 0;  ///< higher goes first
 
@@ -267,8 +267,8 @@ consteval bytes operator""_GiB(unsigned long long n) { return bytes{1ULL << 30} 
 /// 1024 GiB.
 consteval bytes operator""_TiB(unsigned long long n) { return bytes{1ULL << 40} * n; }
 
-/// `30_pct`, `0.5_pct`: a share of device time; more than a whole device, or finer than 0.1 %,
-/// doesn't compile.
+/// `30_pct`, `0.5_pct`: a share of device time. A share above the whole device, or finer than 0.1
+/// %, doesn't compile.
 consteval share operator""_pct(unsigned long long n) { return share::of_permille(n > 100 ? 1001 : n * 10); }
 /// A share in percent, such as 12.5_pct; in steps of 0.1.
 consteval share operator""_pct(long double n) {

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Atomic access to an integer in memory that kernels share. One type with one layout:
-// std::atomic_ref in host passes, the compiler's atomic built-ins in device passes. Ranks and
-// blocks talk through it.
+// Atomic access to an integer in memory that kernels share. The type has one layout; it uses
+// std::atomic_ref in host passes and the compiler's atomic built-ins in device passes. Ranks and
+// blocks communicate through such integers.
 //
 //   gpushare::detail::atomic_ref{*flag}.store_release(epoch);  // earlier writes are visible ...
 //   // ... once this reads `epoch`
 //   while (gpushare::detail::atomic_ref{*flag}.load_acquire() != epoch) ctx.backoff(tries++);
 //
-// The memory order is part of the name: device compilers take it as a literal only, and each call
-// shows which was chosen. libcu++ has the same in <cuda/atomic>, which more than doubles the time
-// to compile a small .cu file.
+// The memory order is part of a function's name, since device compilers accept only a literal
+// order, and each call shows the chosen one. libcu++ has the same in <cuda/atomic>, but that header
+// more than doubles the time to compile a small .cu file.
 #pragma once
 
 #include <atomic>
@@ -88,9 +88,9 @@ public:
     /// else. On the host both are sequentially consistent. On devices the load's fence alone
     /// suffices, since the fence lies between the store and the load. (PTX ISA, 8.9.3: of two
     /// fence.sc one comes first, and orders the accesses on both sides.) This relies on nvcc's code
-    /// for a sequentially consistent load, fence.sc and then ld.acquire: the languages don't order
-    /// a relaxed store before it. A compiler that puts the fence elsewhere needs a fence of its own
-    /// in the store.
+    /// for a sequentially consistent load, which is fence.sc followed by ld.acquire; the languages
+    /// themselves don't order a relaxed store before such a load. With a compiler that puts the
+    /// fence elsewhere, the store would need its own fence.
     GPUSHARE_HD void store_crossing(T value) const noexcept {
 #ifdef __CUDA_ARCH__
         store_relaxed(value);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A word that opens and closes the waits in other streams. The host closes the word when a request
-// arrives. The device opens the word behind the request's last launch, with no host in between.
+// arrives. The device opens the word behind the request's last launch, without help of the host.
 //
 //   closing_word word(at);                           // streams wait for *at == 0, all 64 bits
 //   word.close();                                    // a request arrives
@@ -12,7 +12,7 @@
 // only its own request's half. If the device is two requests behind, a third request finds no open
 // half. The word is closed then as well, and keep() takes the next half that the device opens.
 //
-// Not thread-safe on the host: its user locks. The device writes concurrently.
+// Not thread-safe on the host: the user must lock. The device writes concurrently.
 #pragma once
 
 #include <atomic>

@@ -25,14 +25,14 @@ namespace detail {
 /// Up to this many ranks, a submission allocates no memory.
 inline constexpr std::size_t ranks_in_place = 32;
 
-/// No more blocks than have some work each, so that a device has room for other kernels.
+/// A grid with no more blocks than have work, so that a device has room for other kernels.
 [[nodiscard]] GPUSHARE_HD constexpr grid grid_of(std::size_t elements) noexcept {
     constexpr std::size_t of_block = 8192;
     const std::size_t blocks = elements / of_block < 1 ? 1 : elements / of_block > 256 ? 256 : elements / of_block;
     return {.blocks = static_cast<std::uint32_t>(blocks), .threads = 256, .hold = {}};
 }
 
-/// Points that are still to be recorded, of backends whose streams have them; else nothing.
+/// Points that are still to be recorded. Empty for backends whose streams have no such points.
 template <class Stream>
 class point_reserve {
 public:

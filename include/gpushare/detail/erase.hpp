@@ -18,8 +18,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Removes the elements for which `goes` is true, and asks once for each, in order. Returns how
-/// many.
+/// Removes the elements for which `goes` is true, calling it once for each element, in order.
+/// Returns the number of removed elements.
 template <class List, std::predicate<const typename List::value_type&> F>
 std::size_t erase_where(List& from, F goes) {
     std::size_t kept = 0;

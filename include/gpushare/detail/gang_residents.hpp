@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The gang order of a node that also knows which gangs are on its devices. Blocks of a gang wait
-// for each other, so all must be resident at once, and devices don't start gangs in the order of
-// enqueuing. So a gang that doesn't fit beside those before it waits for them on the devices.
+// for each other, so all of them must be resident at once, and devices don't start gangs in the
+// order in which they were enqueued. So a gang that doesn't fit beside earlier gangs waits for them
+// on the devices.
 //
 //   gpushare::detail::gang_residents<stream::point> gangs{node.num_devices()};
 //   auto entered = gangs.enter(devices);

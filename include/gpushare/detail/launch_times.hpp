@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Predicts the time of launches by their kind: a function with its grid and block, a graph, a copy
-// of a size. It learns from batches: a pair of events tells what several launches took together.
+// Predicts the time of launches by their kind: a function with its grid and block, a graph, or a
+// copy of some size. It learns from batches: a pair of events measures how long several launches
+// took together.
 //
 //   launch_times times;
 //   launch_history behind;                                      // of a stream
@@ -13,8 +14,8 @@
 // programs repeat themselves. So each launch has an entry for each history of launches before it,
 // and one entry for all histories, which is the guess for a new history.
 //
-// The table has a fixed size and is made once. Nothing is allocated later, and a launch that hasn't
-// come for long loses its place. Not thread-safe: the user locks.
+// The table has a fixed size and never allocates later. A launch that hasn't come for a long time
+// loses its place. Not thread-safe: the user must lock.
 #pragma once
 
 #include <algorithm>

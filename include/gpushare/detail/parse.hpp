@@ -25,7 +25,7 @@ struct parsed {
     parse_code code = parse_code::ok;
 };
 
-/// Digits and nothing else: no sign, no blanks, no hexadecimal.
+/// A whole number: only digits, without a sign, blanks or hexadecimal digits.
 [[nodiscard]] constexpr parsed parse_whole(std::string_view text) noexcept {
     if (text.empty()) return {0, parse_code::no_number};
     constexpr auto most = std::numeric_limits<std::uint64_t>::max();
@@ -45,8 +45,8 @@ struct text_unit {
     std::uint64_t factor = 1;
 };
 
-/// A whole number and right behind it one of the units; with a unit of no name, the number alone
-/// will do.
+/// A whole number directly followed by one of the units. If there is a unit with an empty name, the
+/// number alone is valid, too.
 [[nodiscard]] constexpr parsed parse_scaled(std::string_view text, std::span<const text_unit> units) noexcept {
     std::size_t digits = 0;
     while (digits < text.size() && text[digits] >= '0' && text[digits] <= '9') ++digits;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A vector of plain values: numbers, pointers, and structs whose bytes can be copied. One function
-// grows the lists of all types, so a list compiles in a small part of std::vector's time.
+// grows the lists of all types, so a list takes a small fraction of std::vector's time to compile.
 //
 //   gpushare::detail::plain_list<int> all;
 //   all.push_back(7);      // all is {7}

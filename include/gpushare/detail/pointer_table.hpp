@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A hash table with addresses for keys: open addressing, linear probing, at most half full. It
-// allocates only to grow, and compiles in a small part of std::unordered_map's time.
+// allocates only to grow, and takes a small fraction of std::unordered_map's time to compile.
 //
 //   detail::pointer_table<entry> out;    out.insert(p, {4096, 256});
 //   if (const entry* e = out.find(p)) ... ;    out.erase(p);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A list of elements that never move, found by index: for a few elements that live long, such as a
-// node's devices. It compiles in a small part of std::deque's time, and finds an element faster.
+// node's devices. It takes a small fraction of std::deque's time to compile, and finds an element
+// faster.
 //
 //   detail::stable_list<std::mutex> all;      all.emplace_back();      all[0].lock();
 #pragma once
@@ -17,7 +18,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Not thread-safe. Each element has an allocation of its own. Neither copied nor moved.
+/// Not thread-safe. Each element has its own allocation. Neither copied nor moved.
 template <class T>
 class stable_list {
     template <class Element>

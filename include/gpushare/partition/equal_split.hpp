@@ -236,8 +236,8 @@ template <splittable Amount>
     throw operation_error(f, {}, m);
 }
 
-/// Checks the rules that don't depend on the devices' room: returns the rule that splitting `total`
-/// over `devices` breaks.
+/// Checks the rules that don't depend on the devices' room. Returns the rule that a split of
+/// `total` over `devices` would break.
 [[nodiscard]] constexpr failure check_split(std::uint64_t total, std::uint64_t devices, std::uint64_t unit) noexcept {
     if (devices == 0 || unit == 0 || total == 0) return {errc::invalid_specification};
     const auto step = saturating_product(unit, devices);

@@ -25,10 +25,10 @@
 //   auto wanted = gpushare::read_acs_labels(pod_labels);
 //
 // Source: ACS documentation, "ACS Pod instance overview", section on accelerated compute types, and
-// its list of zones (2026). The names are the provider's. The names and the rows of L20N and L20NE
-// were published apart; they are matched by elimination, as the two rows and the two names left
-// over. The source doesn't publish connections within a node or SM counts, so they are missing
-// here.
+// its list of zones (2026). The names are the provider's. The source lists the names L20N and L20NE
+// separately from their rows. Two names and two rows are left over when all others are matched, so
+// they are matched by elimination. The source doesn't publish connections within a node or SM
+// counts, so they are missing here.
 #pragma once
 
 #include <algorithm>

@@ -285,7 +285,7 @@ public:
 
 private:
     CUresult enter() noexcept {
-        // A context that can't be popped isn't pushed.
+        // Don't push a context that couldn't be popped.
         if (!of_.api().ctx_pop_current) return CUDA_ERROR_NOT_FOUND;
         CUcontext now = nullptr;
         if (const auto code = of_.api().ctx_get_current(&now); code != CUDA_SUCCESS) return code;

@@ -45,8 +45,8 @@ struct graph_executable_kind {
     static cudaError_t destroy(const driver&, cudaGraphExec_t g) noexcept { return cudaGraphExecDestroy(g); }
 };
 
-/// Which part of the SMs a graph can fill, as seen in its capture. Unknown once other code may have
-/// changed the nodes. A value.
+/// The part of the SMs that a graph can fill, as seen in its capture. Unknown once other code may
+/// have changed the nodes. A value.
 class graph_fill {
 public:
     /// The fill of a foreign graph.

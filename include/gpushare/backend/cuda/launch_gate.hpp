@@ -115,8 +115,8 @@ public:
         instant came_;
     };
 
-    /// Binds the thread that made the scope; the same thread must destroy it. An inner scope
-    /// replaces the outer one meanwhile. Scopes may be destroyed in any order.
+    /// Binds the thread that made the scope; the same thread must destroy it. While an inner scope
+    /// exists, it replaces the outer one. Scopes may be destroyed in any order.
     class scope {
     public:
         scope(const scope&) = delete;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // One client's launches in flight on one stream: batches of launches, each between two events. If
-// the device is still busy with a batch, and no wait follows the batch, its end is the beginning of
-// the next batch. Such a batch costs one event, others two. The launches of a batch cost nothing.
+// the device is still busy with a batch, and no wait follows the batch, the batch's end is the
+// beginning of the next batch. A batch that begins in this way costs one event, and any other batch
+// two. The launches within a batch cost nothing.
 //
 //   launch_batches in{device, stream};
 //   in.begin();                                     // before the first launch of a batch

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// For how long, and how often, a held thread has looked at what it waits for. A part of the launch
-// gate.
+// Records for how long, and how often, a held thread has polled the work for which it waits. A part
+// of the launch gate.
 //
 //   patience seen;
 //   if (seen.remaining(client, in_flight, now) > 200us) sleep();

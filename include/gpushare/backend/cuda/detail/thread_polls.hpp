@@ -50,8 +50,8 @@ public:
 
     [[nodiscard]] bool any() const noexcept { return count_ != 0; }
     /// The entry for this stream or event. If there is no room, the new poll takes the place of
-    /// another one and keeps its times, since a thread that polls many at once has waited since
-    /// then.
+    /// another poll and keeps that poll's times, since a thread that polls many events at once has
+    /// been waiting since then.
     [[nodiscard]] polled_work& of(const void* what) noexcept {
         const auto there =
             std::find_if(all_.begin(), all_.begin() + count_, [what](const polled_work& w) { return w.what == what; });

@@ -34,8 +34,8 @@ namespace detail {
 ///   before the rest.
 /// - SMs can be set apart in groups. A head of a group gets SMs of that group only; a head of
 ///   group 0 gets any free SM. A cooperative head reserves only SMs that it may have.
-/// Two cooperative heads can't each hold half of the SMs: the one behind gets none before the first
-/// has all.
+/// Two cooperative heads can't each hold half of the SMs: the second one gets none before the first
+/// one has all of its SMs.
 template <std::regular Work>
 class scheduler {
 public:
