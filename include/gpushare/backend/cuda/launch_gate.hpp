@@ -41,9 +41,9 @@
 #include <gpushare/backend/cuda/detail/gated_launches.hpp>
 #include <gpushare/backend/cuda/detail/launch_hub.hpp>
 #include <gpushare/backend/cuda/node.hpp>
-#include <gpushare/backend/host/clock.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/steady_clock.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
@@ -53,7 +53,7 @@ namespace cuda {
 
 /// The gate of one device. Safe from any thread. The destructor lets all held launches through.
 /// Clients, scopes and bindings may outlive the gate, and then do nothing.
-template <launch_core Core, gpushare::clock Clock = host::steady_clock>
+template <launch_core Core, gpushare::clock Clock = gpushare::detail::steady_clock>
 class launch_gate {
     using state = detail::gated_launches<Core, Clock>;
 

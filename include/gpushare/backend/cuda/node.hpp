@@ -47,9 +47,9 @@
 #include <gpushare/backend/cuda/error.hpp>
 #include <gpushare/backend/cuda/memory.hpp>
 #include <gpushare/backend/cuda/stream.hpp>
-#include <gpushare/backend/host/clock.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/steady_clock.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
@@ -87,9 +87,9 @@ struct node_options {
 /// the node; its memory may not. Starts no thread. Safe from any thread.
 class node {
 public:
-    using stream = cuda::stream;            ///< its streams
-    using memory_type = device_memory;      ///< its devices' memory
-    using clock_type = host::steady_clock;  ///< the clock of deadlines
+    using stream = cuda::stream;                        ///< its streams
+    using memory_type = device_memory;                  ///< its devices' memory
+    using clock_type = gpushare::detail::steady_clock;  ///< the clock of deadlines
 
     /// Throws operation_error: no_driver, no_device (none, or not that one), duplicate_device,
     /// invalid_specification (too many); memory_error where there is no room for a context.
@@ -108,7 +108,7 @@ public:
     /// The number of devices, at least 1.
     [[nodiscard]] std::uint32_t num_devices() const noexcept { return static_cast<std::uint32_t>(devices_.size()); }
     /// The clock of deadlines.
-    [[nodiscard]] host::steady_clock get_clock() const noexcept { return {}; }
+    [[nodiscard]] clock_type get_clock() const noexcept { return {}; }
     /// The order in which gangs are enqueued on the node's devices, and the gangs that are on them.
     /// Shared by all nodes of the process.
     [[nodiscard]] detail::node_gangs& gangs() noexcept { return gangs_; }

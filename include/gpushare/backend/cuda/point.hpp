@@ -21,10 +21,10 @@
 
 #include <gpushare/backend/cuda/detail/device_state.hpp>
 #include <gpushare/backend/cuda/device.hpp>
-#include <gpushare/backend/host/clock.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/detail/counted_ref.hpp>
+#include <gpushare/detail/steady_clock.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
@@ -77,7 +77,7 @@ inline void pause(std::uint32_t turn, ns left) noexcept {
 
 }  // namespace detail
 
-/// Models timeline_point; see there. Waits are on host::steady_clock. Safe from any thread, as a
+/// Models timeline_point; see there. Waits are on the node's clock_type. Safe from any thread, as a
 /// shared_ptr is.
 ///
 /// After an error that makes the device unusable, every point of the device is reached with
@@ -210,7 +210,8 @@ private:
     static bool wait_any(const point* points, std::size_t n, instant deadline, instant* pending_at = nullptr) {
         if (n == 0) return false;
         for (std::uint32_t turn = 0;; ++turn) {
-            const instant now = deadline == never && pending_at == nullptr ? instant{} : host::steady_clock::now();
+            const instant now =
+                deadline == never && pending_at == nullptr ? instant{} : gpushare::detail::steady_clock::now();
             if (any_reached(points, n)) return true;
             if (pending_at != nullptr) *pending_at = now;
             if (now >= deadline) return false;

@@ -10,6 +10,9 @@
 #include <chrono>
 
 #include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/detail/steady_clock.hpp>
+#include <gpushare/units.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
@@ -17,13 +20,7 @@ namespace host {
 
 /// Real time that never goes back. The clock of every host node, and of every wait for a host
 /// point.
-struct steady_clock {
-    /// Since the start of the machine.
-    [[nodiscard]] static instant now() noexcept {
-        return instant{std::chrono::duration_cast<ns>(std::chrono::steady_clock::now().time_since_epoch())};
-    }
-};
-static_assert(clock<steady_clock>);
+using steady_clock = gpushare::detail::steady_clock;
 
 /// CPU time that the calling thread has used. Instants of different threads can't be compared.
 struct thread_cpu_clock {
