@@ -12,9 +12,9 @@
 
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/placement/placement.hpp>
+#include <gpushare/placement/tenant_planner.hpp>
 #include <gpushare/placement/value_descent.hpp>
 #include <gpushare/tenant/tenancy.hpp>
-#include <gpushare/tenant/tenant_planner.hpp>
 
 #include "../expect.hpp"
 

@@ -16,10 +16,10 @@
 #include <gpushare/memory/pool_resource.hpp>
 #include <gpushare/placement/placement.hpp>
 #include <gpushare/placement/placement_policy.hpp>
+#include <gpushare/placement/tenant_planner.hpp>
 #include <gpushare/placement/value_descent.hpp>
 #include <gpushare/tenant/move.hpp>
 #include <gpushare/tenant/tenancy.hpp>
-#include <gpushare/tenant/tenant_planner.hpp>
 
 #include "support/catch.hpp"
 #include "support/host_tenants.hpp"

@@ -12,8 +12,8 @@
 
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/placement/placement_policy.hpp>
+#include <gpushare/placement/tenant_planner.hpp>
 #include <gpushare/tenant/tenancy.hpp>
-#include <gpushare/tenant/tenant_planner.hpp>
 
 #include "support/catch.hpp"
 #include "support/host_tenants.hpp"

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The vocabulary of placement: a request, the placement that answers it, and the refusal that says
-// what is missing. The header also has the input of policies: a node with its free capacity, and
-// the expected workload. All are plain values: a placement can be inspected, stored or sent before
-// `cluster::apply` takes its capacity.
+// The vocabulary of placement: a request, the placement that answers it, or the refusal that says
+// what is missing. Also the expected workload, from which policies learn; partition/node_view.hpp
+// has their other input, a node with its free capacity. Plain values: a placement can be inspected,
+// stored or sent before `cluster::apply` takes its capacity.
 //
 //   // 47 % of its time
 //   gpushare::placement_request r{.cpu_milli = 4000, .memory = 16_GiB, .devices = 1, .each = 47_pct};
 //   if (auto p = gpushare::choose(policy, cluster, r)) cluster.apply(*p);
 //   else puts(gpushare::describe(cluster.why_not(r)).c_str());
-//   auto left_on_first = [](const gpushare::node_view& node) { return node.devices[0].permille; };
 //   gpushare::workload usual(history);                   // of any range of placement_request
 //   for (const auto& [request, weight] : usual.kinds()) ...
 #pragma once
@@ -30,36 +29,11 @@
 
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/partition/node_view.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
-
-/// A node's place in its cluster, from 0.
-struct node_id {
-    std::uint32_t index = 0;  ///< from 0
-
-    friend constexpr auto operator<=>(node_id, node_id) = default;
-    friend constexpr bool operator==(node_id, node_id) = default;
-};
-
-/// A kind of device, such as T4 or H200. The embedder numbers the kinds, from 0 to 63.
-struct device_model {
-    std::uint8_t index = 0;  ///< from 0
-
-    static constexpr std::uint8_t count = 64;  ///< the number of possible models
-
-    friend constexpr auto operator<=>(device_model, device_model) = default;
-    friend constexpr bool operator==(device_model, device_model) = default;
-};
-
-/// The location of nodes. The embedder numbers the zones from 1; 0 stands for no particular zone.
-struct node_zone_id {
-    std::uint16_t index = 0;  ///< 0 stands for no zone
-
-    friend constexpr auto operator<=>(node_zone_id, node_zone_id) = default;
-    friend constexpr bool operator==(node_zone_id, node_zone_id) = default;
-};
 
 /// The models that a request may run on; an empty set allows every model.
 class model_set {
@@ -90,20 +64,20 @@ private:
 /// Devices of one node, which has at most 64. A range of device_id in ascending order.
 class device_set {
 public:
-    static constexpr std::uint32_t capacity = 64;  ///< the most devices of a node
+    static constexpr std::uint32_t capacity = 64;  ///< devices of a node
 
-    /// Visits the devices in ascending order.
+    /// Goes through the devices in ascending order.
     class iterator {
     public:
-        /// Required of iterators.
+        /// As iterators require.
         using value_type = device_id;
-        /// Required of iterators.
+        /// As iterators require.
         using difference_type = std::ptrdiff_t;
 
         constexpr iterator() noexcept = default;
         /// Iterates over the devices whose bits are set.
         constexpr explicit iterator(std::uint64_t rest) noexcept : rest_(rest) {}
-        /// The lowest remaining device.
+        /// The lowest device that is left.
         constexpr device_id operator*() const noexcept { return {static_cast<std::uint32_t>(std::countr_zero(rest_))}; }
         /// Moves to the next device.
         constexpr iterator& operator++() noexcept {
@@ -137,11 +111,11 @@ public:
     [[nodiscard]] constexpr bool contains(device_id d) const noexcept {
         return d.index < capacity && (bits_ >> d.index & 1) != 0;
     }
-    /// The number of devices.
+    /// How many devices it has.
     [[nodiscard]] constexpr std::uint32_t size() const noexcept {
         return static_cast<std::uint32_t>(std::popcount(bits_));
     }
-    /// Whether the set is empty.
+    /// Whether it has none.
     [[nodiscard]] constexpr bool empty() const noexcept { return bits_ == 0; }
     /// The lowest device.
     [[nodiscard]] constexpr iterator begin() const noexcept { return iterator{bits_}; }
@@ -157,47 +131,43 @@ private:
 
 static_assert(std::forward_iterator<device_set::iterator>);
 
-/// A name by which requests can be placed near one another or apart. The embedder numbers the
-/// names; 0 isn't a label.
+/// A name for requests that want to be near one another or apart. The embedder numbers the names; 0
+/// is no label.
 struct label {
-    std::uint32_t id = 0;  ///< 0 isn't a label
+    std::uint32_t id = 0;  ///< 0 is no label
 
-    /// Whether there is a label.
+    /// Whether it is a label.
     [[nodiscard]] constexpr explicit operator bool() const noexcept { return id != 0; }
     friend constexpr auto operator<=>(label, label) = default;
     friend constexpr bool operator==(label, label) = default;
 };
 
-/// A request for capacity of one node: `devices` distinct devices, each with the share `each` (100
-/// % for whole devices) and `device_memory`, together with cores and host memory.
+/// A request for capacity of one node: `devices` distinct devices, each with the share `each`
+/// (100 % for whole devices) and `device_memory`, and also cores and host memory.
 struct placement_request {
     std::uint64_t cpu_milli = 0;  ///< thousandths of a core
-    bytes memory{};               ///< host memory
-    std::uint32_t devices = 0;    ///< the number of devices; may be 0
-    share each{};                 ///< the share of device time, on each device
-    bytes device_memory{};        ///< device memory, on each device
-    model_set models{};           ///< the models on which the request may run
+    bytes memory{};               ///< of the host
+    std::uint32_t devices = 0;    ///< how many; 0: none
+    share each{};                 ///< of device time, on each device
+    bytes device_memory{};        ///< on each device
+    model_set models{};           ///< allowed
     label group{};                ///< the label of the request
-    /// The request only fits a node with this label. The first request of a group fits any node.
-    label near{};
-    /// The request doesn't fit a node with this label, and requests with the label don't fit its
-    /// node.
-    label apart{};
-    node_zone_id zone{};  ///< only on a node of this zone; 0: on any node
+    label near{};                 ///< only on a node with this label; its first member: on any
+    label apart{};                ///< only on a node without this label, and the other way round
+    node_zone_id zone{};          ///< only on a node of this zone; 0: of any
     /// The level of whose time `each` is a share, if shares are promised level by level, as in a
-    /// tenancy. A cluster adds up the shares of all levels; see capacity_calendar and
-    /// admission_queue.
+    /// tenancy. A cluster adds up all levels; see capacity_calendar and admission_queue.
     priority level{};
 
     friend constexpr auto operator<=>(const placement_request&, const placement_request&) = default;
     friend constexpr bool operator==(const placement_request&, const placement_request&) = default;
 };
 
-/// Whether the request has labels. The fit of such a request depends on other placements and their
+/// Whether the request has labels. If so, whether it fits depends on other placements and their
 /// places.
 [[nodiscard]] constexpr bool has_labels(const placement_request& r) noexcept { return r.group || r.near || r.apart; }
 
-/// The device time that a request takes, in thousandths of a device.
+/// Device time that a request takes, in thousandths of a device.
 [[nodiscard]] constexpr std::uint64_t device_permille(const placement_request& r) noexcept {
     return std::uint64_t{r.devices} * r.each.permille();
 }
@@ -205,15 +175,15 @@ struct placement_request {
 /// A request and the devices that are to serve it.
 struct placement {
     placement_request request{};  ///< the request that is placed
-    node_id node{};               ///< the node
-    device_set devices{};         ///< as many devices as the request wants
+    node_id node{};               ///< where
+    device_set devices{};         ///< request.devices of them
 
     friend constexpr auto operator<=>(const placement&, const placement&) = default;
     friend constexpr bool operator==(const placement&, const placement&) = default;
 };
 
-/// The placement as that level sees it: without device time if the share is a share of another
-/// level's time.
+/// The placement as that level sees it: without device time if the share is of another level's
+/// time.
 [[nodiscard]] constexpr placement seen_at(placement p, priority level) noexcept {
     if (p.request.level != level) p.request.each = {};
     return p;
@@ -221,12 +191,11 @@ struct placement {
 
 /// The resource that a request lacks.
 enum class shortage : std::uint8_t {
-    none,   ///< nothing
-    nodes,  ///< the cluster doesn't have the node, or has no nodes
-    model,  ///< a device model that the request allows
-    zone,   ///< a node in the request's zone
-    /// A node with `near`, without `apart`, and without requests apart from `group`.
-    affinity,
+    none,           ///< nothing
+    nodes,          ///< the cluster has no such node, or none at all
+    model,          ///< an allowed device model
+    zone,           ///< a node in its zone
+    affinity,       ///< a node with `near`, without `apart` or requests apart from `group`
     whole_devices,  ///< `asked` and `left` are devices
     device_share,   ///< permille on each device
     device_memory,  ///< bytes on each device
@@ -234,13 +203,13 @@ enum class shortage : std::uint8_t {
     memory,         ///< bytes
     devices,        ///< the placement doesn't name the devices that the request asks for
     drained,        ///< a node that isn't drained
-    consent,        ///< no resource: the function that carries out plans refused the only plan
-    /// No resource: an earlier request, number `asked` in the queue, was overtaken too often and
-    /// wants the same capacity.
+    consent,        ///< nothing: the function that carries out plans refused the only plan
+    /// nothing: an earlier request, `asked` in the queue, was overtaken too often, and wants the
+    /// same
     turn,
 };
 
-/// The shortage in English.
+/// In English.
 [[nodiscard]] constexpr std::string_view to_string(shortage s) noexcept {
     switch (s) {
         case shortage::none: return "nothing";
@@ -274,7 +243,7 @@ struct refusal {
     friend constexpr bool operator==(const refusal&, const refusal&) = default;
 };
 
-/// The code that fits the shortage best.
+/// The code that fits best.
 [[nodiscard]] constexpr errc to_errc(shortage s) noexcept {
     switch (s) {
         case shortage::none: return errc::none;
@@ -320,7 +289,7 @@ struct refusal {
     return {to_errc(why.missing), why.asked, why.left, why.asked, because};
 }
 
-/// For example "device share: asked 810 permille, at most 470 on node 17".
+/// "device share: asked 810 permille, at most 470 on node 17"
 [[nodiscard]] inline detail::message describe(const refusal& r) noexcept {
     detail::message m;
     m.add(to_string(r.missing));
@@ -349,46 +318,6 @@ struct refusal {
     return m;
 }
 
-/// A node without placements.
-struct node_description {
-    std::uint64_t cpu_milli = 0;  ///< thousandths of a core
-    bytes memory{};               ///< host memory
-    std::uint32_t devices = 0;    ///< at most device_set::capacity
-    device_model model{};         ///< the model of all its devices
-    /// the memory of each device; of the largest device, where they differ (cluster::resize)
-    bytes device_memory{};
-    node_zone_id zone{};  ///< 0 stands for no particular zone
-
-    friend constexpr bool operator==(const node_description&, const node_description&) = default;
-};
-
-/// The free capacity of one device.
-struct free_device {
-    std::uint32_t permille = 0;  ///< free device time
-    bytes memory{};              ///< free device memory
-    /// false if the device is drained or gone; it then takes no request, not even an empty request
-    bool open = true;
-
-    friend constexpr auto operator<=>(const free_device&, const free_device&) = default;
-    friend constexpr bool operator==(const free_device&, const free_device&) = default;
-};
-
-/// The free capacity of one node. A view: valid until the cluster changes.
-struct node_view {
-    node_id id{};                            ///< the node's number in its cluster
-    const node_description& whole;           ///< the node without placements
-    std::uint64_t cpu_milli = 0;             ///< free thousandths of a core
-    bytes memory{};                          ///< free host memory
-    std::span<const free_device> devices{};  ///< the free capacity of each device
-
-    /// The free device time of all devices.
-    [[nodiscard]] std::uint64_t permille() const noexcept {
-        std::uint64_t sum = 0;
-        for (const auto& d : devices) sum += d.permille;
-        return sum;
-    }
-};
-
 /// A distinct request with its weight, which is its frequency or another measure.
 struct request_kind {
     placement_request request{};  ///< without labels
@@ -399,7 +328,7 @@ struct request_kind {
 class workload {
 public:
     workload() = default;
-    /// Ignores labels: requests that differ only in labels are of one kind.
+    /// Labels are ignored: requests that differ only in labels are of one kind.
     template <std::ranges::input_range R>
     requires std::convertible_to < std::ranges::range_reference_t<R>,
     const placement_request& > explicit workload(R&& history) {
@@ -411,21 +340,19 @@ public:
         count(std::move(all));
     }
 
-    /// The kinds, in ascending order of the requests. The weights are frequencies and sum to 1.
+    /// In ascending order of the requests; the weights are frequencies and sum to 1.
     [[nodiscard]] std::span<const request_kind> kinds() const noexcept { return kinds_; }
-    /// The device time of an average request, in thousandths of a device.
+    /// Device time of an average request, in thousandths of a device.
     [[nodiscard]] double mean_permille() const noexcept;
 
 private:
-    // Counts the equal requests of `all`, which have no labels.
+    // the equal ones of `all`, which have no labels
     void count(std::vector<placement_request> all);
 
     std::vector<request_kind> kinds_;
 };
 
-#if GPUSHARE_BODIES
-
-GPUSHARE_INLINE void workload::count(std::vector<placement_request> all) {
+inline void workload::count(std::vector<placement_request> all) {
     std::sort(all.begin(), all.end());
     for (auto i = all.begin(); i != all.end();) {
         const auto next = std::upper_bound(i, all.end(), *i);
@@ -434,13 +361,11 @@ GPUSHARE_INLINE void workload::count(std::vector<placement_request> all) {
     }
 }
 
-GPUSHARE_INLINE auto workload::mean_permille() const noexcept -> double {
+inline auto workload::mean_permille() const noexcept -> double {
     double sum = 0;
     for (const auto& k : kinds_) sum += k.weight * static_cast<double>(device_permille(k.request));
     return sum;
 }
-
-#endif  // GPUSHARE_BODIES
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Moved: include <gpushare/tenant/tenant_planner.hpp> instead. This path stays until 0.3.
+// Moved: include <gpushare/placement/tenant_planner.hpp> instead. This path stays until 0.3.
 #pragma once
 
-#include <gpushare/tenant/tenant_planner.hpp>
+#include <gpushare/placement/tenant_planner.hpp>

@@ -12,7 +12,7 @@
 //
 // Without a device_choice, a tenancy takes the devices with the most memory left, or the best
 // connected ones if it was given a topology. Another choice is a function of the embedder's, or
-// placed_by(policy) of tenant_planner.hpp:
+// placed_by(policy) of placement/tenant_planner.hpp:
 //
 //   // rooms: devices with time for it
 //   gpushare::device_choice first = [](const auto& spec, const auto& rooms, const auto&) {
@@ -46,7 +46,7 @@
 #include <gpushare/memory/scrub.hpp>
 #include <gpushare/memory/usage.hpp>
 #include <gpushare/partition/equal_split.hpp>
-#include <gpushare/placement/placement.hpp>
+#include <gpushare/partition/node_view.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {

@@ -275,6 +275,10 @@ public:
         return shared_.devices[d.index].slices[slice].compute;
     }
 
+    /// Throws operation_error (invalid_specification) if a field makes no sense however much room
+    /// there is. admit() makes the same check.
+    static void check_specification(const tenant_spec& spec) { detail::check_admission(spec); }
+
     /// The time of the node.
     [[nodiscard]] instant now() const noexcept { return node_->get_clock().now(); }
 

@@ -21,8 +21,8 @@
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_change.hpp>
 #include <gpushare/partition/equal_split.hpp>
+#include <gpushare/partition/node_view.hpp>
 #include <gpushare/partition/reservation.hpp>
-#include <gpushare/placement/placement.hpp>
 #include <gpushare/tenant/detail/shared_node.hpp>
 #include <gpushare/tenant/specification.hpp>
 #include <gpushare/units.hpp>
