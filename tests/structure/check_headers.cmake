@@ -1,41 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-# Checks what a compiler doesn't: which layer includes which, and the form of a header.
+# Checks what a compiler doesn't: which layer includes which (layers.cmake), and the form of a header.
 #
-#   cmake -DROOT=include/gpushare -P check_headers.cmake
+#   cmake -DROOT=include/gpushare [-DPAGE=docs/architecture.md] [-DLAYERS=FILE] -P check_headers.cmake
 #
-# Prints a line per violation and fails if there is one.
+# Prints a line per violation and fails if there is one. PAGE has a table with a row for each directory, as LAYERS has it.
 cmake_minimum_required(VERSION 3.25)
+if(NOT LAYERS)
+    set(LAYERS ${CMAKE_CURRENT_LIST_DIR}/layers.cmake)
+endif()
+include(${LAYERS})
 
-# The layers, lowest first. A layer is a directory, or a header of the top directory by its name; it includes what
-# its line lists and nothing else. The four primitives know neither each other nor a backend, and no backend
-# knows who runs on it.
-set(base config units error closing concepts sm_split numbers)
-set(primitives memory compute partition collective)
-set(may_include_config)
-set(may_include_units config)
-set(may_include_error config units)
-set(may_include_closing config units error detail)
-set(may_include_concepts config units error)
-set(may_include_sm_split config units error concepts)
-set(may_include_numbers config)
-set(may_include_detail ${base} detail)
-foreach(primitive IN LISTS primitives)
-    set(may_include_${primitive} ${base} detail ${primitive})
-endforeach()
-set(may_include_placement ${base} detail ${primitives} tenant placement)
-set(may_include_gradient ${base} detail collective gradient)
-set(may_include_backend ${base} detail backend)
-set(may_include_tenant ${base} detail ${primitives} placement tenant)
-set(may_include_observe ${base} detail ${primitives} placement tenant observe)
-set(may_include_serving ${base} detail ${primitives} placement tenant observe serving)
-set(may_include_graph ${base} detail ${primitives} placement tenant observe serving graph)
-set(may_include_interop ${base} detail ${primitives} placement gradient tenant interop)
-set(may_include_gpushare ${base} detail ${primitives} placement tenant observe backend)  # the umbrellas
-set(layers ${base} detail ${primitives} placement gradient backend tenant observe serving graph interop gpushare)
-
-# config.hpp -> config, memory/quota.hpp -> memory, backend/host/node.hpp -> backend
+# config.hpp -> config, memory/quota.hpp -> memory, backend/host/node.hpp -> backend/host
 function(layer_of path result)
-    string(REGEX REPLACE "(/.*|\\.cuh|\\.hpp)$" "" layer ${path})
+    string(REGEX REPLACE "^(backend/[^/]+|[^/.]+)[/.].*$" "\\1" layer ${path})
     set(${result} ${layer} PARENT_SCOPE)
 endfunction()
 
@@ -51,6 +28,22 @@ endfunction()
 
 function(violation text)
     set_property(GLOBAL APPEND PROPERTY violations "${text}")
+endfunction()
+
+# A header that has moved leaves a forward, which names the new place, includes it, and has nothing else. It stands outside of the layers.
+# Gives the new place, if the header is a forward.
+function(moved_to path result)
+    set(${result} "" PARENT_SCOPE)
+    file(READ ${ROOT}/${path} text)
+    set(named "// Moved: include <gpushare/([^>]+)> instead\\. This path stays until [0-9.]+\\.")
+    if(NOT text MATCHES "^[^\n]*\n// Moved: ")
+        return()
+    elseif(text MATCHES "^[^\n]*\n${named}\n#pragma once\n\n#include <gpushare/([^>]+)>\n$"
+           AND CMAKE_MATCH_1 STREQUAL CMAKE_MATCH_2)
+        set(${result} ${CMAKE_MATCH_1} PARENT_SCOPE)
+    else()
+        violation("${path}: a forward includes the header that it names, and has nothing else")
+    endif()
 endfunction()
 
 function(check_include path layer target)
@@ -74,21 +67,25 @@ function(check_include path layer target)
         violation("${path}: includes ${target}: a .hpp must not need nvcc")
     elseif(path STREQUAL "gpushare.cuh" AND included STREQUAL "gpushare.hpp")
         # The CUDA umbrella adds to the plain one.
-    elseif(path STREQUAL "tenant/detail/compiled.hpp" AND included_layer STREQUAL backend)
+    elseif(path STREQUAL "tenant/detail/compiled.hpp" AND included_layer MATCHES "^backend/")
         # What a library has instantiated, for each backend.
-    elseif(NOT included_layer IN_LIST may_include_${layer})
+    elseif(included IN_LIST forwards)
+        violation("${path}: includes ${target}: it has moved, and only forwards from there")
+    elseif(NOT included_layer STREQUAL layer AND NOT included_layer IN_LIST may_include_${layer})
         violation("${path}: includes ${target}: not from ${layer}")
     elseif(room AND NOT path MATCHES "^${room}/")
         violation("${path}: includes ${target}: internal to ${room}")
     elseif(path STREQUAL "gpushare.hpp" AND included MATCHES "^backend/cuda/")
         violation("${path}: includes ${target}: the plain umbrella needs no CUDA")
+    else()
+        set_property(GLOBAL APPEND PROPERTY edges "${layer} -> ${included_layer}")
     endif()
 endfunction()
 
 function(check_header path)
     layer_of(${path} layer)
     if(NOT layer IN_LIST layers)
-        violation("${path}: in no known layer: add it to check_headers.cmake")
+        violation("${path}: in no known layer: add it to layers.cmake")
         return()
     endif()
 
@@ -106,6 +103,9 @@ function(check_header path)
     if(code MATCHES "__has_include" AND NOT layer STREQUAL interop)
         violation("${path}: __has_include: layouts must not depend on which headers are found")
     endif()
+    if(code MATCHES "\n#if GPUSHARE_BODIES\n" AND layer IN_LIST extras)
+        violation("${path}: GPUSHARE_BODIES: the library of gpushare::compiled has no extras")
+    endif()
 
     string(REGEX MATCHALL "operator<=>\\([^)]*\\) = default" comparisons "${code}")
     foreach(comparison IN LISTS comparisons)
@@ -116,6 +116,9 @@ function(check_header path)
         endif()
     endforeach()
 
+    if(path IN_LIST forwards)
+        return()
+    endif()
     file(STRINGS ${ROOT}/${path} includes REGEX "^[ \t]*#[ \t]*include")
     foreach(line IN LISTS includes)
         string(REGEX REPLACE "^[ \t]*#[ \t]*include(_next)?[ \t]*(<[^>]*>|[^ \t]*).*$" "\\2" target "${line}")
@@ -127,9 +130,42 @@ file(GLOB_RECURSE headers RELATIVE ${ROOT} ${ROOT}/*.hpp ${ROOT}/*.cuh)
 if(NOT headers)
     message(FATAL_ERROR "no headers in '${ROOT}'")
 endif()
+set(forwards)
+foreach(header IN LISTS headers)
+    moved_to(${header} place)
+    if(place)
+        list(APPEND forwards ${header})
+    endif()
+endforeach()
 foreach(header IN LISTS headers)
     check_header(${header})
 endforeach()
+
+# The table says no more than the headers do.
+get_property(edges GLOBAL PROPERTY edges)
+set(below)
+foreach(layer IN LISTS layers)
+    foreach(other IN LISTS may_include_${layer})
+        if(NOT other IN_LIST below)
+            violation("layers.cmake: ${layer} -> ${other}: not below it")
+        elseif(NOT "${layer} -> ${other}" IN_LIST edges)
+            violation("layers.cmake: ${layer} -> ${other}: no header does, so take it out")
+        endif()
+    endforeach()
+    list(APPEND below ${layer})
+endforeach()
+
+# And the page says the same of the directories.
+if(PAGE)
+    file(READ ${PAGE} page)
+    foreach(layer IN LISTS core extras)
+        row_of(${layer} row)
+        string(FIND "${page}" "\n${row}\n" at)
+        if(at EQUAL -1)
+            violation("${PAGE}: has no row ${row}")
+        endif()
+    endforeach()
+endif()
 
 get_property(violations GLOBAL PROPERTY violations)
 foreach(line IN LISTS violations)
