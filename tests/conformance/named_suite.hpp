@@ -19,8 +19,8 @@
 #include <vector>
 
 #include <gpushare/error.hpp>
+#include <gpushare/gradient/horovod.hpp>
 #include <gpushare/gradient/transport.hpp>
-#include <gpushare/interop/horovod.hpp>
 #include <gpushare/numbers.hpp>
 
 namespace conformance {

@@ -2,7 +2,7 @@
 // Training steps with gradients on devices, over the stand-in: which work waits for which stream,
 // and the results of ranks that come late, stop early or make other calls. Without torch;
 // tests/interop/torch has the hooks.
-#include <gpushare/interop/detail/device_steps.hpp>
+#include <gpushare/gradient/detail/device_steps.hpp>
 
 #include <algorithm>
 #include <chrono>

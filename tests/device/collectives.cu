@@ -14,7 +14,7 @@
 #include <gpushare/gradient/detail/gossip.hpp>
 #include <gpushare/gradient/detail/packing.hpp>
 #include <gpushare/gradient/group_operators.hpp>
-#include <gpushare/interop/horovod_devices.hpp>
+#include <gpushare/gradient/horovod_devices.hpp>
 #include <gpushare/numbers.hpp>
 
 namespace cu = gpushare::cuda;

@@ -4,7 +4,7 @@
 #include <gpushare/backend/cuda/launch.cuh>
 
 #include <gpushare/gradient/device_buckets.hpp>
-#include <gpushare/interop/horovod_devices.hpp>
+#include <gpushare/gradient/horovod_devices.hpp>
 
 #include "gpu/batch_norm.hpp"
 #include "gpu/jobs.hpp"

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include <gpushare/backend/cuda/node.hpp>
-#include <gpushare/interop/horovod.hpp>
+#include <gpushare/gradient/horovod.hpp>
 #include <gpushare/numbers.hpp>
 
 #include "gpu/job_rig.hpp"

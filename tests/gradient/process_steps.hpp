@@ -21,8 +21,8 @@
 
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/collective/communicator.hpp>
+#include <gpushare/gradient/detail/device_steps.hpp>
 #include <gpushare/gradient/two_level.hpp>
-#include <gpushare/interop/detail/device_steps.hpp>
 
 #include "support/random.hpp"
 #include "support/threads.hpp"

@@ -6,12 +6,12 @@
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/detail/atomic_ref.hpp>
 #include <gpushare/gradient/buckets.hpp>
+#include <gpushare/gradient/detail/mpi_pace.hpp>
+#include <gpushare/gradient/detail/mpi_suspects.hpp>
 #include <gpushare/gradient/negotiation.hpp>
 #include <gpushare/gradient/transport.hpp>
 #include <gpushare/gradient/two_level.hpp>
 #include <gpushare/gradient/wire.hpp>
-#include <gpushare/interop/detail/mpi_pace.hpp>
-#include <gpushare/interop/detail/mpi_suspects.hpp>
 
 #include <algorithm>
 #include <chrono>

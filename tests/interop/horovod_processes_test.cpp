@@ -24,9 +24,9 @@
 
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/collective/communicator.hpp>
+#include <gpushare/gradient/horovod.hpp>
 #include <gpushare/gradient/transport.hpp>
 #include <gpushare/gradient/two_level.hpp>
-#include <gpushare/interop/horovod.hpp>
 
 #include "conformance/named_suite.hpp"
 #include "support/catch.hpp"

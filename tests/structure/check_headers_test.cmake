@@ -91,6 +91,8 @@ bad_include(backend/sim/observe.hpp <gpushare/observe/a.hpp> "not from backend/s
 bad_include(backend/sim/interop.hpp <gpushare/interop/a.hpp> "not from backend/sim")
 bad_include(tenant/backend.hpp <gpushare/backend/host/a.hpp> "not from tenant")
 bad_include(tenant/upwards.hpp <gpushare/observe/a.hpp> "not from tenant")
+bad_include(interop/nccl.hpp <gpushare/gradient/mpi.hpp> "not from interop")
+bad_include(interop/gradients.hpp <gpushare/gradient/a.hpp> "not from interop")
 bad_include(observe/interop.hpp <gpushare/interop/a.hpp> "not from observe")
 bad_include(gpushare.hpp <gpushare/backend/cuda/a.hpp> "the plain umbrella needs no CUDA")
 bad_include(gpushare/extra.hpp <gpushare/placement/a.hpp> "not from gpushare")

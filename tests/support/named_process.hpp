@@ -12,7 +12,7 @@
 #include <string_view>
 #include <utility>
 
-#include <gpushare/interop/horovod_processes.hpp>
+#include <gpushare/gradient/horovod_processes.hpp>
 #include <gpushare/units.hpp>
 
 #include "support/named_ranks.hpp"

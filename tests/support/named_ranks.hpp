@@ -15,7 +15,7 @@
 #include <vector>
 
 #include <gpushare/collective/communicator.hpp>
-#include <gpushare/interop/horovod_devices.hpp>
+#include <gpushare/gradient/horovod_devices.hpp>
 #include <gpushare/units.hpp>
 
 namespace support {

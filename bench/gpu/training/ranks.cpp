@@ -13,7 +13,7 @@
 #include <stdexcept>
 #include <thread>
 
-#include <gpushare/interop/torch_gradients.hpp>
+#include <gpushare/gradient/torch_gradients.hpp>
 
 #include "average.hpp"
 #include "operators.hpp"

@@ -11,8 +11,8 @@
 // Prints a line "NAME SECONDS" for each measurement. Exits with 1 if a sum was wrong or if too few
 // bytes crossed the link.
 #include <gpushare/collective/communicator.hpp>
+#include <gpushare/gradient/mpi.hpp>
 #include <gpushare/gradient/two_level.hpp>
-#include <gpushare/interop/mpi.hpp>
 
 #include <mpi.h>
 #include <unistd.h>

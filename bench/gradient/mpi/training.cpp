@@ -23,8 +23,8 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
-#include <gpushare/interop/mpi.hpp>
-#include <gpushare/interop/torch_gradients.hpp>
+#include <gpushare/gradient/mpi.hpp>
+#include <gpushare/gradient/torch_gradients.hpp>
 
 #include <mpi.h>
 #include <sched.h>

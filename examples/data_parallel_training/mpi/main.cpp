@@ -8,9 +8,9 @@
 //
 //   mpirun --enable-recovery -n 4 data_parallel_training_mpi --ranks 1 --lost go-on --fail 2:100 --patience 1000
 #include <gpushare/collective/communicator.hpp>
+#include <gpushare/gradient/mpi.hpp>
 #include <gpushare/gradient/transport.hpp>
 #include <gpushare/gradient/two_level.hpp>
-#include <gpushare/interop/mpi.hpp>
 
 #include <mpi.h>
 

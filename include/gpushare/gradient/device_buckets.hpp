@@ -16,7 +16,7 @@
 //
 // Work that is enqueued on a rank's stream after the last bucket finds the averages in the
 // gradients. NCCL can be the engine as well, with an nccl_communicator in place of the members
-// (interop/nccl.hpp), and so can a quantised all-reduce (collective/quantised_all_reduce.hpp).
+// (nccl.hpp), and so can a quantised all-reduce (collective/quantised_all_reduce.hpp).
 //
 // If a rank's gradients of a bucket are adjacent in the order of registration, they aren't packed:
 // one flat buffer of all gradients is combined in place. Other gradients go through one staging

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A transport carries gradients between ranks. There are transports over our own collectives
-// between the threads of a process, over an MPI between processes (interop/mpi.hpp), and over NCCL
-// between devices (interop/nccl.hpp). A transport can also consist of two transports, one inside
+// between the threads of a process, over an MPI between processes (mpi.hpp), and over NCCL
+// between devices (nccl.hpp). A transport can also consist of two transports, one inside
 // the other (two_level.hpp). The algorithms of gradient/ require transports of host memory
 // (host_transport). NCCL's isn't one, so call its collectives directly.
 //

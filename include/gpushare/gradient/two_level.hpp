@@ -638,7 +638,7 @@ public:
                 .code;
         };
     }
-    /// Combines the buckets of torch_device_ranks (interop/torch_gradients.hpp) on these streams.
+    /// Combines the buckets of torch_device_ranks (torch_gradients.hpp) on these streams.
     /// The buckets' gradients must be adjacent, since the combiner doesn't pack. Each call waits up
     /// to `patience` for the other processes. One thread at a time calls the members, except for
     /// interrupt().

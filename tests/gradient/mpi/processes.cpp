@@ -7,11 +7,11 @@
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/gradient/buckets.hpp>
 #include <gpushare/gradient/compressed_link.hpp>
+#include <gpushare/gradient/horovod.hpp>
+#include <gpushare/gradient/mpi.hpp>
 #include <gpushare/gradient/negotiation.hpp>
 #include <gpushare/gradient/transport.hpp>
 #include <gpushare/gradient/two_level.hpp>
-#include <gpushare/interop/horovod.hpp>
-#include <gpushare/interop/mpi.hpp>
 
 #include <mpi.h>
 

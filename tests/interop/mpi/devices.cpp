@@ -3,8 +3,8 @@
 // names for arrays on devices of several processes. Prints what is wrong and ends with 1.
 #include <gpushare/backend/cuda/node.hpp>
 #include <gpushare/backend/cuda/pinned.hpp>
-#include <gpushare/interop/horovod_processes.hpp>
-#include <gpushare/interop/mpi.hpp>
+#include <gpushare/gradient/horovod_processes.hpp>
+#include <gpushare/gradient/mpi.hpp>
 
 #include <mpi.h>
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A libtorch module trained by two ranks: by interop/torch_gradients.hpp, and by what is below
+// A libtorch module trained by two ranks: by gradient/torch_gradients.hpp, and by what is below
 // torch's own DistributedDataParallel, its reducer over Gloo. The losses are the same to the bit:
 // of two ranks a sum has no order. A program of its own, for `./dev check`.
 #include <gpushare/collective/communicator.hpp>
+#include <gpushare/gradient/torch_gradients.hpp>
 #include <gpushare/gradient/transport.hpp>
-#include <gpushare/interop/torch_gradients.hpp>
 
 #include <torch/torch.h>
 

@@ -16,8 +16,8 @@
 
 #include <gpushare/backend/cuda/node.hpp>
 #include <gpushare/collective/communicator.hpp>
+#include <gpushare/gradient/torch_gradients.hpp>
 #include <gpushare/gradient/transport.hpp>
-#include <gpushare/interop/torch_gradients.hpp>
 
 #include "fake_cuda.hpp"
 #include "standins/cuda/launch.hpp"

@@ -15,8 +15,8 @@
 #include <gpushare/backend/cuda/node.hpp>
 #include <gpushare/backend/cuda/pinned.hpp>
 #include <gpushare/collective/submit.hpp>
-#include <gpushare/interop/horovod_devices.hpp>
-#include <gpushare/interop/torch_gradients.hpp>
+#include <gpushare/gradient/horovod_devices.hpp>
+#include <gpushare/gradient/torch_gradients.hpp>
 
 #include "fake_cuda.hpp"
 #include "standins/cuda/launch.hpp"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Steps of training by ranks that are threads of this process, with gradients on devices, for a
 // framework whose threads have current streams of their own. This header doesn't use torch;
-// interop/torch_gradients.hpp has the hooks for libtorch. The thread that brings a bucket's last
+// gradient/torch_gradients.hpp has the hooks for libtorch. The thread that brings a bucket's last
 // gradient enqueues the bucket for all ranks.
 //
 //   device_steps<node_type, combine_type, float> steps(node, streams, 2, combine, bucket, patience);

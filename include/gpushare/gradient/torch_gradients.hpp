@@ -36,8 +36,8 @@
 // have as many batches as the others. The processes compare what they have registered. Made for
 // libtorch 2.11.
 //
-// Horovod's names (interop/horovod.hpp) take tensors on the host. With a process_set of ranks on
-// devices (interop/horovod_devices.hpp), they take tensors on CUDA. Names that end in _ work in
+// Horovod's names (gradient/horovod.hpp) take tensors on the host. With a process_set of ranks on
+// devices (gradient/horovod_devices.hpp), they take tensors on CUDA. Names that end in _ work in
 // place:
 //
 //   gpushare::horovod::synchronize(gpushare::horovod::allreduce_async_(loss_of_epoch, "loss"));
@@ -72,10 +72,10 @@
 #include <gpushare/error.hpp>
 #include <gpushare/gradient/bucket_plan.hpp>
 #include <gpushare/gradient/buckets.hpp>
+#include <gpushare/gradient/detail/device_steps.hpp>
+#include <gpushare/gradient/horovod.hpp>
 #include <gpushare/gradient/transport.hpp>
 #include <gpushare/gradient/wire.hpp>
-#include <gpushare/interop/detail/device_steps.hpp>
-#include <gpushare/interop/horovod.hpp>
 #include <gpushare/numbers.hpp>
 #include <gpushare/units.hpp>
 

@@ -17,8 +17,8 @@
 // An array is not combined before the lowest rank that hasn't joined hands it over. Elements are
 // floats of 16 to 64 bits, or integers of 64 bits, which have no average. The transport decides the
 // bits of a sum or a product. Arrays on devices have headers of their own:
-// interop/horovod_devices.hpp for one process, and interop/horovod_processes.hpp for several.
-// interop/torch_gradients.hpp takes tensors of libtorch, on the host and on CUDA.
+// gradient/horovod_devices.hpp for one process, and gradient/horovod_processes.hpp for several.
+// gradient/torch_gradients.hpp takes tensors of libtorch, on the host and on CUDA.
 #pragma once
 
 #include <algorithm>

@@ -43,9 +43,9 @@
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/gradient/device_buckets.hpp>
+#include <gpushare/gradient/horovod.hpp>
+#include <gpushare/gradient/horovod_devices.hpp>
 #include <gpushare/gradient/transport.hpp>
-#include <gpushare/interop/horovod.hpp>
-#include <gpushare/interop/horovod_devices.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {

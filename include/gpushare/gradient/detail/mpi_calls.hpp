@@ -17,7 +17,7 @@
 #include <gpushare/collective/collectives.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/interop/detail/mpi_transfer.hpp>
+#include <gpushare/gradient/detail/mpi_transfer.hpp>
 
 /// Exists in MPIs that tolerate faults (ULFM); null in other MPIs.
 extern "C" [[gnu::weak]] int MPIX_Comm_shrink(MPI_Comm comm, MPI_Comm* without_failed);

@@ -52,10 +52,10 @@
 #include <gpushare/config.hpp>
 #include <gpushare/detail/device_work.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/gradient/detail/named_calls.hpp>
 #include <gpushare/gradient/device_buckets.hpp>
+#include <gpushare/gradient/horovod.hpp>
 #include <gpushare/gradient/transport.hpp>
-#include <gpushare/interop/detail/named_calls.hpp>
-#include <gpushare/interop/horovod.hpp>
 #include <gpushare/numbers.hpp>
 #include <gpushare/units.hpp>
 

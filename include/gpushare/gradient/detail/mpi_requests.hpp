@@ -15,8 +15,8 @@
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/interop/detail/mpi_pace.hpp>
-#include <gpushare/interop/detail/mpi_transfer.hpp>
+#include <gpushare/gradient/detail/mpi_pace.hpp>
+#include <gpushare/gradient/detail/mpi_transfer.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
