@@ -4,7 +4,6 @@
 // threads, and measures how fast an abort takes effect.
 #include <gpushare/collective/collectives.hpp>
 #include <gpushare/collective/submit.hpp>
-#include <gpushare/collective/tune.hpp>
 
 #include <atomic>
 #include <chrono>

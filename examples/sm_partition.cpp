@@ -9,7 +9,6 @@
 #include <vector>
 
 #include <gpushare/backend/host/host.hpp>
-#include <gpushare/backend/host/node.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 
 #include "expect.hpp"

@@ -18,9 +18,9 @@
 
 #include <gpushare/backend/cuda/graph.hpp>
 #include <gpushare/backend/cuda/pinned.hpp>
+#include <gpushare/collective/collectives.hpp>
 #include <gpushare/collective/quantised_all_reduce.hpp>
 #include <gpushare/collective/submit.hpp>
-#include <gpushare/collective/tune.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/gradient/device_buckets.hpp>
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tuner: which plan wins, given the times; all ranks get the same table of usable plans; and a
 // rank gives up together with the others.
-#include <gpushare/collective/tune.hpp>
 
 #include <chrono>
 #include <cstdint>

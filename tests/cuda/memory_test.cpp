@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // CUDA's allocators, over the stand-in: their charges, their refusals, and wrong frees.
-#include <gpushare/backend/cuda/memory.hpp>
 #include <gpushare/backend/cuda/node.hpp>
 #include <gpushare/backend/cuda/pinned.hpp>
 #include <gpushare/backend/cuda/virtual_memory.hpp>

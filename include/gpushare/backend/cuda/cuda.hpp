@@ -12,7 +12,6 @@
 #include <gpushare/backend/cuda/error.hpp>
 #include <gpushare/backend/cuda/graph.hpp>
 #include <gpushare/backend/cuda/green_context.hpp>
-#include <gpushare/backend/cuda/memory.hpp>
 #include <gpushare/backend/cuda/node.hpp>
 #include <gpushare/backend/cuda/pinned.hpp>
 #include <gpushare/backend/cuda/point.hpp>

@@ -14,9 +14,9 @@
 #include <utility>
 #include <vector>
 
-#include <gpushare/collective/collectives.hpp>
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/collective/detail/all_reduce.hpp>
+#include <gpushare/collective/detail/collectives.hpp>
 #include <gpushare/collective/detail/session.hpp>
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
@@ -167,11 +167,11 @@ private:
             if (options_.results_are_read) read(out, n);
         };
         if (use != buffer_use::cold) once();  // the previous measurement has used the caches
-        barrier(me_, options_.deadline);
+        raise_fault(run_in_thread(me_, barrier_body{}, options_.deadline));
         const std::int64_t begin = thread_context::now();
         for (std::int64_t i = 0; i < repeats; ++i) once();
         std::int64_t each = (thread_context::now() - begin) / repeats;
-        broadcast(me_, std::span<std::int64_t>(&each, 1), 0, options_.deadline);
+        raise_fault(run_in_thread(me_, broadcast_body<std::int64_t>{&each, 1, 0}, options_.deadline));
         return each;
     }
 

@@ -23,7 +23,7 @@
 #include <gpushare/backend/host/detail/model.hpp>
 #include <gpushare/backend/host/detail/parking.hpp>
 #include <gpushare/backend/host/detail/work.hpp>
-#include <gpushare/backend/host/options.hpp>
+#include <gpushare/backend/host/memory.hpp>
 #include <gpushare/backend/host/point.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/sm_split.hpp>

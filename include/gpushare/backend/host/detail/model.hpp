@@ -20,7 +20,7 @@
 #include <vector>
 
 #include <gpushare/backend/host/detail/work.hpp>
-#include <gpushare/backend/host/options.hpp>
+#include <gpushare/backend/host/memory.hpp>
 #include <gpushare/backend/host/point.hpp>
 #include <gpushare/detail/intrusive.hpp>
 #include <gpushare/detail/stable_list.hpp>

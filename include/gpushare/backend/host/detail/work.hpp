@@ -16,7 +16,6 @@
 #include <gpushare/backend/host/kernel_context.hpp>
 #include <gpushare/backend/host/ledger.hpp>
 #include <gpushare/backend/host/memory.hpp>
-#include <gpushare/backend/host/options.hpp>
 #include <gpushare/backend/host/point.hpp>
 #include <gpushare/detail/inplace_function.hpp>
 #include <gpushare/detail/intrusive.hpp>
