@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # The target that needs ONNX's library (Debian: libonnx-dev), for the build tree and the installed package alike:
 #
-#   gpushare::graph   gpushare::gpushare, libonnx and protocol buffers: for graph/onnx.hpp and what includes it
+#   gpushare::graph   gpushare::gpushare, libonnx and protocol buffers: for <gpushare/graph/all.hpp> and graph/onnx.hpp
 #
-# gpushare_find_graph(REASON) defines it, or sets REASON to why it can't be had. The other headers of graph/ need nothing.
+# gpushare_find_graph(REASON) defines it, or sets REASON to why it can't be had. Without onnx.hpp, gpushare::gpushare is enough.
 function(gpushare_find_graph reason)
     set(${reason} "" PARENT_SCOPE)
     if(TARGET gpushare::graph)

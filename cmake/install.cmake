@@ -12,6 +12,8 @@ set(package_dir ${CMAKE_INSTALL_DATADIR}/cmake/gpushare)
 set(pkgconfig_dir ${CMAKE_INSTALL_DATADIR}/pkgconfig)
 
 install(TARGETS gpushare EXPORT gpushare-targets FILE_SET HEADERS)
+list(TRANSFORM on_top PREPEND gpushare_ OUTPUT_VARIABLE on_top_targets)
+install(TARGETS ${on_top_targets} EXPORT gpushare-targets)
 install(EXPORT gpushare-targets NAMESPACE gpushare:: DESTINATION ${package_dir})
 
 # The compiled libraries lie in lib/, and what finds them beside the rest.
