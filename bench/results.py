@@ -34,7 +34,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 DOCUMENTS = ["README.md", "docs/placement.md", "docs/figures.md", "docs/cpu_engines.md"]
-PAGES = ["docs/guide", "docs/primitives"]  # whose text has values, too
+PAGES = ["docs/guide", "docs/primitives", "docs/training"]  # whose text has values, too
 
 
 class Problem(Exception):

@@ -21,7 +21,7 @@ docs() {  # [--missing [AREA]]
     # whole site.
     local beside place missing=0
     while read -r beside; do
-        place=$root/docs/${beside#../}  # as pages of docs/guide and docs/primitives say it, or else those of docs/
+        place=$root/docs/${beside#../}  # as pages of docs/guide and its like say it, or else those of docs/
         [[ -e $place ]] || place=$root/${beside#../}
         install -D -m 644 "$place" "$out/${beside#../}" || missing=1
     done < <(grep -rhoE '(src|href)="\.\./[^"#]+' "$out/html" --include='*.html' | cut -d'"' -f2 | sort -u)
