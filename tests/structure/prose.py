@@ -3,7 +3,8 @@
 """The prose of documents, as far as a program can judge it:
 
 - no clause without a head: "Who asks badly keeps others ..." is "A bad client keeps others ...", "for who waits" is "for a thread that waits".
-  Questions may begin with these words.
+  Questions may begin with these words. In a table the same holds for cells, which needn't end with a full stop, and a cell needs a verb:
+  "each its share" is "each tenant gets its share". A table's head may ask.
 - no word twice in a row
 - lines of at most 100 columns, but for tables, code, links and figures' values, which bench/results.py fills in
 
@@ -25,6 +26,9 @@ OF_WHOM = re.compile(r"\b(?:for|to|of|by|from|with|than|and|or|but|as) (?:who|wh
 HEADLESS = [re.compile(rf"(?:^|[.;:!?]\s+|\*\*)(?:{QUESTIONS})\b[^.;?]*[.;](?!\w)", re.I), OF_WHOM]
 # In a comment, a colon may list what a type holds or decides.
 HEADLESS_IN_COMMENTS = [re.compile(rf"(?:^|[.;!?]\s+)(?:{QUESTIONS})\b[^.;?]*[.;](?!\w)", re.I), OF_WHOM]
+# A cell's first clause and the clauses behind it, to the cell's end. A colon may say what a name means.
+HEADLESS_IN_CELLS = [re.compile(rf"(?:^|[.;!?]\s+|\*\*)(?:{QUESTIONS})\b[^.;?]*(?:$|[.;](?!\w))", re.I),
+                     re.compile(r", (?:what|whoever) [^.;?]*", re.I), re.compile(r"\beach (?:its|their)\b[^.;]*", re.I), OF_WHOM]
 TWICE = re.compile(r"(?<![\w.-])([a-z]+) \1(?![\w-])", re.I)
 
 
@@ -46,6 +50,17 @@ def paragraphs(text):
     return [(number, text) for number, text in found if text]
 
 
+def cells(text):
+    """[(its line, its text)]: the cells of tables, but for their heads."""
+    lines, code, found = text.splitlines(), False, []
+    for number, line in enumerate(lines, 1):
+        code ^= line.lstrip().startswith("```")
+        is_head = number < len(lines) and set(lines[number]) <= set("|-: ") and lines[number]
+        if line.startswith("|") and not code and not is_head:
+            found += [(number, cell.strip()) for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))]
+    return found
+
+
 def without_quotes(text):
     """Code, tests' names and quoted texts aren't prose of the document."""
     text = re.sub(r"`[^`]*`", "`code`", text)
@@ -60,10 +75,10 @@ def width(line):
     return len(line) if len(line) > WIDEST and len([a for a in atoms if a and a not in "-*"]) > 1 else 0
 
 
-def clauses(text, headless):
+def clauses(parts, headless):
     """[(line, what is wrong)]: clauses without a head, and words twice in a row."""
     found = []
-    for number, paragraph in paragraphs(text):
+    for number, paragraph in parts:
         prose = without_quotes(paragraph)
         for rule in headless:
             found += [(number, f"a clause without a head: {hit[0].strip(' .;:*')[:60]}") for hit in rule.finditer(prose)]
@@ -73,7 +88,7 @@ def clauses(text, headless):
 
 def complaints(text):
     """[(line, what is wrong)] in a document."""
-    found, code = clauses(text, HEADLESS), False
+    found, code = clauses(paragraphs(text), HEADLESS) + clauses(cells(text), HEADLESS_IN_CELLS), False
     for number, line in enumerate(text.splitlines(), 1):
         code ^= line.lstrip().startswith("```")
         if not code and not line.startswith(("|", "```", "<!--", "![")) and width(line) > WIDEST:
@@ -95,7 +110,7 @@ def comments(text):
 
 def complaints_of_header(text):
     """[(line, what is wrong)] in a header's comments. Behind the code of a line they count with the code."""
-    found = clauses(comments(text), HEADLESS_IN_COMMENTS)
+    found = clauses(paragraphs(comments(text)), HEADLESS_IN_COMMENTS)
     for number, line in enumerate(text.splitlines(), 1):
         comment = re.match(r"\s*///?(?!   )", line) or re.search(r"[^\s/]  ///?", line)
         if len(line) > WIDEST and comment and not re.match(r"\s*(//   |///   .*(;|\{|\.\.\.|  //.*)$)", line) and "NOLINT" not in line:

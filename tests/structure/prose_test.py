@@ -29,9 +29,25 @@ class ProseTest(unittest.TestCase):
         self.check("It is told to whoever waits.", "to whoever")
         self.check("A kept SM is for who can't wait.", "for who")
 
+    def test_clauses_without_a_head_in_tables(self):
+        def check(cell, *words):
+            self.check(f"| what you want | who |\n|---|---|\n| a queue | {cell} |\n", *words)
+
+        check("who waited, was let in and ran", "who waited, was let in and ran")
+        check("records waits; whoever waited is named", "whoever waited is named")
+        check("for who waits", "for who")
+        check("each its share, what one doesn't use for the others", "what one doesn't use", "each its share")
+        check("each of their names, each their own", "each their own")
+        check("as as it is", "as as")
+        check("each tenant gets its share, and the others what it doesn't use")
+        check("Who waited, and was let in? A tenant of `what you want`")
+        check("`why_not`: what is missing, with figures")
+        check('the test "who waits is told"')
+        self.check("```text\n| a | b |\n|---|---|\n| who waits is told | c |\n```\n")
+
     def test_good_prose(self):
         self.check("A bad client can delay others only by a stated bound.\n\nWho asks badly? A client that waits for what it gets.\n")
-        self.check("## What it promises\n\n| what | who |\n|---|---|\n| what you want | who waits is told. |\n")
+        self.check("## What it promises\n\n| what | who |\n|---|---|\n| a request | a thread that waits is told. |\n")
         self.check("```text\nWho asks badly keeps others.\n```\n")
         self.check('The test `a_test.cpp`: "who asks badly is told. What follows is kept" has it; `for who` as well.\n')
         self.check("A book by who-knows-whom had had no author.", "had had")
