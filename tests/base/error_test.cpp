@@ -158,7 +158,7 @@ TEST_CASE("durations in messages have the largest unit that fits, and three digi
     CHECK(text(gpushare::ns::min()) == "-9223372036.854 s");
 }
 
-TEST_CASE("what can't be printed is escaped, in names and in texts", "[base][error]") {
+TEST_CASE("unprintable characters are escaped, in names and in texts", "[base][error]") {
     using namespace std::string_view_literals;
     const auto name = [](std::string_view text) { return std::string(gpushare::tenant_name{text}.view()); };
     CHECK(name("\x1b[31m") == "\\x1b[31m");

@@ -51,7 +51,7 @@ TEST_CASE("shares that are due less than a unit share a part, by time", "[sm_pla
     CHECK(small.clients[1].alone);
 }
 
-TEST_CASE("where nobody would be alone, the device is one part", "[sm_plan]") {
+TEST_CASE("if no client would be alone, the device is one part", "[sm_plan]") {
     for (const auto& can : {units(16), units(1), sm_split{}, sm_split{.sms = 4}}) {
         const auto p = plan_sms(can, std::array{98_pct, 2_pct});
         CHECK_FALSE(p.partitioned());
@@ -71,7 +71,7 @@ TEST_CASE("equal splits: the same for all, or by time", "[sm_plan]") {
     CHECK_FALSE(plan_equal_sms({}, 2).partitioned());
 }
 
-TEST_CASE("what can't be planned is refused", "[sm_plan]") {
+TEST_CASE("an impossible plan is refused", "[sm_plan]") {
     CHECK(code_of([] { (void)plan_sms(units(4), {}); }) == errc::invalid_specification);
     CHECK(code_of([] { (void)plan_sms(units(4), std::array{50_pct, 0_pct}); }) == errc::invalid_specification);
     CHECK(code_of([] { (void)plan_sms(units(4), std::array{50_pct, 50.1_pct}); }) == errc::share_exceeded);

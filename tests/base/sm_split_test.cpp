@@ -88,7 +88,7 @@ TEST_CASE("weighted splits are those of the largest remainder", "[sm_split]") {
     }
 }
 
-TEST_CASE("what others have can't be had again", "[sm_split]") {
+TEST_CASE("a check refuses SMs that others have", "[sm_split]") {
     constexpr sm_split h100{.sms = 132, .unit = 8, .units = 16};
     CHECK(code_of([&] { check_sms(h100, std::array{64U}, 8); }) == errc::none);
     CHECK(code_of([&] { check_sms(h100, std::array{72U}, 8); }) == errc::too_few_sms);

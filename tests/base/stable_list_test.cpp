@@ -64,7 +64,7 @@ TEST_CASE("an element that can't be made isn't in the list", "[base][stable_list
     CHECK(counted::alive == 1);
 }
 
-TEST_CASE("what is erased from a vector goes, and the rest keeps its order", "[base][erase]") {
+TEST_CASE("erased elements of a vector go, and the rest keeps its order", "[base][erase]") {
     std::vector<int> v{5, 1, 5, 2, 3, 5}, asked;
     const auto gone = gpushare::detail::erase_where(v, [&](int i) {
         asked.push_back(i);

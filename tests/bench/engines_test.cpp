@@ -83,7 +83,7 @@ TEST_CASE("a native priority passes blocks that haven't started, and none that h
     }
 }
 
-TEST_CASE("what is behind a closed wait stays there until it is opened", "[engines]") {
+TEST_CASE("work behind a closed wait stays there until the wait is opened", "[engines]") {
     device gpu{h100, exact, 1};
     const auto s = gpu.make_stream({});
     const kernel k = filling(1, 10us);
@@ -298,7 +298,7 @@ std::vector<iteration> slow_host(ns between) {
 
 }  // namespace
 
-TEST_CASE("what a slow host launches behind a request's arrival doesn't delay the request", "[engines]") {
+TEST_CASE("launches of a slow host behind a request's arrival don't delay the request", "[engines]") {
     const auto slow = slow_host(40us);
     made_up m;
     m.set.device = exact;

@@ -68,7 +68,7 @@ TEST_CASE("a figure whose planted fault isn't found is void", "[bench]") {
     }
 }
 
-TEST_CASE("what takes twice as long is measured as twice as long", "[bench]") {
+TEST_CASE("work that takes twice as long is measured as twice as long", "[bench]") {
     const auto once = [] { return bench::ns_per_call<stepped_clock>(50, [] { spend(20us); }); };
     const auto twice = [] { return bench::ns_per_call<stepped_clock>(50, [] { spend(20us), spend(20us); }); };
     CHECK(bench::value_of(bench::statistic::median, bench::repeated(5, once)) == Approx(20'000));

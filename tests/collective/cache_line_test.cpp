@@ -195,7 +195,7 @@ TEMPLATE_TEST_CASE("averages of integers are exact up to the most ranks that go 
         check<TestType, average>(detail::least_for_lines, ranks, 9, 0, detail::line_stores::cached, 0, 1);
 }
 
-TEST_CASE("what can't be combined where it lies goes another way", "[collective]") {
+TEST_CASE("elements that can't be combined where they lie go another way", "[collective]") {
     STATIC_REQUIRE_FALSE(detail::combines_lines<float, by_value>);
     STATIC_REQUIRE_FALSE(detail::combines_lines<gpushare::fp8_e4m3, by_value>);
     STATIC_REQUIRE_FALSE(detail::combines_lines<gpushare::bfloat16, by_value>);

@@ -161,7 +161,7 @@ TEST_CASE("several ranks on one device, in one launch or in several", "[collecti
     CHECK_FALSE(gs::fault_of(m.members[0]));
 }
 
-TEST_CASE("where devices don't reach each other, what reads others' buffers is refused", "[collective]") {
+TEST_CASE("if devices don't reach each other, plans that read others' buffers are refused", "[collective]") {
     machine m(one_each, 100, {}, gs::workspaces::on_host);
     const auto submit = [&]<class Body>(const std::vector<Body>& bodies) {
         return gs::submit(m.node.gangs(), std::span<const gs::device_id>(m.devices), std::span(m.streams),

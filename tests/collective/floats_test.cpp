@@ -117,7 +117,7 @@ TEST_CASE("floats become the nearest byte") {
     check_store<std::int8_t>(random_floats(1 << 16, support::seed(2)));
 }
 
-TEMPLATE_TEST_CASE("what is loaded is what each element is", "", float, gs::bfloat16, gs::float16, gs::fp8_e4m3,
+TEMPLATE_TEST_CASE("a load gives the value of each element", "", float, gs::bfloat16, gs::float16, gs::fp8_e4m3,
                    gs::fp8_e5m2, std::int8_t) {
     constexpr std::uint32_t patterns = sizeof(TestType) == 1 ? 256 : 65536;
     std::vector<TestType> in(patterns);

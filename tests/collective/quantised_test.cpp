@@ -261,7 +261,7 @@ TEST_CASE("an element that isn't finite spoils no other one of its block", "[col
     for (std::size_t i = 0; i < 128; ++i) CHECK((i == 3 ? std::isnan(finite[0][i]) : finite[0][i] == 1.0F));
 }
 
-TEST_CASE("what a type holds stays finite in a quantised all-reduce", "[collective]") {
+TEST_CASE("values that a type holds stay finite in a quantised all-reduce", "[collective]") {
     const gs::communicator alone(1);
     const auto of = [&]<class T>(T largest) {
         const blocks in(1, std::vector<float>(5, static_cast<float>(largest)));

@@ -426,7 +426,7 @@ TEST_CASE("ranks on streams that disagree about a length all fail", "[collective
         CHECK(gs::fault_of(me) == gs::collective_fault{errc::mismatch, gs::collective_kind::all_to_all, 2, 1});
 }
 
-TEST_CASE("what makes no sense is refused before anything is launched", "[collective]") {
+TEST_CASE("a call that makes no sense is refused before anything is launched", "[collective]") {
     machine m;
     std::vector<float> x(100), y(100);
     const std::vector<const float*> ins{x.data(), y.data()};

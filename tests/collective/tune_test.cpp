@@ -95,7 +95,7 @@ TEST_CASE("all ranks get the same table, which can be used", "[collective]") {
         }
 }
 
-TEST_CASE("what is submitted gets the plan that took the least, and changes it where that pays", "[collective]") {
+TEST_CASE("a submission gets the plan that took the least time, and another one once that pays", "[collective]") {
     const double never = std::numeric_limits<double>::infinity();
     const auto took = [&](const gpushare::all_reduce_plan& plan, gpushare::bytes size) {
         const auto n = static_cast<double>(size.count());

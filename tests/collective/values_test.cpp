@@ -110,7 +110,7 @@ T number_of(Word word) {
         return T::from_bits(word);
 }
 
-TEMPLATE_TEST_CASE("what isn't finite is found wherever it lies", "[collective]", float, gpushare::float16,
+TEMPLATE_TEST_CASE("a value that isn't finite is found anywhere", "[collective]", float, gpushare::float16,
                    gpushare::bfloat16) {
     namespace detail = gpushare::detail;
     using in = detail::exponent_of<TestType>;

@@ -80,7 +80,7 @@ TEST_CASE_METHOD(fixture, "several ranks on one device", "[cuda][collective]") {
     CHECK(group.progress()[3].epoch == 2);
 }
 
-TEST_CASE_METHOD(fixture, "what the SMs of the stream's partition don't hold at once is refused",
+TEST_CASE_METHOD(fixture, "a launch that the SMs of the stream's partition don't hold at once is refused",
                  "[cuda][collective]") {
     const gs::device_id d{1};
     auto parts = cuda::make_green_contexts(node, d, gpushare::equal_sms(cuda::query_sm_split(node, d), 2));

@@ -413,7 +413,7 @@ TEST_CASE("a choice leaves cuBLASLt out where it refuses a piece or is wrong", "
     CHECK(choice.left_out().back().why.find("'Relu1': Relu: it can't be folded") != std::string::npos);
 }
 
-TEST_CASE("what cuBLASLt refuses is an error with the node", "[cuda][graph][cublaslt][fault]") {
+TEST_CASE("a refusal of cuBLASLt is an error with the node", "[cuda][graph][cublaslt][fault]") {
     const standin::session gpu;
     fixture f;
     support::random any(1);

@@ -395,7 +395,7 @@ TEST_CASE("a choice leaves the library's chains out where they refuse a piece", 
     CHECK(choice.left_out()[0].why.find("'Pow0': Pow: its exponent is neither 2 nor 3") != std::string::npos);
 }
 
-TEST_CASE("what the library's chains refuse is an error with the node or the input", "[cuda][graph][chains][fault]") {
+TEST_CASE("a refusal of the library's chains is an error with the node or the input", "[cuda][graph][chains][fault]") {
     const standin::session gpu;
     fixture f;
     support::random any(1);

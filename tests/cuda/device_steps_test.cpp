@@ -194,7 +194,7 @@ TEST_CASE("a bucket waits for the stream that computes its gradients, and others
     CHECK(m.of_floats[1][each] == 15);
 }
 
-TEST_CASE("what a rank enqueues behind a step waits for the averages, and the host doesn't", "[cuda][gradient]") {
+TEST_CASE("work that a rank enqueues behind a step waits for the averages, and the host doesn't", "[cuda][gradient]") {
     machine m;
     m.add(0);
     m.add(1);
@@ -349,7 +349,7 @@ TEST_CASE("a step says what the engine answers, and that training was stopped", 
     for (std::uint32_t r = 0; r < 2; ++r) CHECK(m.steps.wait(r, m.handle(r)).code == expected);
 }
 
-TEST_CASE("what doesn't fit the other ranks is refused, with the parameter's name", "[cuda][gradient]") {
+TEST_CASE("a parameter that doesn't fit the other ranks is refused by name", "[cuda][gradient]") {
     machine m;
     m.add(0);
     const auto refused = [&](std::uint32_t r, std::vector<device_gradient> some, void* stream) {

@@ -439,7 +439,7 @@ TEST_CASE("a launch of the embedder's own that fails is noticed, and its error l
     CHECK(cudaGetLastError() == cudaErrorInvalidConfiguration);
 }
 
-TEST_CASE("what is left for the embedder and comes of no launch fails no submission", "[cuda][promises]") {
+TEST_CASE("an error that is left for the embedder and comes of no launch fails no submission", "[cuda][promises]") {
     const standin::session gpu{{.time = standin::timing::manual}};
     cuda::node node;
     auto s = node.make_stream(first);
@@ -528,7 +528,7 @@ TEST_CASE("streams beyond a device's connections are held up by what was enqueue
     }
 }
 
-TEST_CASE("what is made, or loaded, beside a kernel that waits for others is found", "[cuda][standin]") {
+TEST_CASE("making or loading something beside a kernel that waits for others is found", "[cuda][standin]") {
     const standin::session gpu;
     const auto s = raw::make_stream();
     const int kernel = 0, another = 0;

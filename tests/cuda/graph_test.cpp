@@ -69,7 +69,7 @@ struct add {
 
 }  // namespace
 
-TEST_CASE_METHOD(fixture, "what is captured runs at each launch, and not before", "[cuda][graph]") {
+TEST_CASE_METHOD(fixture, "captured work runs at each launch, and not before", "[cuda][graph]") {
     int n = 0;
     const auto g = cuda::capture(s, [&](cuda::stream& to) {
         to.launch({}, add{&n, 1});

@@ -208,7 +208,7 @@ TEST_CASE("rows are gathered into memory that is asked for once all ranks have c
     }
 }
 
-TEST_CASE("what a device failed at is thrown by calls behind it, with the rank", "[cuda][interop]") {
+TEST_CASE("calls behind a device's failure throw it, with the rank", "[cuda][interop]") {
     rig r;
     const auto both = [&](auto& arrays, const char* name) {
         std::vector<handle> handles;

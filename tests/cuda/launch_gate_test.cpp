@@ -364,7 +364,7 @@ TEST_CASE("now and then a client's launches run alone, to be timed, and its neig
     CHECK(n.gate.usage(n.b).held == held + 1);
 }
 
-TEST_CASE("where clients have weights, one client's launches run at a time", "[cuda][launch_gate]") {
+TEST_CASE("if clients have weights, one client's launches run at a time", "[cuda][launch_gate]") {
     neighbours n(1);
     const auto held = n.gate.usage(n.b).held;
     n.of_a();
@@ -382,7 +382,7 @@ TEST_CASE("where clients have weights, one client's launches run at a time", "[c
     CHECK(n.gate.usage(n.b).held == held + 1);
 }
 
-TEST_CASE("what lies between a client's kernels isn't charged", "[cuda][launch_gate]") {
+TEST_CASE("gaps between a client's kernels aren't charged", "[cuda][launch_gate]") {
     const standin::session gpu{{.devices = 1, .time = manual}};
     cuda::node node;
     gate_type gate{node, first, gpushare::launch_gate(), {.gap = 2us}};
@@ -638,7 +638,7 @@ TEST_CASE("a request that ends in a thread without a context is followed to its 
     CHECK(r.gate->in_flight(r.urgent) == 0ns);
 }
 
-TEST_CASE("whoever closes, removes or destroys lets go who is held", "[cuda][launch_gate][fault]") {
+TEST_CASE("a close, a removal and a destructor let held threads go", "[cuda][launch_gate][fault]") {
     const standin::session gpu{{.devices = 1}};
     rig r{{.longest_hold = 1h}};
     const streams s;

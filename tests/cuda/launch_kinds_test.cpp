@@ -395,7 +395,7 @@ TEST_CASE("threads of a client have a stream each under one handle", "[cuda][lau
     (void)standin::take_findings();  // that it uses such streams
 }
 
-TEST_CASE("what a thread enqueues in its own stream is over, however much and where the thread is",
+TEST_CASE("the gate sees the end of all work in a thread's own stream, though the thread is gone",
           "[cuda][launch_gate]") {
     const standin::session gpu{{.devices = 1, .time = manual}};
     {

@@ -255,7 +255,8 @@ TEST_CASE("a tenant's client follows a resize at once, and so does its held laun
     }
 }
 
-TEST_CASE("where streams wait, a client follows to another level when nothing of it is there", "[cuda][launch_gate]") {
+TEST_CASE("a client whose streams wait follows to another level once none of its work is there",
+          "[cuda][launch_gate]") {
     const standin::session gpu{stepped};
     two_levels t(cuda::launch_wait::stream);
     const auto own = t.high.work_stream().native_handle();
@@ -515,7 +516,7 @@ TEST_CASE("a tenant that waits for its quota sleeps, grows and closes", "[cuda][
     }
 }
 
-TEST_CASE("whoever closes, removes or destroys lets go who waits for a quota", "[cuda][launch_gate][fault]") {
+TEST_CASE("a close, a removal and a destructor let threads go that wait for a quota", "[cuda][launch_gate][fault]") {
     const standin::session gpu{one_sm};
     spent_quota t(GENERATE(cuda::launch_wait::thread, cuda::launch_wait::stream));
     t.launches();

@@ -267,8 +267,7 @@ TEST_CASE("a request doesn't stop a function of the host's that is enqueued", "[
     CHECK(called);
 }
 
-TEST_CASE("whoever waits for a lower client's function of the host's waits for the longest hold at most",
-          "[cuda][launch_gate][fault]") {
+TEST_CASE("a wait for a lower client's host function takes the longest hold at most", "[cuda][launch_gate][fault]") {
     const standin::session gpu{stepped};
     waiting_rig w{{.longest_hold = 20ms}};
     std::atomic<bool> called{false};

@@ -324,7 +324,8 @@ TEST_CASE("a graph with waits inside stops between two pieces", "[cuda][launch_g
     CHECK(standin::take_findings() == (inside_too ? "left behind: 1 host allocations\n" : ""));  // the words
 }
 
-TEST_CASE("what waits for a level waits for nobody else, whoever takes which level later", "[cuda][launch_gate]") {
+TEST_CASE("a stream that waits for a level waits for no other one, whichever levels clients take later",
+          "[cuda][launch_gate]") {
     const standin::session gpu{stepped};
     {
         waiting_rig w;
@@ -478,7 +479,7 @@ TEST_CASE("a request that waits for a stream with lower clients' work in it come
     raw::destroy(end);
 }
 
-TEST_CASE("whoever waits behind a closed stream in another way comes through after the longest hold",
+TEST_CASE("a thread that waits behind a closed stream in another way comes through after the longest hold",
           "[cuda][launch_gate][fault]") {
     const standin::session gpu{{.devices = 1, .time = manual, .connections = 1}};  // one hardware queue
     waiting_rig w{{.longest_hold = 20ms}};
@@ -607,7 +608,7 @@ TEST_CASE("a wait for the device that fails leaves streams closed", "[cuda][laun
     if (in_capture) (void)standin::take_findings();  // the capture is lost
 }
 
-TEST_CASE("what waits for the legacy stream opens waits only of streams that it waits for",
+TEST_CASE("a call that waits for the legacy stream opens only the waits of streams that it waits for",
           "[cuda][launch_gate][fault]") {
     const standin::session gpu{stepped};
     {
@@ -631,7 +632,7 @@ TEST_CASE("what waits for the legacy stream opens waits only of streams that it 
     (void)standin::take_findings();  // that it uses such streams
 }
 
-TEST_CASE("who waits for another device leaves streams closed", "[cuda][launch_gate][fault]") {
+TEST_CASE("a thread that waits for another device leaves streams closed", "[cuda][launch_gate][fault]") {
     const standin::session gpu{{.devices = 2, .time = manual}};
     waiting_rig w;
     auto request = std::make_optional(w.r.gate->announce(w.r.urgent));
@@ -728,7 +729,7 @@ TEST_CASE("a launch into a capture waits for no word, and neither does its graph
     CHECK(cudaGraphDestroy(graph) == cudaSuccess);
 }
 
-TEST_CASE("whoever closes, removes or destroys opens the waits", "[cuda][launch_gate][fault]") {
+TEST_CASE("a close, a removal and a destructor open the waits", "[cuda][launch_gate][fault]") {
     const standin::session gpu{stepped};
     waiting_rig w;
     std::optional<gate_type::client> higher = w.r.gate->add({.level = 2});

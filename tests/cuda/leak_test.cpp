@@ -150,7 +150,7 @@ TEST_CASE("every part of the backend gives everything back", "[cuda]") {
 }
 
 // Exhaustive: the first call fails, then the second one, and so on until none is left to fail.
-TEST_CASE("whichever CUDA call fails, nothing leaks in silence and what is thrown is typed", "[cuda]") {
+TEST_CASE("nothing leaks in silence whichever CUDA call fails, and the exception is typed", "[cuda]") {
     const use what = GENERATE(just_make_it, use_streams, use_memory, use_graphs, use_partitions, use_tenants);
     const auto [code, sticky] = GENERATE(table<cudaError_t, bool>({
         {cudaErrorMemoryAllocation, false},

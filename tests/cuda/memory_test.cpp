@@ -58,7 +58,8 @@ TEST_CASE("the allocation model rounds to steps, and from a size on to pages", "
     static_assert(model.charged(std::numeric_limits<std::uint64_t>::max()) == bytes::max());
 }
 
-TEST_CASE_METHOD(fixture, "what the device loses is charged, but for the rest of the page that small blocks share",
+TEST_CASE_METHOD(fixture,
+                 "the memory that the device loses is charged, but for the rest of the page that small blocks share",
                  "[cuda][memory]") {
     support::random any{support::seed(3)};
     struct block {
@@ -210,7 +211,7 @@ TEST_CASE_METHOD(fixture, "allocating and freeing beside another thread's captur
     raw::destroy(s);
 }
 
-TEST_CASE("what is still out goes back with the node", "[cuda][memory]") {
+TEST_CASE("blocks that are still out go back with the node", "[cuda][memory]") {
     const standin::session gpu;
     cuda::node node;
     (void)node.memory(d).allocate(1000, 4096);
@@ -245,7 +246,7 @@ TEST_CASE_METHOD(fixture, "pinned memory is a memory_resource, and catches wrong
     SECTION("what is still out goes back") { (void)pinned.allocate(1, 8192); }
 }
 
-TEST_CASE_METHOD(fixture, "what is freed between two readings isn't taken for ours and for free", "[cuda][memory]") {
+TEST_CASE_METHOD(fixture, "memory freed between two readings isn't counted as ours and as free", "[cuda][memory]") {
     const bytes others = memory.taken_by_others();
     SECTION("a block") {
         void* const p = memory.allocate(10 << 20, 256);
@@ -264,7 +265,7 @@ TEST_CASE_METHOD(fixture, "what is freed between two readings isn't taken for ou
     CHECK(memory.taken_by_others() == others);
 }
 
-TEST_CASE_METHOD(fixture, "what others have is never read as less, while memory comes and goes", "[cuda][memory]") {
+TEST_CASE_METHOD(fixture, "others' memory is never read as less, while memory comes and goes", "[cuda][memory]") {
     void* const fixed = memory.allocate(4 << 20, 256);
     const bytes others = memory.taken_by_others();
     std::atomic<bool> done{false};

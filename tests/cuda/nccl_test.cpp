@@ -266,7 +266,7 @@ TEST_CASE_METHOD(fixture, "an all-reduce by NCCL: one group of calls, each on it
     CHECK(fake().destroyed == 2);
 }
 
-TEST_CASE_METHOD(fixture, "what NCCL refuses is typed", "[cuda][nccl]") {
+TEST_CASE_METHOD(fixture, "a refusal of NCCL is typed", "[cuda][nccl]") {
     using support::code_of;
     CHECK(code_of([&] {
               gs::nccl_communicator{node, std::vector<gs::device_id>{{1}, {1}}};

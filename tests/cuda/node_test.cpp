@@ -107,7 +107,7 @@ TEST_CASE("a node has the devices that were named, in that order, and makes cont
     CHECK(node.memory(first).deallocate(p, 1000, 256) == errc::none);
 }
 
-TEST_CASE("whatever the node does, the thread's current device and context stay", "[cuda][node]") {
+TEST_CASE("no call of the node changes the thread's current device and context", "[cuda][node]") {
     const standin::session gpu{{.devices = 2}};
     const auto driver = raw::load_driver();
     cuda::node node;
@@ -281,7 +281,7 @@ TEST_CASE("after an illegal access: every point reached, the error named once, t
     CHECK(other.record().status() == errc::none);
 }
 
-TEST_CASE("what a destructor can't report is kept for whoever asks", "[cuda][node][fault]") {
+TEST_CASE("an error that a destructor can't report is kept for a later call", "[cuda][node][fault]") {
     const standin::session gpu;
     cuda::node node;
     auto& health = node.health(first);
@@ -314,7 +314,7 @@ TEST_CASE("what a destructor can't report is kept for whoever asks", "[cuda][nod
     (void)cudaFree(p);  // the fault kept the call from freeing it
 }
 
-TEST_CASE("what the library makes isn't the current context's, and outlives it", "[cuda][node]") {
+TEST_CASE("the library's objects don't belong to the current context, and outlive it", "[cuda][node]") {
     const standin::session gpu{{.devices = 2}};
     const auto driver = raw::load_driver();
     cuda::node node{{.peer_access = false}};
@@ -501,7 +501,7 @@ TEST_CASE("cudaDeviceReset loses the device for the nodes that were there, and a
     CHECK(cudaPeekAtLastError() == cudaSuccess);
 }
 
-TEST_CASE("what goes after the driver does so quietly, as static objects do at the end of a process",
+TEST_CASE("objects that go after the driver do so quietly, as static objects at the end of a process",
           "[cuda][node][fault]") {
     const standin::session gpu{{.devices = 2, .memory = 64_MiB}};
     {

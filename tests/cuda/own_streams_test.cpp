@@ -109,7 +109,7 @@ TEST_CASE("an account of clients on several streams asks for each end once, and 
     }
 }
 
-TEST_CASE("what several streams did at once is charged once, in all, however their work lay", "[cuda]") {
+TEST_CASE("simultaneous work of several streams is charged once in all, however it overlapped", "[cuda]") {
     for (std::uint64_t nth = 0; nth < 12; ++nth) {
         const auto seed = support::seed(nth);
         CAPTURE(seed);
@@ -291,7 +291,7 @@ std::chrono::microseconds cost_alone(crowd& c, cuda::stream& s, Work work) {
 
 }  // namespace
 
-TEST_CASE("what our launches fill is known from their blocks, in the partition where they run", "[cuda][width]") {
+TEST_CASE("the width of our launches is known from their blocks, in the partition where they run", "[cuda][width]") {
     crowd one(1);
     CHECK(cost_alone(one, one.streams[0], blocks(8)) == 25us);
     CHECK(cost_alone(one, one.streams[0], blocks(32)) == 100us);
@@ -302,7 +302,7 @@ TEST_CASE("what our launches fill is known from their blocks, in the partition w
     one.close();
 }
 
-TEST_CASE("what isn't our launch may fill the device, whatever is launched beside it", "[cuda][width]") {
+TEST_CASE("work that isn't our launch may fill the device, whatever is launched beside it", "[cuda][width]") {
     crowd one(1);
     auto& s = one.streams[0];
     void* const p = one.node.memory({0}).allocate(4096, 256);
@@ -371,7 +371,7 @@ TEST_CASE("clients whose launches fill half of the SMs run side by side, at no c
     two.close();
 }
 
-TEST_CASE("what is declared narrow stays off what a level above keeps", "[cuda][width]") {
+TEST_CASE("work that is declared narrow stays off the SMs that a level above keeps", "[cuda][width]") {
     constexpr ns length = 5ms;
     crowd all(3, {}, gpushare::sm_width(0.25));
     const auto above = all.gate.add({.level = {1}, .keeps = gpushare::sm_width(0.5)});

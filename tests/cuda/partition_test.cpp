@@ -211,7 +211,7 @@ TEST_CASE("a partition and a stream of it are released by two threads at once", 
     CHECK(node.api().green_destroy(context) == CUDA_SUCCESS);
 }
 
-TEST_CASE("what fails while partitions are made gives the SMs back", "[cuda][partitioned][fault]") {
+TEST_CASE("a failure while partitions are made gives the SMs back", "[cuda][partitioned][fault]") {
     const standin::session gpu;  // 2 units
     cuda::node node;
     const cuda::device_sms sms{node, d};

@@ -100,7 +100,7 @@ TEST_CASE_METHOD(fixture, "chunks and blocks of pools are allocated here, and wh
     CHECK(memory.taken_by_others() == before);
 }
 
-TEST_CASE_METHOD(fixture, "what a pool keeps of what was freed is what it was asked to", "[cuda][pool]") {
+TEST_CASE_METHOD(fixture, "a pool keeps as much freed memory as it was asked to", "[cuda][pool]") {
     for (const bytes keep : {0_B, 32_MiB, bytes::max()}) {
         cuda::memory_pool pool{node, d, {.keep = keep}};
         void* const p = pool.allocate(s, 40_MiB);
@@ -186,7 +186,7 @@ TEST_CASE("virtual memory is made for network cards where the driver has that", 
     CHECK(standin::rdma_capable(place.data()) == has);
 }
 
-TEST_CASE_METHOD(fixture, "what a pool can't give is refused before CUDA sees it", "[cuda][pool]") {
+TEST_CASE_METHOD(fixture, "a request that a pool can't serve is refused before CUDA sees it", "[cuda][pool]") {
     cuda::memory_pool pool{node, d};
     standin::forget_calls();
     CHECK(pool.try_allocate(s, most) == nullptr);
@@ -221,7 +221,8 @@ struct told_clock {
 
 }  // namespace
 
-TEST_CASE_METHOD(fixture, "who waits for a pool's memory has it once a stream has got to its free", "[cuda][pool]") {
+TEST_CASE_METHOD(fixture, "a thread that waits for a pool's memory has it once a stream has reached its free",
+                 "[cuda][pool]") {
     cuda::memory_pool pool{node, d};
     cuda::stream_memory memory{pool, s};
     auto other_stream = node.make_stream(d);
@@ -525,7 +526,7 @@ TEST_CASE("virtual memory is opened to other devices, or the driver has none", "
     }
 }
 
-TEST_CASE_METHOD(fixture, "what is given back to a lost device is gone, and no error",
+TEST_CASE_METHOD(fixture, "memory given back to a lost device is gone, without an error",
                  "[cuda][pool][virtual_memory][fault]") {
     cuda::memory_pool pool{node, d};
     cuda::virtual_memory memory{node, d};

@@ -377,7 +377,7 @@ TEST_CASE_METHOD(fixture, "copies and fills run in order; none of zero bytes", "
     CHECK(node.memory(device_id{1}).deallocate(far, size, 256) == errc::none);
 }
 
-TEST_CASE_METHOD(fixture, "what CUDA refuses is thrown, and the stream goes on", "[cuda][stream][fault]") {
+TEST_CASE_METHOD(fixture, "a refusal of CUDA is thrown, and the stream goes on", "[cuda][stream][fault]") {
     int x = 1, y = 0;
     standin::inject({.call = "cudaMemcpyAsync", .code = cudaErrorInvalidValue});
     CHECK_THROWS_AS(s.copy(&y, &x, sizeof x), operation_error);

@@ -136,7 +136,7 @@ TEST_CASE("memory that CUDA refuses isn't charged", "[cuda]") {
     mine.deallocate(mine.allocate(1 << 20, 256), 1 << 20, 256);
 }
 
-TEST_CASE("what libraries allocate for themselves is set aside at an admission, or declared", "[cuda]") {
+TEST_CASE("memory that libraries allocate for themselves is set aside at an admission, or declared", "[cuda]") {
     fixture f;
     auto a = f.shared.admit({.name = "a", .memory = 32_MiB, .compute = 30_pct, .on = {{0}}});
     void* library = nullptr;
@@ -203,7 +203,7 @@ TEST_CASE("a freed block is credited when its stream gets there", "[cuda]") {
     CHECK(f.node.memory({0}).used() == 0_B);
 }
 
-TEST_CASE("what runs on a device before its tenants is set aside", "[cuda]") {
+TEST_CASE("memory used on a device before its tenants came is set aside", "[cuda]") {
     const standin::session gpu{{.memory = 64_MiB, .taken = 10_MiB}};
     cuda::node node;
     tenancy shared{node};

@@ -174,7 +174,7 @@ TEST_CASE("a rank that doesn't come is named by the others, who go on from the s
     }
 }
 
-TEST_CASE("what isn't digits is refused with its line", "[examples][training]") {
+TEST_CASE("a line that isn't a digit is refused, with its number", "[examples][training]") {
     const std::string path = "not_digits.csv";
     std::ofstream(path) << "1,2,3\n";
     CHECK_THROWS_WITH(load_digits(path), path + ", line 1: not 64 pixels and a digit");

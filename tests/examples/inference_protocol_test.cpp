@@ -189,7 +189,7 @@ TEST_CASE("every type goes through JSON and comes back", "[examples]") {
     CHECK(texts_tensor("x", texts).texts() == std::vector<std::string_view>{"a", ""});
 }
 
-TEST_CASE("what is wrong with a request is refused, and said", "[examples]") {
+TEST_CASE("a wrong request is refused, with the reason", "[examples]") {
     const auto refuses = [](std::string_view inputs) {
         return status_of([&] { return parse_infer("{\"inputs\":" + std::string(inputs) + "}", {}); }) == 400;
     };
@@ -234,7 +234,7 @@ TEST_CASE("an input without extents isn't one of a batch, wherever it stands", "
     }
 }
 
-TEST_CASE("what would change an answer and isn't supported is refused, not ignored", "[examples]") {
+TEST_CASE("an unsupported field that would change an answer is refused, not ignored", "[examples]") {
     const auto refuses = [](std::string_view of_all, std::string_view of_input, std::string_view of_output) {
         return status_of([&] {
                    return parse_infer(R"({"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[1])" +
@@ -320,7 +320,7 @@ TEST_CASE("paths lead to what is there, and tricks nowhere", "[examples]") {
     CHECK(at("GET", "/v2/models/" + std::string(2000, 'a')) == 414);
 }
 
-TEST_CASE("what continues a text is read with its limits", "[examples]") {
+TEST_CASE("a request to continue a text is read with its limits", "[examples]") {
     const auto r = parse_generate(R"({"text_input":"once","parameters":{"max_tokens":5}})");
     CHECK(r.prompt == "once");
     CHECK(r.most_tokens == 5);
@@ -456,7 +456,7 @@ TEST_CASE("messages come in whatever pieces, and compressed ones don't", "[examp
     CHECK(in.take("d") == 1);
 }
 
-TEST_CASE("whoever comes finds room: the oldest one goes that has shown no key", "[examples]") {
+TEST_CASE("a newcomer always finds room: the oldest connection without a key goes", "[examples]") {
     const int a = 0, b = 0;
     front_door door({.most = 6, .strangers = 3});
     std::vector<front_door::id> ids;
@@ -488,7 +488,7 @@ TEST_CASE("whoever comes finds room: the oldest one goes that has shown no key",
 }
 
 /// Anything that may come in: whole requests, with bytes changed, cut out, doubled.
-TEST_CASE("whatever comes is read or refused", "[examples]") {
+TEST_CASE("any bytes are read or refused", "[examples]") {
     const std::vector<std::string> seeds{
         std::string(two_by_two), R"({"text_input":"once","parameters":{"max_tokens":5}})",
         R"({"inputs":[{"name":"x","datatype":"BYTES","shape":[2],"data":["a","\ud83d\ude00"]}],"outputs":[{"name":"y","parameters":{"binary_data":true}}]})",

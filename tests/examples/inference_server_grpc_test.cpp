@@ -273,7 +273,7 @@ TEST_CASE("calls over gRPC are answered, in whatever pieces they come", "[exampl
     CHECK(is_answer(c.ask("ModelInfer", chat_key, row())));
 }
 
-TEST_CASE("what is compressed isn't read, over gRPC either", "[examples]") {
+TEST_CASE("compressed messages aren't read, over gRPC either", "[examples]") {
     server s;
     for (const auto key : {chat_key, std::string_view("nobody")}) {
         auto c = s.connect();
@@ -326,7 +326,7 @@ TEST_CASE("floods of frames that carry nothing end their connection", "[examples
     CHECK(is_answer(other.ask("ModelInfer", batch_key, row())));
 }
 
-TEST_CASE("who is refused again and again without a key is shown out", "[examples]") {
+TEST_CASE("a client that is refused again and again without a key is disconnected", "[examples]") {
     server s({.refusals_of_stranger = 4});
     auto c = s.connect();
     for (int i = 0; i < 5; ++i) (void)c.ask("ModelInfer", "nobody", row());
@@ -449,7 +449,7 @@ TEST_CASE("a tenant's streams are bounded, and end with its key", "[examples]") 
     CHECK(is_answer(batch.ask("ModelInfer", "newer-of-batch", row())));  // what was counted is given back
 }
 
-TEST_CASE("what a call waits for has an end", "[examples]") {
+TEST_CASE("every wait of a call ends", "[examples]") {
     server s({.idle_timeout = 1s, .message_timeout = 1s});
     auto c = s.connect();
     const auto nothing = c.open("ModelInfer", chat_key), half = c.open("ModelInfer", chat_key),

@@ -135,7 +135,7 @@ void each_allocation_fails(bool recovers, Before before, F f, After after) {
 
 }  // namespace
 
-TEST_CASE("where the host has no memory texts are refused or go on, and the next ones begin", "[examples]") {
+TEST_CASE("without memory on the host texts are refused or go on, and the next ones begin", "[examples]") {
     const small_server s;
     const bool recovers = GENERATE(true, false);
     CAPTURE(recovers);
@@ -216,7 +216,7 @@ TEST_CASE("where the host has no memory texts are refused or go on, and the next
     }
 }
 
-TEST_CASE("where the host has no memory requests are refused or answered, and so are the next ones", "[examples]") {
+TEST_CASE("without memory on the host requests are refused or answered, and so are the next ones", "[examples]") {
     const small_server s;
     const bool recovers = GENERATE(true, false);
     CAPTURE(recovers);
@@ -408,7 +408,7 @@ TEST_CASE("tenants that go are billed to the last request where the host has no 
     }
 }
 
-TEST_CASE("who reads a journal where the host has no memory keeps no descriptor", "[examples]") {
+TEST_CASE("a reader of a journal keeps no descriptor if the host has no memory", "[examples]") {
     small_server s;
     s.core.reset();  // its threads open files, too
     const auto path = (s.folder / "usage").string();
@@ -436,7 +436,7 @@ TEST_CASE("who reads a journal where the host has no memory keeps no descriptor"
     }
 }
 
-TEST_CASE("who asks for a reload is told once, whatever throws", "[examples]") {
+TEST_CASE("a request for a reload is answered once, whatever throws", "[examples]") {
     small_server s;
     struct told {
         std::atomic<int> begun{0}, first{0}, second{0};

@@ -410,7 +410,7 @@ TEST_CASE("a model is its tenant's alone, and changes with the file", "[examples
     CHECK_THROWS_AS((void)s.core->model(pages, "chain"), refused);
 }
 
-TEST_CASE("what the file says of a model that can't be is refused with its line", "[examples]") {
+TEST_CASE("an impossible description of a model is refused with its line of the file", "[examples]") {
     rig s("model=chain.onnx");
     const auto has = [&](const char* words, const char* begins, const char* says) {
         CAPTURE(words);

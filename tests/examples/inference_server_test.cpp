@@ -263,7 +263,7 @@ TEST_CASE("an inference server answers over one connection, in both forms", "[ex
               .status == 200);
 }
 
-TEST_CASE("whoever isn't known, or asks nonsense, is told so, and the next one is served", "[examples]") {
+TEST_CASE("an unknown client and a nonsensical request are told so, and the next request is served", "[examples]") {
     server s({.max_json = 4096});
     const auto fails = [&](int status, std::string_view method, std::string_view path, std::string_view key,
                            std::string_view body = {}, std::string_view more = {}) {
@@ -388,7 +388,7 @@ TEST_CASE("requests beyond a tenant's queue are refused with a time; others' are
     CHECK(told >= 2);
 }
 
-TEST_CASE("who waits past a deadline is told then, whatever runs or is loaded meanwhile", "[examples]") {
+TEST_CASE("a client that waits past a deadline is told then, whatever runs or is loaded meanwhile", "[examples]") {
     server s;
     std::vector<connection> running;
     for (int i = 0; i < 3; ++i) {  // those that are handed over are late no more
@@ -707,7 +707,7 @@ TEST_CASE("tokens come as events, and a client that goes away ends its text alon
     CHECK(c.ask("POST", mlp, chat_key, rows_of_mlp(1)).status == 200);
 }
 
-TEST_CASE("who sends nothing more still reads its text", "[examples]") {
+TEST_CASE("a client that sends nothing more still reads its text", "[examples]") {
     server s;
     auto c = s.connect();
     c.send_request("POST", "/v2/models/letters/generate_stream", chat_key, R"({"text_input":"once","max_tokens":200})");
@@ -717,7 +717,7 @@ TEST_CASE("who sends nothing more still reads its text", "[examples]") {
     CHECK(events == 200);
 }
 
-TEST_CASE("who asks for the head gets no body, whatever the answer", "[examples]") {
+TEST_CASE("a request for the head gets no body, whatever the answer", "[examples]") {
     server s;
     for (const auto port : {s.http->port(), s.http->admin_port()}) {
         connection c(port);
@@ -737,7 +737,7 @@ TEST_CASE("who asks for the head gets no body, whatever the answer", "[examples]
     CHECK(c.ask("GET", "/status.json").status == 200);  // not the rest of a body
 }
 
-TEST_CASE("what the server's thread throws ends nothing", "[examples]") {
+TEST_CASE("an exception in the server's thread ends nothing", "[examples]") {
     server s;
     auto c = s.connect();
     s.http->post([] { throw std::runtime_error("of a test"); });
@@ -761,7 +761,7 @@ TEST_CASE("a body isn't kept when it has been read", "[examples]") {
     for (auto& c : all) CHECK(c.answer().status == 200);
 }
 
-TEST_CASE("who leaves much to a thread keeps others waiting for one piece of it", "[examples]") {
+TEST_CASE("a client that leaves much work to a thread keeps others waiting for one piece of it", "[examples]") {
     inference_server::worker reads;
     std::string order;
     const auto letter = [&](char c) { return [&order, c] { order += c; }; };
@@ -834,7 +834,7 @@ TEST_CASE("a large answer is written as a small one is, though another thread wr
     }
 }
 
-TEST_CASE("who sends slowly is closed, and doesn't keep others from coming", "[examples]") {
+TEST_CASE("a slow sender is closed, and doesn't keep others from coming", "[examples]") {
     server s({.connections = {.most = 4, .strangers = 4}, .header_timeout = 1s, .body_timeout = 1s});
     std::vector<connection> slow;
     for (int i = 0; i < 4; ++i) slow.push_back(s.connect());
@@ -948,7 +948,7 @@ TEST_CASE("a server may go while connections come and show their keys", "[exampl
     CHECK(s.connect().ask("POST", mlp, chat_key, rows_of_mlp(1)).status == 200);
 }
 
-TEST_CASE("where a request ends is said once and in one way, and so is whose it is", "[examples]") {
+TEST_CASE("a request says its end and its key once and in one way", "[examples]") {
     server s;
     const std::string smuggled =
         "POST /v2/repository/index HTTP/1.1\r\nHost: x\r\nX-API-Key: key-of-chat\r\nContent-Length: 0\r\n\r\n";
@@ -1253,7 +1253,7 @@ TEST_CASE("files of tenants that are read at once leave one of them", "[examples
     CHECK(s.connect().ask("POST", mlp, batch_key, rows_of_mlp(1)).status == 200);
 }
 
-TEST_CASE("what waits for a model is told, when the server goes", "[examples]") {
+TEST_CASE("requests that wait for a model are told when the server goes", "[examples]") {
     std::atomic<int> told{0};
     {
         server s;
@@ -1285,7 +1285,7 @@ TEST_CASE("models are loaded and unloaded by their tenant, and are in its memory
     CHECK(c.ask("POST", "/v2/repository/models/none/load", chat_key).status == 404);
 }
 
-TEST_CASE("who has its answer may unload the model", "[examples]") {
+TEST_CASE("a client that has its answer may unload the model", "[examples]") {
     server s;
     const auto chat = s.core->authenticate(chat_key);
     for (int i = 0; i < 3; ++i) {
@@ -1302,7 +1302,7 @@ TEST_CASE("who has its answer may unload the model", "[examples]") {
     }
 }
 
-TEST_CASE("who is told that a model is loaded may unload it", "[examples]") {
+TEST_CASE("a client that is told of a loaded model may unload it", "[examples]") {
     server s;
     const auto chat = s.core->authenticate(chat_key);
     for (int i = 0; i < 3; ++i) {
@@ -1330,7 +1330,7 @@ TEST_CASE("a tenant without room for a model is told so", "[examples]") {
     CHECK(c.ask("POST", "/v2/models/letters/generate", batch_key, body).status == 200);
 }
 
-TEST_CASE("what was used is in the journal, to the last request, after a restart too", "[examples]") {
+TEST_CASE("the journal has all usage, to the last request, after a restart too", "[examples]") {
     server s;
     for (int life = 1; life <= 2; ++life) {
         auto c = s.connect();
@@ -1514,7 +1514,7 @@ TEST_CASE("an idle model sleeps by levels, and what waking took is known", "[exa
     CHECK(c.ask("POST", mlp, chat_key, rows_of_mlp(1)).status == 200);
 }
 
-TEST_CASE("who wakes a tenant calls others back, and they may ask the service", "[examples]") {
+TEST_CASE("a call that wakes a tenant calls others back, and they may ask the service", "[examples]") {
     server s({}, two_tenants, {.idle_after = 200ms});
     const auto sleeper = s.core->authenticate(chat_key), other = s.core->authenticate(batch_key);
     const auto ask = [&](const service::caller& who, const char* model, const std::string& body, on_answer f) {

@@ -176,7 +176,7 @@ TEST_CASE("all three ways do the same work with the same bits", "[examples]") {
     CHECK(trace_replay::differing_results(runs) == 1);
 }
 
-TEST_CASE("what the limiters did is drawn if it is asked for", "[examples]") {
+TEST_CASE("the limiters' work is drawn on request", "[examples]") {
     const auto w = trace_replay::make_workload(trace_replay::generate(1, 2000), small(0.5));
     gpushare::timeline_trace timeline;
     timeline.start(200'000);

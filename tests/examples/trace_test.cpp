@@ -157,7 +157,7 @@ TEST_CASE("line ends, byte order mark, quotes and a missing last line break don'
     CHECK(parse(header + row_with(4, "\"a,\"\"b\"\"\"")).requests.at(0).group == "a,\"b\"");
 }
 
-TEST_CASE("what isn't a trace is one clear line", "[examples][trace]") {
+TEST_CASE("a file that isn't a trace is refused in one clear line", "[examples][trace]") {
     CHECK_THROWS_WITH(parse(""), "t.csv: the file is empty");
     CHECK_THROWS_WITH(parse("\n"), "t.csv: line 1: no column 'gmt_create' in the header");
     CHECK_THROWS_WITH(parse("gmt_create,predict_status\n"),
@@ -184,7 +184,7 @@ TEST_CASE("a header alone is an empty trace", "[examples][trace]") {
     }
 }
 
-TEST_CASE("what is written is read back", "[examples][trace]") {
+TEST_CASE("a written trace is read back", "[examples][trace]") {
     trace t;
     t.start = std::chrono::sys_days{std::chrono::year{2024} / 2 / 28} + std::chrono::hours{23};
     t.requests = {{0, "plain", "M", 30, 0, 32},

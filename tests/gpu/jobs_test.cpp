@@ -124,7 +124,7 @@ TEST_CASE("a softmax over sharded classes is the host's as compiled, to the bit 
     }
 }
 
-TEST_CASE("what joined ranks bring, and the average of the others, are the host's bits as compiled", "[compiled]") {
+TEST_CASE("joined ranks' elements and the average of the others have the host's bits as compiled", "[compiled]") {
     for (std::uint64_t n = 0; n < 8; ++n) {
         const auto seed = support::seed(n);
         CAPTURE(seed);

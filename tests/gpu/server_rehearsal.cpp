@@ -398,7 +398,7 @@ TEST_CASE("an urgent tenant is answered beside a call that runs", "[server]") {
     CHECK(value_of(long_call.get()) == 15);
 }
 
-TEST_CASE("what an engine throws is one request's error, and only a refusal keeps the engine", "[server]") {
+TEST_CASE("an engine's exception is one request's error, and only a refusal keeps the engine", "[server]") {
     const server s;
     CHECK(status_of(s.ask("batch", "triple", 2e6F).get()) == 400);
     CHECK(status_of(s.ask("batch", "triple", 2e7F).get()) == 507);

@@ -301,7 +301,7 @@ TEST_CASE("patience begins with the step's first gradient, not with the call", "
     CHECK_FALSE(fault);
 }
 
-TEST_CASE("whoever waits without having all gradients learns which one isn't there", "[gradient][buckets]") {
+TEST_CASE("a rank that waits without all its gradients learns which one isn't there", "[gradient][buckets]") {
     const gs::communicator group(1);
     std::vector<float> a(3), b(3);
     gs::gradient_buckets<> buckets;
@@ -396,7 +396,7 @@ struct stuck_transport : gs::thread_transport {
     std::span<std::byte> kept;
 };
 
-TEST_CASE("what a transport may still touch is said, and outlives the buckets", "[gradient][buckets]") {
+TEST_CASE("buffers that a transport may still touch are reported, and outlive the buckets", "[gradient][buckets]") {
     const support::leaks_are_meant here;
     const gs::communicator group(1);
     stuck_transport net(group.rank(0));
@@ -534,7 +534,7 @@ TEST_CASE("wait() is for the step that has begun, whether or not those before we
     CHECK_FALSE(buckets.wait());
 }
 
-TEST_CASE("what is ready twice, or isn't a gradient, is refused and changes nothing", "[gradient][buckets]") {
+TEST_CASE("a gradient that is ready twice or doesn't exist is refused and changes nothing", "[gradient][buckets]") {
     std::vector<float> a(3);
     gs::gradient_buckets<> buckets;
     buckets.add("a", a);
@@ -667,7 +667,7 @@ TEST_CASE("the tuner is settled in 50 steps, within 5 % of the best choice, and 
     CHECK(loaded.choice() == tuner.choice());
 }
 
-TEST_CASE("where nothing makes a difference the tuner keeps the default", "[gradient][buckets]") {
+TEST_CASE("if no choice makes a difference the tuner keeps the default", "[gradient][buckets]") {
     support::random any(support::seed(GENERATE(range(1U, 30U))));
     gs::bucket_tuner tuner({3_MiB, 1}, 4);
     while (!tuner.settled()) tuner.step_took(gs::ns{1'000'000 + static_cast<std::int64_t>(any.below(2000))});

@@ -159,7 +159,7 @@ TEST_CASE("a link of the largest elements gives the bits of all_reduce_top_k, st
     }
 }
 
-TEST_CASE("what a link of the largest elements skips is owed again", "[gradient]") {
+TEST_CASE("elements that a link of the largest ones skips are owed again", "[gradient]") {
     std::vector<arrays> owed(2);
     arrays last(2);
     on_ranks(2, [&](unsigned r, net_type& net) {
@@ -495,7 +495,8 @@ struct stuck_transport : gs::thread_transport {
 
 }  // namespace
 
-TEST_CASE("what a transport may still touch is left alone by later calls, and outlives the link", "[gradient]") {
+TEST_CASE("later calls leave buffers alone that a transport may still touch, and the buffers outlive the link",
+          "[gradient]") {
     const bool sparse = GENERATE(false, true);
     const gs::communicator group(2);
     std::vector<std::vector<gs::collective_fault>> seen(2);
@@ -545,7 +546,7 @@ struct throwing_transport : gs::thread_transport {
 
 }  // namespace
 
-TEST_CASE("what a link of the largest elements can't send, because its transport throws, is owed again", "[gradient]") {
+TEST_CASE("elements that a link can't send, because its transport throws, are owed again", "[gradient]") {
     const gs::communicator group(2);
     arrays owed(2), x(2, {4, 3, 2, 1});
     std::vector<int> thrown(2);

@@ -289,7 +289,7 @@ TEST_CASE("a bucket on devices is enqueued when all ranks have its gradients, in
     CHECK(m.averaged());
 }
 
-TEST_CASE("what an engine refuses is told, and its bucket is tried again", "[gradient]") {
+TEST_CASE("an engine's refusal is told, and its bucket is tried again", "[gradient]") {
     machine<float, float> m(2, false, gs::bytes{1 << 20});
     m.add(std::vector<std::size_t>{20, 30}, [](std::uint32_t) { return std::size_t{1}; });
     support::random any(4);

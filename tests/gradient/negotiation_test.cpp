@@ -87,7 +87,7 @@ TEST_CASE("a gradient that one of 256 ranks lacks is named with the rank once so
     CHECK_FALSE(bits[5].is_waiting());
 }
 
-TEST_CASE("what is marked twice or isn't a gradient is refused", "[gradient][negotiation]") {
+TEST_CASE("marking a gradient twice, or one that doesn't exist, is refused", "[gradient][negotiation]") {
     gs::ready_bits bits(64);
     CHECK(bits.mark(3) == gs::errc::none);
     CHECK(bits.mark(3) == gs::errc::mismatch);

@@ -246,7 +246,7 @@ TEST_CASE("processes of different sizes: the average of the largest halves is fi
     CHECK(of_infinity == std::vector<float>(all.size(), std::numeric_limits<float>::infinity()));
 }
 
-TEST_CASE("what runs over transports runs over processes of different sizes: top-k, ready bits, buckets in 16 bits",
+TEST_CASE("code over transports runs over processes of different sizes: top-k, ready bits, buckets in 16 bits",
           "[gradient][transport]") {
     const two_levels all(group_sizes{1, 3});
     std::vector<std::string> wrong(all.size());
@@ -336,7 +336,7 @@ TEST_CASE("a process that calls something else is named by its first rank", "[gr
     }
 }
 
-TEST_CASE("who never comes is named on every rank, in its own process and in others", "[gradient][transport]") {
+TEST_CASE("a rank that never comes is named on every rank, in its own process and in others", "[gradient][transport]") {
     const two_levels all(group_sizes{2, 3}, {.grace = 20s});
     const auto absent = GENERATE(0U, 1U, 2U, 3U, 4U);
     const auto what = GENERATE(0, 1, 2);
@@ -702,7 +702,7 @@ TEST_CASE("of what ranks say that give up, who is silent is named; of ranks that
     CHECK(gs::detail::mpi_suspects(2).chosen().code == gs::errc::aborted);
 }
 
-TEST_CASE("who waits rests a part of what a chunk takes", "[gradient][transport]") {
+TEST_CASE("a waiting thread rests for a part of a chunk's time", "[gradient][transport]") {
     const gs::instant begin{5s};
     gs::detail::mpi_pace pace;
     pace.begin(begin);

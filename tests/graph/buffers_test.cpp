@@ -89,7 +89,7 @@ TEST_CASE("no two values that live together overlap", "[graph]") {
     CHECK(all < 1.1 * least);
 }
 
-TEST_CASE("where the largest first leaves a gap, another order is taken", "[graph]") {
+TEST_CASE("if the largest buffer first leaves a gap, another order is taken", "[graph]") {
     const std::vector<buffer_need> needs{{bytes{4}, 3, 5}, {bytes{3}, 2, 4}, {bytes{2}, 0, 2}, {bytes{4}, 0, 0}};
     CHECK(place_buffers(needs, 1).total == bytes{7});  // 9 with the largest first
 }
@@ -145,7 +145,7 @@ TEST_CASE("a block is hardly ever larger than the smallest that there is", "[gra
     CHECK(all < 1.02 * least);
 }
 
-TEST_CASE("what a plan's cuts keep shares one block", "[graph]") {
+TEST_CASE("the tensors that a plan's cuts keep share one block", "[graph]") {
     for (const auto& t : {support::detector(), support::transformer(6)}) {
         const split_planner planner(t.graph, t.times, {.limit = std::chrono::milliseconds(2)});
         const auto& p = planner.plan();

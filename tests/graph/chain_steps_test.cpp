@@ -286,7 +286,7 @@ TEST_CASE("a norm that a model spells out is one norm, near its definition", "[g
     }
 }
 
-TEST_CASE("what is only like a norm stays as it is, and is refused with the node", "[graph][chains]") {
+TEST_CASE("nodes that only look like a norm stay as they are, and are refused with the node", "[graph][chains]") {
     support::random any(1);
     program_builder b;
     const auto x = b.input("x", {4, 8});
@@ -365,7 +365,7 @@ TEST_CASE("what is only like a norm stays as it is, and is refused with the node
     }
 }
 
-TEST_CASE("what is no chain is refused with the node and the reason", "[graph][chains]") {
+TEST_CASE("nodes that form no chain are refused with the node and the reason", "[graph][chains]") {
     support::random any(1);
     program_builder b;
     const auto x = b.input("x", {4, 8});

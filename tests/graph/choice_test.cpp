@@ -235,7 +235,7 @@ TEST_CASE("small numbers beside large ones may be off by a part of the largest",
     CHECK(choice.choose(node_list{3})->candidate == "first");
 }
 
-TEST_CASE("what the first engine makes no number of is right as no number", "[graph]") {
+TEST_CASE("a NaN of the first engine is right as a NaN", "[graph]") {
     rig r;
     r.given[5] = std::numeric_limits<float>::quiet_NaN();
     r.second.takes = quickly;

@@ -209,11 +209,11 @@ std::string torn(std::string bytes, support::random& any) {
 
 }  // namespace
 
-TEST_CASE("what a branch draws by lot is drawn once, and not by each piece that reads it", "[graph][onnx]") {
+TEST_CASE("a branch's random numbers are drawn once, and not by each piece that reads them", "[graph][onnx]") {
     CHECK(onnx_model::parse(with_branch().bytes()).graph().nodes.size() == 3);
 }
 
-TEST_CASE("whatever the bytes of a model with bodies, functions and files, it is read or refused", "[graph][onnx]") {
+TEST_CASE("a model with bodies, functions and files is read or refused, whatever its bytes", "[graph][onnx]") {
     const folder f;
     std::ofstream(f.path / "w.bin", std::ios::binary) << std::string(16, 'w');
     const import_options here{.folder = f.path};

@@ -397,7 +397,7 @@ std::string twisted(onnx_builder b, support::random& any) {
 
 }  // namespace
 
-TEST_CASE("whatever the bytes, a model is read or refused", "[graph][onnx]") {
+TEST_CASE("a model is read or refused, whatever its bytes", "[graph][onnx]") {
     const auto seed = support::seed(GENERATE(1U, 2U, 3U));
     support::random any(seed);
     std::map<model_fault, int> seen;

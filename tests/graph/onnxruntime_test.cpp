@@ -197,7 +197,7 @@ TEST_CASE("a loop is one node, and cuts before and behind it change nothing", "[
     CHECK(first == Approx(std::max(x, 0.F) + 5 * -2.F + x));
 }
 
-TEST_CASE("what ONNX Runtime says against a piece is passed on", "[graph][onnx]") {
+TEST_CASE("ONNX Runtime's objection to a piece is passed on", "[graph][onnx]") {
     one_tenant t;
     onnxruntime_engine engine(library(), {.threads = 1});
     CHECK_THROWS_WITH(engine.add("no model"), Catch::Contains("ONNX Runtime: "));
@@ -432,7 +432,7 @@ TEST_CASE("OpenVINO forgets an output's place after a failure", "[graph][onnx]")
     }
 }
 
-TEST_CASE("what OpenVINO says against a piece is passed on", "[graph][onnx]") {
+TEST_CASE("OpenVINO's objection to a piece is passed on", "[graph][onnx]") {
     openvino_engine engine(openvino(), {.threads = 1});
     CHECK_THROWS_WITH(engine.add("no model"), Catch::Contains("OpenVINO: "));
     CHECK(engine.size() == 0);

@@ -361,7 +361,7 @@ TEST_CASE("measurements that agree with the nodes change nothing", "[graph]") {
     }
 }
 
-TEST_CASE("what measures too long is split, what measures short is joined", "[graph]") {
+TEST_CASE("pieces that measure too long are split, and short ones are joined", "[graph]") {
     support::graph_builder b;
     auto x = b.input(10);
     for (int i = 0; i < 8; ++i) x = b.node("Conv", {x}, 10);

@@ -71,7 +71,7 @@ TEST_CASE("an inplace_function forwards arguments and exceptions", "[host]") {
     CHECK_FALSE(inplace_function<void(), 16>{nullptr});
 }
 
-TEST_CASE("what fits in place is known beforehand", "[host]") {
+TEST_CASE("it is known beforehand which callables fit in place", "[host]") {
     using gpushare::detail::fits_in_place;
     STATIC_REQUIRE(fits_in_place<std::array<char, 64>, 64>);
     STATIC_REQUIRE_FALSE(fits_in_place<std::array<char, 65>, 64>);

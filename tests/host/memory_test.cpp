@@ -146,7 +146,7 @@ TEST_CASE("others can take what isn't allocated", "[host]") {
     CHECK(m.try_allocate(768 << 10, 256) != nullptr);
 }
 
-TEST_CASE("what fits is never refused while others ask for too much", "[host]") {
+TEST_CASE("a request that fits is never refused while others ask for too much", "[host]") {
     const auto seed = std::random_device{}();
     CAPTURE(seed);
     constexpr int threads = 3;

@@ -96,7 +96,7 @@ TEST_CASE("once a cooperative head has a block, nothing comes before the others"
     CHECK(s.next()->work == 1);
 }
 
-TEST_CASE("what is withdrawn doesn't start", "[host]") {
+TEST_CASE("withdrawn work doesn't start", "[host]") {
     scheduler<int> s{1};
     s.offer(1, priority{}, 2, false);
     CHECK(s.next()->work == 1);
@@ -290,7 +290,7 @@ TEST_CASE("random groups: nobody is outside of its own, and no SM idles while so
     CHECK(right);
 }
 
-TEST_CASE("what goes onto an SM that is taken is above what is there, and may run there", "[host][yield]") {
+TEST_CASE("work goes onto a taken SM only above the work there, and only where it may run", "[host][yield]") {
     scheduler<int> s{4};
     const auto part = s.set_apart(1);
     for (std::uint32_t i = 0; i < 4; ++i) s.offer(0, priority{0}, 1, false, i == 0 ? part : 0);
@@ -316,7 +316,7 @@ TEST_CASE("what goes onto an SM that is taken is above what is there, and may ru
     CHECK(s.highest_waiting() == 0);
 }
 
-TEST_CASE("who yields lets nobody past a cooperative launch that waits for its SM", "[host][yield]") {
+TEST_CASE("a yield lets no block past a cooperative launch that waits for its SM", "[host][yield]") {
     constexpr auto none = std::numeric_limits<std::int32_t>::min();
     scheduler<int> s{4};
     const auto part = s.set_apart(2);

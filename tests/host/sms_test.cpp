@@ -91,7 +91,7 @@ TEST_CASE("subsets don't wait for one another", "[host][sms]") {
     CHECK(slow.record().wait(never));
 }
 
-TEST_CASE("what is resident at once is asked of the subset", "[host][sms]") {
+TEST_CASE("a subset tells how many blocks are resident at once", "[host][sms]") {
     host::node node{{.sms = 5}};
     auto parts = host::device_sms{node, d}.partition(std::array{2U, 3U});
     auto two = parts[0].make_stream(), three = parts[1].make_stream(), all = node.make_stream(d);

@@ -390,7 +390,7 @@ TEST_CASE("a block that yields lets those above have its SM, and uses none meanw
     CHECK(used[2] >= 4ms);
 }
 
-TEST_CASE("what runs on top of a block that yielded fails for itself, and yields in its turn", "[host][yield]") {
+TEST_CASE("a block on top of one that yielded fails for itself, and yields in its turn", "[host][yield]") {
     host::node node{{.sms = 1}};
     auto low = node.make_stream(device_id{0}), high = node.make_stream(device_id{0}, {1}),
          top = node.make_stream(device_id{0}, {2});

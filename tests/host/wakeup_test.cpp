@@ -36,7 +36,7 @@ TEST_CASE("a sleep ends when it is raised, before or meanwhile, or at its deadli
     CHECK(w.wait(never));
 }
 
-TEST_CASE("who is raised may be gone before it is woken, and others there", "[host]") {
+TEST_CASE("a waiter may be gone before it is woken, and another one there", "[host]") {
     for (int round = 0; round < 200; ++round) {
         std::optional<wakeup> w(std::in_place);
         std::atomic<bool> again{false};

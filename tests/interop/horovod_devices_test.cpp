@@ -250,7 +250,7 @@ TEST_CASE("a rank without memory for its result is named to all, and the set goe
     CHECK(x == std::vector(2, std::vector<float>(3, 2)));
 }
 
-TEST_CASE("what makes no sense is refused at once", "[interop]") {
+TEST_CASE("a call that makes no sense is refused at once", "[interop]") {
     rig r(2);
     std::vector<float> x(6, 1), to;
     std::vector<std::uint64_t> rows;

@@ -399,7 +399,7 @@ struct failing_transport : gs::thread_transport {
 
 }  // namespace
 
-TEST_CASE("what a process throws is told to all by its code, and to its own caller as it was", "[interop]") {
+TEST_CASE("a process's exception is told to all by its code, and to its own caller as it was", "[interop]") {
     std::vector<outcome> seen(2);
     std::vector<std::string> nested(2);
     on_processes(2, [&](one_process& mine, unsigned r) {
@@ -513,7 +513,7 @@ TEST_CASE("chunks that are under way when a process runs out of memory stay with
     CHECK(pinned.out() == 3);
 }
 
-TEST_CASE("what a process on a device can't hand over is refused at once", "[interop]") {
+TEST_CASE("an array that a process on a device can't hand over is refused at once", "[interop]") {
     on_processes(1, [&](one_process& mine, unsigned) {
         auto& of = mine.set();
         std::vector<float> x(4);

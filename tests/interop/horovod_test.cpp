@@ -370,7 +370,7 @@ TEST_CASE("arrays that are ready together are combined together, up to a size", 
     CHECK(x == std::vector<std::vector<float>>(5, {1}));
 }
 
-TEST_CASE("what isn't ready is asked for again behind a cycle", "[interop]") {
+TEST_CASE("arrays that aren't ready are asked for again behind a cycle", "[interop]") {
     const gs::communicator group(2);
     int asked = 0;
     std::latch seen(1);
@@ -428,7 +428,8 @@ struct failing_transport : gs::thread_transport {
 
 }  // namespace
 
-TEST_CASE("what a rank's thread throws is told to all by its code, and nested in the rank's own error", "[interop]") {
+TEST_CASE("an exception of a rank's thread is told to all by its code, and nested in the rank's own error",
+          "[interop]") {
     const gs::communicator group(2);
     std::vector<errc> codes(2), later(2);
     std::vector<int> nested(2);

@@ -77,7 +77,7 @@ TEST_CASE("exactly the devices given are taken, in their order", "[partition]") 
     CHECK(p.per_device == 4_GiB);
 }
 
-TEST_CASE("what is asked for must divide into whole units", "[partition]") {
+TEST_CASE("a request must divide into whole units", "[partition]") {
     const rooms node{room(0, 64_GiB), room(1, 64_GiB), room(2, 64_GiB), room(3, 64_GiB)};
     CHECK_THROWS_WITH(equal_split(10_GiB, 4, node, 1_GiB),
                       "split of 10 GiB over 4 devices: not whole in units of 1 GiB; 8 GiB or 12 GiB would be");

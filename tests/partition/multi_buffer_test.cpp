@@ -96,7 +96,7 @@ void check_round_trip(machine& m, const Partition& shape) {
 
 }  // namespace
 
-TEST_CASE("what is scattered is gathered, whatever the partition", "[partition][buffer]") {
+TEST_CASE("scattered data is gathered again, whatever the partition", "[partition][buffer]") {
     machine m(4, true);
     for (const std::uint64_t n : {0U, 1U, 3U, 4U, 100U, 4099U}) {
         CAPTURE(n);

@@ -259,7 +259,7 @@ TEST_CASE("a quota takes over what was reserved for it", "[partition][reservatio
     CHECK(node.all[1].adopt(1_MiB, 0_B) == errc::invalid_specification);  // nobody was charged for a root
 }
 
-TEST_CASE("what all devices have left is read at one moment, and can then be taken", "[partition][reservation]") {
+TEST_CASE("the free memory of all devices is read at one moment, and can then be taken", "[partition][reservation]") {
     const auto nodes = std::make_unique<four_devices>();
     auto& node = *nodes;
     const auto own_tenant = heap(node.all[1], 100_MiB, 1_GiB);
@@ -448,7 +448,7 @@ TEST_CASE("nobody sees one half of a reservation", "[partition][reservation][att
     CHECK(one.usage().current == two.usage().current);
 }
 
-TEST_CASE("what was left when all was held is there to be taken, whoever else asks",
+TEST_CASE("memory that was left when all was held can be taken, whoever else asks",
           "[partition][reservation][attack]") {
     const auto nodes = std::make_unique<four_devices>();
     auto& node = *nodes;

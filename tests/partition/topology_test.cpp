@@ -193,7 +193,7 @@ TEST_CASE("the host node is described by what it has", "[partition][topology]") 
     CHECK(t.between({0}, {2}).peer_access);
 }
 
-TEST_CASE("what a backend has found out becomes a topology", "[partition][topology]") {
+TEST_CASE("a backend's findings become a topology", "[partition][topology]") {
     enum class link_kind { same_device, nvlink, pcie, host, across_sockets };
     struct found_link {
         link_kind kind;

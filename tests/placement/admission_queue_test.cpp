@@ -47,7 +47,7 @@ std::vector<std::uint64_t> ids(const std::vector<admission_result>& done) {
 
 }  // namespace
 
-TEST_CASE("what fits is placed at once", "[placement][queue]") {
+TEST_CASE("a request that fits is placed at once", "[placement][queue]") {
     cluster c = one_node();
     admission_queue q;
     const auto a = q.submit(start, first_fit{}, c, asks(3));
@@ -57,7 +57,7 @@ TEST_CASE("what fits is placed at once", "[placement][queue]") {
     CHECK(q.waiting() == 0);
 }
 
-TEST_CASE("what doesn't fit now waits, and is told what it lacks", "[placement][queue]") {
+TEST_CASE("a request that doesn't fit now waits, and is told what it lacks", "[placement][queue]") {
     cluster c = one_node();
     admission_queue q;
     const auto first = q.submit(start, first_fit{}, c, asks(3));
@@ -75,7 +75,7 @@ TEST_CASE("what doesn't fit now waits, and is told what it lacks", "[placement][
     CHECK(q.waiting() == 0);
 }
 
-TEST_CASE("what can never fit is refused at once, with what it lacks", "[placement][queue]") {
+TEST_CASE("a request that can never fit is refused at once, with what it lacks", "[placement][queue]") {
     cluster c = one_node();
     admission_queue q;
     (void)q.submit(start, first_fit{}, c, asks(4));
@@ -104,7 +104,8 @@ TEST_CASE("a request near somebody who isn't there yet waits for them", "[placem
     CHECK(ids(q.advance(start, first_fit{}, c)) == std::vector{waits.id});
 }
 
-TEST_CASE("who waits for somebody doesn't keep them out, however often it was overtaken", "[placement][queue]") {
+TEST_CASE("a request that waits for another one doesn't keep it out, however often it was overtaken",
+          "[placement][queue]") {
     cluster c = one_node();
     admission_queue q({.most_overtakes = 1});
     auto follower = asks(2), leader = asks(1);
@@ -154,7 +155,7 @@ TEST_CASE("a request for a full model holds up nobody who wants another one", "[
     CHECK(c[{0}].devices[0].permille >= 1000 - 17 * 10);
 }
 
-TEST_CASE("what is refused by who carries it out is chosen again, and overtakes nobody", "[placement][queue]") {
+TEST_CASE("a placement that its carrier refuses is chosen again, and overtakes no request", "[placement][queue]") {
     cluster c = one_node();
     admission_queue q({.most_overtakes = 1});
     const auto running = q.submit(start, first_fit{}, c, asks(1));
@@ -206,7 +207,7 @@ TEST_CASE("what is refused by who carries it out is chosen again, and overtakes 
     c.release(running.placements.front());
 }
 
-TEST_CASE("what a carry changes on its way stays, beside what it has placed", "[placement][queue]") {
+TEST_CASE("a carrier's changes to the cluster stay, beside its placement", "[placement][queue]") {
     cluster c = one_node();
     admission_queue q;
     const auto running = q.submit(start, first_fit{}, c, asks(1));
@@ -223,7 +224,7 @@ TEST_CASE("what a carry changes on its way stays, beside what it has placed", "[
     CHECK(c == one_node());
 }
 
-TEST_CASE("who names devices waits for these, and keeps nobody from the others", "[placement][queue]") {
+TEST_CASE("a request that names devices waits for these, and keeps no request from the others", "[placement][queue]") {
     cluster c = one_node();
     admission_queue q({.most_overtakes = 1});
     auto third = asks(1), first = asks(1);
@@ -248,7 +249,7 @@ TEST_CASE("who names devices waits for these, and keeps nobody from the others",
     CHECK(q.submit(start, first_fit{}, c, none).code == errc::too_few_devices);
 }
 
-TEST_CASE("who waits for what has gone is told so", "[placement][queue]") {
+TEST_CASE("a request that waits for a device that has gone is told so", "[placement][queue]") {
     cluster c = one_node();
     c.add({.devices = 1, .model = {7}});
     admission_queue q;
@@ -272,7 +273,7 @@ TEST_CASE("who waits for what has gone is told so", "[placement][queue]") {
     CHECK(q.submit(start, first_fit{}, c, other).outcome == admission_result::placed);
 }
 
-TEST_CASE("who waits in vain is told so, though there is as much as before in sum", "[placement][queue]") {
+TEST_CASE("a request that waits in vain is told so, though the sum is the same as before", "[placement][queue]") {
     cluster c;
     admission_queue q;
     const auto takes = [&](const placement_request& r) {
@@ -645,7 +646,7 @@ struct watched_queue {
 }  // namespace
 
 // Against all futures and all places, counted apart from the queue.
-TEST_CASE("whatever fits and delays nobody goes in", "[placement][queue][property]") {
+TEST_CASE("a request that fits and delays no other goes in", "[placement][queue][property]") {
     std::size_t held = 0, placed = 0;
     for (std::uint64_t run = 0; run < support::few(std::uint64_t{30}); ++run) {
         const auto seed = support::seed(run);

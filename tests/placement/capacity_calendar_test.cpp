@@ -98,7 +98,7 @@ TEST_CASE("bookings end early, are extended where nothing is in the way, and exp
     CHECK(days.free_during(at(0h), never) == nodes());
 }
 
-TEST_CASE("who wants to be apart from a booking is, for the time of both", "[placement][calendar]") {
+TEST_CASE("a request that wants to be apart from a booking is, for the time of both", "[placement][calendar]") {
     capacity_calendar days(nodes(2));
     auto loud = one, quiet = one;
     loud.group = label{1};
@@ -137,7 +137,7 @@ TEST_CASE("a booking of a certain place is one like others: with an id, and not 
     CHECK(days.cancel(booked->id));
 }
 
-TEST_CASE("who wants to be near a booking has to come while it is there", "[placement][calendar]") {
+TEST_CASE("a request that wants to be near a booking has to come while it is there", "[placement][calendar]") {
     capacity_calendar days(nodes());
     auto leader = one, follower = one;
     leader.group = follower.near = label{4};

@@ -282,7 +282,7 @@ TEST_CASE("affinity: the first of a group goes anywhere, the others follow, stra
     CHECK(c.fits({.group = label{5}}, {2}));
 }
 
-TEST_CASE("what is drained takes nothing new, what is gone counts no more, and both give back what was there",
+TEST_CASE("drained nodes take nothing new, removed ones count no more, and both give back their placements",
           "[placement]") {
     cluster c = one_node();
     c.add({.cpu_milli = 16'000, .memory = 64_GiB, .devices = 1, .device_memory = 16_GiB});

@@ -84,7 +84,7 @@ TEST_CASE("a large member that wants to be near a small one is placed behind it"
     CHECK((*plan.placements)[0].node == (*plan.placements)[1].node);
 }
 
-TEST_CASE("who wants to be near a member may stand before it in the list", "[placement][gang]") {
+TEST_CASE("a member that wants to be near another one may stand before it in the list", "[placement][gang]") {
     cluster c;
     for (int i = 0; i < 2; ++i) c.add({.devices = 2});
     const placement_request follower{.devices = 1, .each = 100_pct, .near = {4}},

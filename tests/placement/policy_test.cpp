@@ -255,7 +255,7 @@ struct odd {
 
 }  // namespace
 
-TEST_CASE("whatever fits is placed on devices, whatever a policy says of its cost", "[placement]") {
+TEST_CASE("a request that fits is placed on devices, whatever a policy says of its cost", "[placement]") {
     constexpr double infinite = std::numeric_limits<double>::infinity(),
                      none = std::numeric_limits<double>::quiet_NaN();
     cluster all, alone;
@@ -357,7 +357,7 @@ TEST_CASE("an index answers as a look at every node does while nodes come and go
     }
 }
 
-TEST_CASE("what needs nothing is placed beside drained nodes, too", "[placement]") {
+TEST_CASE("a request that needs nothing is placed beside drained nodes, too", "[placement]") {
     cluster c;
     for (int i = 0; i < 3; ++i) c.add({});
     c.drain({0});

@@ -165,7 +165,7 @@ TEST_CASE("an average request costs the device time that it takes; what fits now
     }
 }
 
-TEST_CASE("where cores are scarce, requests pay for them; where they abound, they don't", "[placement]") {
+TEST_CASE("requests pay for scarce cores, and not for abundant ones", "[placement]") {
     const placement_request light{.cpu_milli = 2'000, .devices = 1, .each = 100_pct},
         heavy{.cpu_milli = 16'000, .devices = 1, .each = 100_pct};
     auto both = several(1, light);

@@ -97,7 +97,7 @@ TEST_CASE("tenants that are near one another or apart can be displaced in any or
     CHECK(one->victims == std::vector<std::size_t>{0});  // the follower may stay where it is
 }
 
-TEST_CASE("whom a request wants to be near isn't displaced for it", "[placement][preemption]") {
+TEST_CASE("a placement that a request wants to be near isn't displaced for it", "[placement][preemption]") {
     scene s;
     auto leader = devices(1), asked = devices(2);
     leader.group = asked.near = label{3};
@@ -221,7 +221,7 @@ TEST_CASE("a gang displaces victims on several nodes, of the lowest level that w
     CHECK(s.placed[high].level == priority{2});
 }
 
-TEST_CASE("whoever a gang leaves room for doesn't go for it", "[placement][preemption]") {
+TEST_CASE("a placement that a gang leaves room for doesn't go for it", "[placement][preemption]") {
     scene s(2);
     const auto two = s.add(0, {device_id{0}, device_id{1}}, 0);
     s.add(0, {device_id{2}}, 0);

@@ -181,7 +181,7 @@ double part_after_borrowing(Policy policy, const client_settings& borrower, cons
 
 }  // namespace
 
-TEST_CASE("what is lent costs nothing, though it takes longer than was predicted", "[policy][promises]") {
+TEST_CASE("lent time costs nothing, though the work takes longer than was predicted", "[policy][promises]") {
     const client_settings borrower{.weight = 30_pct, .level = {1}}, other{.weight = 70_pct, .level = {1}};
     const auto third = Approx(0.3).margin(0.03);
     CHECK(part_after_borrowing(soft_share{}, borrower, other) == third);
@@ -204,7 +204,7 @@ TEST_CASE("a cap over weights: hard and soft side by side", "[policy]") {
     CHECK(parts[2] == about(0.7));
 }
 
-TEST_CASE("who is raised from a small cap doesn't sit out its past", "[policy]") {
+TEST_CASE("a client that is raised from a small cap doesn't pay for its past", "[policy]") {
     saturated<hard_share> s;
     const auto x = s.add({.weight = 0.1_pct});
     (void)s.next_second({});
@@ -414,7 +414,7 @@ ns borrowed_is_repaid_after(P p) {
 }
 }  // namespace
 
-TEST_CASE("what is lent costs a soft cap nothing, however many trees are above it", "[policy]") {
+TEST_CASE("lent time costs a soft cap nothing, however many trees are above it", "[policy]") {
     using soft = capped<weighted_fair>;
     using tree = policy_tree<weighted_fair, soft>;
     using twice = policy_tree<soft, tree>;

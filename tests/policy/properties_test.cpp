@@ -386,7 +386,7 @@ TEMPLATE_LIST_TEST_CASE("a change of weights is in force within 100 ms", "[polic
     CHECK_FALSE(converges<deaf>(support::seed(0)));
 }
 
-TEMPLATE_LIST_TEST_CASE("who wakes up is owed nothing", "[policy][property]", policies::owing_nothing) {
+TEMPLATE_LIST_TEST_CASE("a client that wakes up is owed nothing", "[policy][property]", policies::owing_nothing) {
     // Shortest remaining first lets anybody lead or lag by its guard: half of 100 ms, from one to
     // the other.
     const double off = std::same_as<TestType, shortest_remaining> ? 0.3 : 0.03;

@@ -79,7 +79,7 @@ TEST_CASE("items of a higher level go first, and the oldest of all still says wh
     CHECK(values(q.take(at(11ms))) == std::vector{3, 2, 4, 5, 1, 6});
 }
 
-TEST_CASE("what can't meet its deadline any more isn't run", "[serving]") {
+TEST_CASE("a request that can't meet its deadline any more isn't run", "[serving]") {
     queue q({.max_size = 2, .max_delay = 10ms, .takes = 4ms, .slack = 0ms});
     CHECK(push(q, 0, at(7ms), at(10ms)) == errc::deadline_exceeded);
     CHECK(push(q, 1, at(0ms), at(10ms)) == errc::none);
@@ -94,7 +94,7 @@ TEST_CASE("what can't meet its deadline any more isn't run", "[serving]") {
     CHECK(q.due() == never);
 }
 
-TEST_CASE("what has expired takes nobody's place, neither in the queue nor in a batch", "[serving]") {
+TEST_CASE("an expired request takes no place, neither in the queue nor in a batch", "[serving]") {
     queue q({.max_size = 4, .max_delay = 100ms, .max_waiting = 4});
     for (int i = 0; i < 4; ++i) REQUIRE(push(q, i, at(0ms), at(1ms)) == errc::none);
     CHECK(push(q, 9, at(0ms)) == errc::queue_full);

@@ -151,7 +151,7 @@ TEST_CASE("a step has no more tokens than it may; prompts come in chunks beside 
     CHECK(finish(b, e).size() == 3);
 }
 
-TEST_CASE("what makes no sense is refused with its reason, and nothing has changed", "[serving]") {
+TEST_CASE("a text that makes no sense is refused with its reason, and nothing has changed", "[serving]") {
     CHECK_THROWS_AS(iteration_batch({.page_tokens = 0}), gpushare::operation_error);
     CHECK_THROWS_AS(iteration_batch({.step_tokens = 0}), gpushare::operation_error);
     CHECK_THROWS_AS(iteration_batch({.prompt_chunk = 0}), gpushare::operation_error);
@@ -333,7 +333,7 @@ TEST_CASE("a text that must yield goes on where it was, computed again or moved"
     check_nothing_is_used(b);
 }
 
-TEST_CASE("where the host has no room a text that yields is computed again", "[serving]") {
+TEST_CASE("if the host has no room a text that yields is computed again", "[serving]") {
     iteration_batch b(
         {.page_tokens = 4, .pages = 8, .host_pages = 2, .step_tokens = 32, .on_yield = yields_by::moving});
     toy_decoder e(4, 8, 2);

@@ -391,7 +391,7 @@ TEST_CASE("one that lacks its own quota has no credit for it either", "[serving]
     CHECK(third + 80 >= second);
 }
 
-TEST_CASE("where pages are short each tenant still gets its part of them", "[serving]") {
+TEST_CASE("each tenant gets its part of scarce pages", "[serving]") {
     std::uint64_t yields = 0;
     for (std::uint64_t i = 0; i < 10; ++i) {
         const auto seed = support::seed(i);

@@ -190,7 +190,7 @@ TEST_CASE("a call waits for what another brings only where that gives up no late
     CHECK(second == errc::none);
 }
 
-TEST_CASE("what is in no page is given back, but for the floor", "[serving]") {
+TEST_CASE("memory in no page is given back, but for the floor", "[serving]") {
     arena_rig rig;
     auto o = small();
     o.floor = 8;
@@ -316,7 +316,7 @@ TEST_CASE("pages that are enough are given at once, though others' stream isn't 
     CHECK_FALSE(long_work.reached());
 }
 
-TEST_CASE("who waits for memory is content with pages that somebody frees", "[serving]") {
+TEST_CASE("a wait for memory ends with pages that another thread frees", "[serving]") {
     arena_rig rig;
     store cache(rig.pool, rig.chat, {1}, small(), "chat");
     const auto p = take(cache, 48);

@@ -156,7 +156,7 @@ TEST_CASE("a change that failed is tried again later, and for a request at once"
     CHECK(s.requests() == 0);
 }
 
-TEST_CASE("whatever happens, requests are served awake and idle models get to sleep", "[serving]") {
+TEST_CASE("requests are served awake and idle models get to sleep, whatever happens", "[serving]") {
     for (std::uint64_t run = 0; run < 200; ++run) {
         const auto seed = support::seed(run);
         CAPTURE(seed);
@@ -593,7 +593,7 @@ TEST_CASE("a sleeping tenant's actions are its groups'", "[serving]") {
     CHECK(rig.held() == 12_MiB);
 }
 
-TEST_CASE("who holds a lease may free a block though a change waits for that lease", "[serving]") {
+TEST_CASE("a thread with a lease may free a block though a change waits for that lease", "[serving]") {
     model_rig rig;
     groups_of_chat groups{rig.chat, {{"weights"}}};
     (void)groups.allocate("weights", 4_MiB);

@@ -403,7 +403,7 @@ TEST_CASE("a journal that others rotate goes on in a new file, and rotates itsel
     CHECK(torn == 0);
 }
 
-TEST_CASE("what is appended to a journal that was removed is in a new file", "[serving]") {
+TEST_CASE("lines appended to a removed journal are in a new file", "[serving]") {
     const temporary here;
     usage_journal journal(here.file());
     REQUIRE(appended(journal, 0));

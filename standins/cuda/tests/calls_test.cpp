@@ -45,7 +45,7 @@ void work(cudaStream_t s, ns length, int* ran = nullptr) {
 
 // ---- what it finds
 
-TEST_CASE("whatever is left behind is found", "[cuda][standin]") {
+TEST_CASE("every leftover is found", "[cuda][standin]") {
     standin::reset();
     SECTION("streams and events") {
         make_stream();
@@ -351,7 +351,7 @@ TEST_CASE("threads call at once", "[cuda][standin]") {
 
 // ---- capture
 
-TEST_CASE("what is captured is done when the graph is launched, and each time", "[cuda][standin]") {
+TEST_CASE("captured work runs at each launch of the graph, and not before", "[cuda][standin]") {
     const standin::session gpu{{.time = manual}};
     const auto s = make_stream(), t = make_stream();
     const auto fork = make_event(), join = make_event();
@@ -413,7 +413,7 @@ TEST_CASE("what is captured is done when the graph is launched, and each time", 
     raw::destroy(s, t, fork, join);
 }
 
-TEST_CASE("whom a capture forbids unsafe calls depends on both modes", "[cuda][standin]") {
+TEST_CASE("both modes decide which threads a capture forbids unsafe calls", "[cuda][standin]") {
     struct row {
         cudaStreamCaptureMode captured, thread;
         bool same_thread, forbidden;

@@ -135,7 +135,8 @@ TEST_CASE("a pool reserves in steps, and its limit is rounded up to them", "[cud
     raw::destroy(s);
 }
 
-TEST_CASE("what is freed in a stream can be had again there at once, elsewhere once it is done", "[cuda][standin]") {
+TEST_CASE("memory freed in a stream can be had again there at once, and elsewhere once the free is done",
+          "[cuda][standin]") {
     const standin::session gpu{{.memory = bytes{64 << 20}, .time = manual}};
     const auto s = make_stream(), t = make_stream();
     const auto pool = raw::make_pool(0, 32 << 20);
@@ -252,7 +253,7 @@ TEST_CASE("copies between devices name them rightly, and open pools aren't copie
     standin::take_findings();
 }
 
-TEST_CASE("whom memory is opened to is checked", "[cuda][standin]") {
+TEST_CASE("the devices to which memory is opened are checked", "[cuda][standin]") {
     const bool peers = GENERATE(true, false);
     CAPTURE(peers);
     const standin::session gpu{{.peers = peers}};
@@ -311,7 +312,7 @@ TEST_CASE("memory of cudaMalloc is for the contexts whose peers have it", "[cuda
     CHECK(cudaFree(p) == cudaSuccess);
 }
 
-TEST_CASE("what is made in a context of cuCtxCreate is that context's, and goes with it", "[cuda][standin]") {
+TEST_CASE("objects made in a context of cuCtxCreate belong to the context, and go with it", "[cuda][standin]") {
     const standin::session gpu;
     const auto drv = raw::load_driver();
     const auto s = make_stream();

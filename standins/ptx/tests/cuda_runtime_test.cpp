@@ -142,7 +142,7 @@ TEST_CASE("kernels that need atomics beyond their device are found, unless there
     }
 }
 
-TEST_CASE("what is made, or loaded, beside a compiled kernel that waits for others is found", "[ptx][cuda]") {
+TEST_CASE("making or loading something beside a compiled kernel that waits for others is found", "[ptx][cuda]") {
     const auto found = [](bool cooperative, const standin::options& o) {
         return found_by(
             [&](cudaStream_t s, cudaStream_t t, std::uint32_t* words) {

@@ -30,7 +30,7 @@ const std::string keep = "mul.wide.u32 %rd7, %r1, 4;\nadd.s64 %rd7, %rd1, %rd7;\
 
 }  // namespace
 
-TEST_CASE("what isn't known is an error with its line and its kernel", "[ptx]") {
+TEST_CASE("an unknown instruction is an error with its line and its kernel", "[ptx]") {
     for (const char* line :
          {"tex.2d.v4.f32 %r3, %r4;", "add.sat.s32 %r3, %r4, %r5;", "ld.global.nc.u32 %r3, [%rd1];",
           "ld.acquire.u32 %r3, [%rd1];", "ld.release.gpu.u32 %r3, [%rd1];", "ld.weak.gpu.u32 %r3, [%rd1];",

@@ -43,7 +43,7 @@ std::string races(const std::string& body) {
 
 }  // namespace
 
-TEST_CASE("what is released is seen by who acquires it", "[ptx]") {
+TEST_CASE("an acquire sees the writes before the release", "[ptx]") {
     CHECK(races(pass({})) == "");
     CHECK(races(pass({.store = "st.release.sys.u32 [%rd1+64], %r5;"})) == "");
     CHECK(races(pass({.store = "atom.add.release.gpu.u32 %r8, [%rd1+64], %r5;"})) == "");
@@ -111,7 +111,7 @@ std::string races_of_three(const std::string& body, std::uint32_t threads = 1) {
 
 }  // namespace
 
-TEST_CASE("who releases passes on what was acquired", "[ptx]") {
+TEST_CASE("a release passes on the writes that its thread has acquired", "[ptx]") {
     CHECK(races_of_three(relay("st.release.gpu.u32 [%rd1+68], %r5;")) == "");
     CHECK(races_of_three(relay("st.relaxed.gpu.u32 [%rd1+68], %r5;")) != "");
 }

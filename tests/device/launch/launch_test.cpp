@@ -83,7 +83,7 @@ TEST_CASE("blocks without threads, or with more than the device has, can't be re
     CHECK(launches::max_cooperative_blocks(f.stream, std::numeric_limits<std::uint32_t>::max()) == 0);
 }
 
-TEST_CASE("what the runtime refuses is typed", "[device]") {
+TEST_CASE("a refusal of the runtime is typed", "[device]") {
     fixture f;
     SECTION("a cooperative launch that doesn't fit after all") {
         // Between the question and the launch, the answer has changed: here, only the launch fails.

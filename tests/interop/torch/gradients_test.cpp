@@ -300,7 +300,7 @@ TEST_CASE("the training's stream waits for the averages, and the host for the ot
     for (auto& s : r.training) s.record().wait(gs::never);
 }
 
-TEST_CASE("what a rank can't combine is refused by the parameter's name", "[interop][torch]") {
+TEST_CASE("a parameter that a rank can't combine is refused by name", "[interop][torch]") {
     rig r;
     const auto inside = r.enter(0);
     const c10::Device other(c10::kCUDA, 1);
@@ -350,7 +350,7 @@ TEST_CASE("a rank that doesn't come within the others' patience is named to them
     CHECK(sgd.steps == 0);
 }
 
-TEST_CASE("what belongs to ranks of the host is refused on devices, and the other way round", "[interop][torch]") {
+TEST_CASE("calls for ranks of the host are refused on devices, and the other way round", "[interop][torch]") {
     rig r;
     const auto inside = r.enter(0);
     const network model(fake_cuda::device), on_host(c10::kCPU, at::kFloat);

@@ -60,7 +60,8 @@ constexpr const char* two = "name=chat memory=64MiB compute=30%\nname=batch memo
 
 }  // namespace
 
-TEST_CASE("what threads allocate for a thread of Python on its tenant's stream is the tenant's", "[interop][torch]") {
+TEST_CASE("memory that threads allocate for a thread of Python on its tenant's stream is the tenant's",
+          "[interop][torch]") {
     const rig r;
     REQUIRE(tenants_start(0, two) == 0);
     void* const inside = tenants_enter("chat");
@@ -104,7 +105,7 @@ TEST_CASE("a tenant of Python gets no more than its quota on any thread, and goe
     tenants_give_back();
 }
 
-TEST_CASE("what Python does wrong is said, and is nobody's end", "[interop][torch]") {
+TEST_CASE("a mistake in Python is reported, and ends no process", "[interop][torch]") {
     const rig r;
     CHECK(tenants_enter("chat") == nullptr);
     CHECK_THAT(tenants_problem(), Contains("aren't started"));

@@ -132,7 +132,8 @@ TEST_CASE("in a scope torch's stream and memory are the tenant's, and outside th
     CHECK_THROWS_WITH((gpushare::torch_scope{r.node, *r.chat}), Contains("the stream has one already"));
 }
 
-TEST_CASE("what other threads allocate on a tenant's stream is the tenant's, as autograd's do", "[interop][torch]") {
+TEST_CASE("memory that other threads, such as autograd's, allocate on a tenant's stream is the tenant's",
+          "[interop][torch]") {
     rig r;
     gpushare::torch_scope chat{r.node, *r.chat}, batch{r.node, *r.batch};
     std::vector<c10::DataPtr> gradients;
@@ -244,7 +245,8 @@ TEST_CASE("out of memory is torch's own error, with the tenant's figures", "[int
     CHECK(r.charged() <= 64_MiB);
 }
 
-TEST_CASE("what torch keeps stands in nobody's way: blocks of all sizes, and then one of all", "[interop][torch]") {
+TEST_CASE("torch's cache stands in no tenant's way: blocks of all sizes, and then one of all memory",
+          "[interop][torch]") {
     rig r;
     gpushare::torch_scope scope{r.node, *r.chat};
     const auto inside = scope.enter();

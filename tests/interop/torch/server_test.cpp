@@ -100,7 +100,8 @@ TEST_CASE("models as TorchScript answer what torch computes, for each tenant", "
     CHECK_THAT(c.ask("GET", "/v2/models/linear", chat_key, "").body, Catch::Contains("pytorch_torchscript"));
 }
 
-TEST_CASE("what a TorchScript model throws is one request's error, and the next one is served", "[interop][torch]") {
+TEST_CASE("a TorchScript model's exception is one request's error, and the next request is served",
+          "[interop][torch]") {
     server s;
     auto c = s.connect();
     const auto wrong = c.ask("POST", "/v2/models/wrong/infer", chat_key,
@@ -156,7 +157,7 @@ TEST_CASE("a TorchScript model that can't be loaded says why, without a trace", 
     CHECK_THAT(error_of("none"), Catch::Contains("no forward()"));
 }
 
-TEST_CASE("what a TorchScript model takes is charged to the tenant that loads it", "[interop][torch]") {
+TEST_CASE("a TorchScript model's memory is charged to the tenant that loads it", "[interop][torch]") {
     folder f;
     torch::jit::Module large("large");
     large.register_parameter("w", at::ones({2048, 4096}), false);  // 32 MiB
