@@ -124,7 +124,7 @@ def by_hand(text):
 
 
 def documents(root):
-    names = ["README.md", "CONTRIBUTING.md", "bench/README.md", "bench/results/README.md", "standins/cuda/README.md",
+    names = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "bench/README.md", "bench/results/README.md", "standins/cuda/README.md",
              "standins/ptx/README.md"]
     return [root / name for name in names if (root / name).exists()] + sorted((root / "docs").rglob("*.md")) \
         + sorted((root / "include").rglob("*.[hc][pu][ph]"))
