@@ -16,7 +16,7 @@ docs() {  # [--missing [AREA]]
     rm -rf "$out"
     mkdir -p "$out"
     step "docs" reference "$out"
-    step "full text" "$root/docs/reference/full_text.py" "$out/html"
+    step "full text" "$root/docs/reference/full_text.py" "$out/html" "$out/parts/layout.xml"
     # What pages show and link to beside themselves lies there as it does here: the folder is the
     # whole site.
     local beside place missing=0
@@ -30,9 +30,48 @@ docs() {  # [--missing [AREA]]
 }
 
 reference() {  # OUT
-    local options=("OUTPUT_DIRECTORY = $1")
+    local kind options=("OUTPUT_DIRECTORY = $1" "EXAMPLE_PATH = $1/parts" "LAYOUT_FILE = $1/parts/layout.xml")
+    mkdir -p "$1/parts"
+    navigation <"$root/docs/reference/layout.xml" >"$1/parts/layout.xml"
+    # The first program of README, and its output, for the first page.
+    for kind in cpp text; do
+        sed -n "/^\`\`\`$kind\$/,/^\`\`\`\$/{/^\`\`\`/!p;/^\`\`\`\$/q}" "$root/README.md" >"$1/parts/quickstart.${kind/text/txt}"
+    done
+    [[ ! -e $theme/doxygen-awesome.css ]] || dress "$1/parts"
     [[ ! -s $root/docs/reference/incomplete.txt ]] || options+=('WARN_IF_UNDOCUMENTED = NO')
     (cd "$root" && { cat docs/reference/Doxyfile && printf '%s\n' "${options[@]}"; } | doxygen -)
+}
+
+# The site's navigation, with the chapters of the guide and of other tracks.
+navigation() {
+    local line track page title
+    while IFS= read -r line; do
+        if [[ ! $line =~ "<!-- chapters of docs/"([a-z]+)" -->" ]]; then
+            printf '%s\n' "$line"
+            continue
+        fi
+        track=${BASH_REMATCH[1]}
+        [[ -e $root/docs/$track.md ]] || continue
+        printf '    <tab type="usergroup" visible="yes" url="@ref md_docs_%s" title="%s">\n' "$track" "${track^}"
+        for page in "$root/docs/$track"/*.md; do
+            title=$(sed -n '1s/^# //p' "$page")
+            [[ ! $title =~ [Cc]hapter\ ([0-9]+):\ (.*)$ ]] || title="${BASH_REMATCH[1]}. ${BASH_REMATCH[2]^}"
+            printf '      <tab type="user" visible="yes" url="@ref md_docs_%s_%s" title="%s"/>\n' "$track" "$(basename "$page" .md)" "$title"
+        done
+        echo '    </tab>'
+    done
+}
+
+# The theme: its styles and our own, and its script for dark mode in each page's head. Its licence
+# goes with it.
+theme=$root/build/tools/doxygen_awesome/doxygen_awesome_css
+dress() {  # PARTS
+    local files=("$theme"/doxygen-awesome{-darkmode-toggle,-fragment-copy-button}.js)
+    (cd "$1" && doxygen -w html header.html footer.html default.css)
+    cp "$theme"/../doxygen_awesome_css-*.dist-info/licenses/LICENSE "$1/doxygen-awesome-LICENSE.txt"
+    sed -i '/<\/head>/e cat '"$root"'/docs/reference/head.html' "$1/header.html"
+    options+=("HTML_HEADER = $1/header.html" "HTML_EXTRA_FILES = ${files[*]} $1/doxygen-awesome-LICENSE.txt"
+        "HTML_EXTRA_STYLESHEET = $theme/doxygen-awesome.css $theme/doxygen-awesome-sidebar-only.css $theme/doxygen-awesome-sidebar-only-darkmode-toggle.css $root/docs/reference/site.css")
 }
 
 missing_docs() {  # [AREA]

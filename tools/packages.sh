@@ -8,6 +8,7 @@
 #   cuda              a CUDA toolkit, where the machine has none from 13.0 on
 #   newest_cuda, zig  the newest toolkit, and a newer clang with libc++, for `./dev check toolkits`
 #   cccl              a newer CCCL than that toolkit's, for the adapters to libcu++ and Thrust
+#   doxygen_awesome   the theme of `./dev docs`
 #   conan             Conan, which runs our recipe
 #   onnxruntime       ONNX Runtime's library, whose tensors are put on a tenant's memory
 #   ggml              ggml's libraries, whose buffers are put into a tenant's arena

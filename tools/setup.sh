@@ -57,7 +57,10 @@ needs() {  # AREA
             need clang-16 libclang-rt-16-dev iproute2 libnghttp2-dev libprotobuf-dev protobuf-compiler
             needs docs
             ;;
-        docs) need doxygen libjs-lunr python3-lunr ;;
+        docs)
+            need doxygen libjs-lunr python3-lunr
+            from_pypi doxygen_awesome "the site has Doxygen's own looks" 'doxygen-awesome-css==2.4.1rc0' || true
+            ;;
         lint) have_formatter || need clang-format ;;
         clients)
             need_server_tools

@@ -1,8 +1,9 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""A search in the text of the site's pages, beside Doxygen's in names and titles: full_text.html, by lunr, without a server.
+"""A search in the text of the site's pages, beside Doxygen's in names and titles: what full_text.html loads, by lunr, without
+a server. Also looks for pages that the navigation forgets, and for Doxygen's commands in pages, where it has lost its way.
 
-  full_text.py HTML_DIR      the folder that Doxygen wrote; says how many parts of pages can be found, or what can't be
+  full_text.py HTML_DIR LAYOUT   the folder that Doxygen wrote, and its navigation; says how many parts of pages can be found, or what can't be
 """
 import json
 import re
@@ -17,14 +18,7 @@ LUNR = Path("/usr/share/javascript/lunr/lunr.min.js")
 # What must be found by words of its text alone: words, and a part of the page that is found first.
 KNOWN = {"torn line journal": "usage", "kvcached": "recipes", "lanes side by side": "page_store", "green context": "sm_partition"}
 
-PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>gpushare: search in the text</title>
-<link href="doxygen.css" rel="stylesheet"><style>body { max-width: 50em; margin: 2em auto; } input { width: 100%; font-size: 120%; }</style>
-<script src="lunr.min.js"></script><script src="full_text.js"></script></head>
-<body><p><a href="index.html">gpushare</a></p>
-<input id="words" type="search" placeholder="words of the pages' text" aria-label="words" autofocus><ul id="found"></ul>
-<script>
-const index = lunr.Index.load(fullText.index), words = document.getElementById("words"), found = document.getElementById("found");
+SEARCH = """const index = lunr.Index.load(fullText.index), words = document.getElementById("words"), found = document.getElementById("found");
 function search() {
     found.replaceChildren();
     // What a reader types is words, never lunr's own language.
@@ -41,7 +35,6 @@ function search() {
 words.addEventListener("input", search);
 words.value = new URLSearchParams(location.search).get("q") || "";
 search();
-</script></body></html>
 """
 
 
@@ -95,7 +88,14 @@ def parts_of(page):
 
 def main():
     html = Path(sys.argv[1])
+    places = Path(sys.argv[2]).read_text()
+    forgotten = [page.stem for page in sorted(html.glob("md_docs_*.html")) if f'"@ref {page.stem}"' not in places]
+    if forgotten:
+        sys.exit(f"full_text: the navigation, layout.xml, has no place for {', '.join(forgotten)}")
     documents = [part for page in sorted(html.glob("md_docs_*.html")) for part in parts_of(page)]
+    unread = [part["ref"] for part in documents if re.search(r"[@\\\\](ref|code|endcode)\b", part["text"])]
+    if unread:
+        sys.exit(f"full_text: Doxygen didn't understand these pages: {', '.join(unread)}")
     index = lunr(ref="ref", fields=[{"field_name": "title", "boost": 5}, "text"], documents=documents)
     for words, wanted in KNOWN.items():
         found = [hit["ref"] for hit in index.search(words)]
@@ -103,7 +103,7 @@ def main():
             sys.exit(f"full_text: '{words}' finds {found[:3]}, and {wanted} isn't among them")
     told = {"index": index.serialize(), "titles": {d["ref"]: d["title"] for d in documents}}
     (html / "full_text.js").write_text("const fullText = " + json.dumps(told) + ";\n")
-    (html / "full_text.html").write_text(PAGE)
+    (html / "full_text_search.js").write_text(SEARCH)
     shutil.copy(LUNR, html)
     print(f"full text: {len(documents)} parts of pages")
 
