@@ -4,27 +4,40 @@
 
 # Every machine that the library is meant for: A100, H100 and H200, B200, RTX 50 and RTX PRO.
 set(GPUSHARE_CUDA_ARCHITECTURES 80 90 100 120)
+# `./dev gpu` turns this on, because a device runs and measures what was compiled for it.
+option(GPUSHARE_CUDA_FOR_A_DEVICE "Generate PTX for each architecture, and optimise the host code of .cu files" OFF)
 # The architectures that PTX is generated for. Newer ones assemble the PTX of the last: our code doesn't differ between them, and
-# generating PTX is most of what nvcc does. Two exceptions: kernels.cu, which has a kernel of each kind, and `./dev gpu`, which
-# measures.
-set(GPUSHARE_CUDA_FRONTS 80 90 CACHE STRING "The architectures that tests and figures generate PTX for")
+# generating PTX is half of what nvcc does. kernels.cu, which has a kernel of each kind, is always compiled for all.
+set(cuda_fronts 80 90)
+if(GPUSHARE_CUDA_FOR_A_DEVICE)
+    set(cuda_fronts ${GPUSHARE_CUDA_ARCHITECTURES})
+endif()
 
+# nvcc's own -O is for the host code. Device code is always optimised.
 set(cuda_flags -std=c++20 -O2 -ccbin=${CMAKE_CXX_COMPILER} -Xcompiler=-Wall,-Wextra,-Wshadow)
+if(GPUSHARE_TESTS_COMPILE_QUICKLY AND NOT GPUSHARE_CUDA_FOR_A_DEVICE)
+    list(TRANSFORM cuda_flags REPLACE "^-O2$" "-O0")
+endif()
 if(GPUSHARE_WARNINGS_AS_ERRORS)
     list(APPEND cuda_flags -Werror=all-warnings)
 endif()
 set(cuda_includes -I${PROJECT_SOURCE_DIR}/include -I${PROJECT_SOURCE_DIR}/tests)
 
-# gpushare_compile_cuda(NAME SOURCE [ARCHITECTURES 90...] [FRONTS 90...] [FLAGS ...] [PTX_ONLY]) sets
+# gpushare_compile_cuda(NAME SOURCE [ARCHITECTURES 90...] [FRONTS 90...] [FLAGS ...] [PTX_ONLY] [FOR_A_DEVICE]) sets
 #   NAME_object   the object file
 #   NAME_report   what ptxas says about each kernel on each architecture
 #   NAME_ptx      the PTX files, one per front
-# FRONTS are the architectures that PTX is generated for; by default those of GPUSHARE_CUDA_FRONTS, or ARCHITECTURES where that
-# is given. The object has the PTX of the last one, too. With PTX_ONLY nothing is assembled, for programs that only the executor runs.
+#   NAME_ptx_90    the one for sm_90, which the executor runs
+# FRONTS are the architectures that PTX is generated for; by default those of cuda_fronts, or ARCHITECTURES where that is given.
+# The object has the PTX of the last one, too. With PTX_ONLY nothing is assembled, for programs that only the executor runs.
+# FOR_A_DEVICE: the object's other architectures are of use on a device alone. They are left out without GPUSHARE_CUDA_FOR_A_DEVICE.
 function(gpushare_compile_cuda name source)
-    cmake_parse_arguments(PARSE_ARGV 2 arg "PTX_ONLY" "" "ARCHITECTURES;FRONTS;FLAGS")
+    cmake_parse_arguments(PARSE_ARGV 2 arg "PTX_ONLY;FOR_A_DEVICE" "" "ARCHITECTURES;FRONTS;FLAGS")
+    if(arg_FOR_A_DEVICE AND NOT GPUSHARE_CUDA_FOR_A_DEVICE)
+        set(arg_ARCHITECTURES 90)
+    endif()
     if(NOT arg_FRONTS)
-        set(arg_FRONTS ${GPUSHARE_CUDA_FRONTS})
+        set(arg_FRONTS ${cuda_fronts})
         if(arg_ARCHITECTURES)
             set(arg_FRONTS ${arg_ARCHITECTURES})
         endif()
@@ -78,6 +91,8 @@ function(gpushare_compile_cuda name source)
     set(${name}_object ${object} PARENT_SCOPE)
     set(${name}_report ${directory}/report.txt PARENT_SCOPE)
     set(${name}_ptx ${ptx} PARENT_SCOPE)
+    list(FILTER ptx INCLUDE REGEX "/${stem}(\\.compute_90)?\\.ptx$")
+    set(${name}_ptx_90 ${ptx} PARENT_SCOPE)
 endfunction()
 
 # gpushare_run_as_compiled(TARGET PTX...): links the program, which has the objects of these PTX files in it, to run their

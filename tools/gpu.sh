@@ -16,7 +16,7 @@ gpu() {  # [--pack [DIR]]
     fi
     uses gpu
     [[ -n $cuda_home ]] || fail 3 "no CUDA toolkit, and no build/gpu_pack from a machine that has one (./dev gpu --pack)"
-    cuda_options+=('-DGPUSHARE_CUDA_FRONTS=80;90;100;120')  # a device runs what was compiled for it
+    cuda_options+=(-DGPUSHARE_CUDA_FOR_A_DEVICE=ON)  # a device runs what was compiled for it
     rm -f "$(build_dir host)/build.ninja"
     build host test_gpu
     programs=$(build_dir host)/gpu

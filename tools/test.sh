@@ -21,8 +21,8 @@ unit_areas() {
 }
 
 test_() {  # [AREA]
-    local area=${1-} built others=(build_failure consumers readme)
-    built="$(unit_areas) structure device gpu"
+    local area=${1-} built others=(build_failure consumers)
+    built="$(unit_areas) structure device gpu readme"
     if [[ -z $area ]]; then
         setup test
         build host all

@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 # Compiles and runs the programs of a document, and compares what they print.
 #
-#   cmake -DSOURCE_DIR=. -DDOCUMENT=docs/placement.md -DSCRATCH=DIR [-DCOMPILER=g++] -P run_programs.cmake
+#   cmake -DSOURCE_DIR=. -DDOCUMENT=docs/placement.md -DSCRATCH=DIR [-DCOMPILER=g++] [-DLIBRARY=libgpushare_compiled.a]
+#         -P run_programs.cmake
 #
 # Each ```cpp block is saved as quickstart.cpp; the ```text block behind it is the output. They are compiled by the line of the
 # document that starts with g++, which is run where `gpushare` is this tree and must make ./quickstart; or, where there is
-# none, by COMPILER without optimisation: that compiles in the least time.
+# none, by COMPILER without optimisation and with LIBRARY, gpushare::compiled's: that compiles in the least time.
 cmake_minimum_required(VERSION 3.25)
 if(NOT COMPILER)
     set(COMPILER g++)
 endif()
-set(compile "${COMPILER} -std=c++20 -I gpushare/include quickstart.cpp -o quickstart -pthread")
+if(LIBRARY)
+    set(compiled "-DGPUSHARE_COMPILED -DGPUSHARE_COMPILED_HOST")
+endif()
+set(compile "${COMPILER} -std=c++20 ${compiled} -I gpushare/include quickstart.cpp ${LIBRARY} -o quickstart -pthread")
 
 file(READ ${SOURCE_DIR}/${DOCUMENT} rest)
 if(rest MATCHES "\n(g\\+\\+ [^\n]*)")
