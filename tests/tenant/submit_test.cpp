@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // A tenant's own ways to submit: several streams, options, callbacks, coroutines, requests,
 // cancelling, sleep.
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
 #include <coroutine>
+#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <future>
 #include <latch>
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <stdexcept>
 #include <stop_token>
 #include <string>
@@ -66,6 +69,63 @@ TEST_CASE("a tenant with two streams fills two SMs, and keeps the order of each"
     CHECK(reader.try_submit(block(1us), {.stream = 2}).code() == errc::invalid_specification);
     CHECK(code_of([&] { (void)shared.admit({.name = "none", .memory = 1_MiB, .compute = 1_pct, .streams = 0}); }) ==
           errc::invalid_specification);
+}
+
+TEST_CASE("an urgent tenant gets in between the pieces of another one, whose one ticket tells of the first that failed",
+          "[tenant][submit]") {
+    host::node n(modelled());
+    tenancy shared(n);
+    auto batch = shared.admit({.name = "batch", .memory = 1_MiB, .compute = 50_pct, .queue_limit = 16});
+    auto chat = shared.admit({.name = "chat", .memory = 1_MiB, .compute = 50_pct, .level = {1}});
+    std::mutex mutex;
+    std::vector<int> order;
+    const auto note = [&](int i) {
+        const std::lock_guard lock(mutex);
+        order.push_back(i);
+    };
+    SECTION("in order, and not to the end") {
+        std::atomic<bool> go = false;
+        auto whole = gpushare::submit_chunked(batch, 12, [&](host::stream& s, std::size_t i) {
+            note(static_cast<int>(i));
+            s.launch({.blocks = 1}, [&](auto&) {
+                while (!go.load()) std::this_thread::yield();
+            });
+        });
+        REQUIRE(whole);
+        CHECK(whole->size() == 12);
+        const auto urgent = chat.submit([&](host::stream&) { note(-1); });
+        go = true;
+        REQUIRE(whole->wait(soon()));
+        REQUIRE(urgent.wait(soon()));
+        CHECK(whole->status() == errc::none);
+        CHECK(whole->enqueued() == 12);
+        const auto at = std::ranges::find(order, -1);
+        REQUIRE(at != order.end());
+        CHECK(at - order.begin() < 12);
+        order.erase(at);
+        CHECK(std::ranges::is_sorted(order));
+        CHECK(order.size() == 12);
+    }
+    SECTION("up to the one whose callable throws") {
+        const auto whole = gpushare::submit_chunked(batch, 12, [&](host::stream&, std::size_t i) {
+            note(static_cast<int>(i));
+            if (i == 3) throw std::runtime_error("no more");
+        });
+        REQUIRE(whole);
+        REQUIRE(whole->wait(soon()));
+        CHECK(whole->status() == errc::submission_failed);
+        CHECK(whole->enqueued() == 4);
+        CHECK(order == std::vector{0, 1, 2, 3});
+    }
+    SECTION("or none that is refused") {
+        const auto nothing = [](host::stream&, std::size_t) {};
+        CHECK(gpushare::submit_chunked(batch, 2, nothing, {}, 7).code() == errc::no_device);
+        CHECK(gpushare::submit_chunked(batch, 2, nothing, {.stream = 5}).code() ==
+              batch.try_submit([](auto&) {}, {.stream = 5}).code());
+        CHECK(gpushare::submit_chunked(batch, 0, nothing)->done());
+        (void)batch.close();
+        CHECK(gpushare::submit_chunked(batch, 2, nothing).code() == errc::closed);
+    }
 }
 
 TEST_CASE("a tenant's close waits for all of its streams", "[tenant][submit]") {

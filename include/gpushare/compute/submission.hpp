@@ -206,15 +206,12 @@ private:
     std::vector<typename Limiter::ticket> pieces_;
 };
 
-/// Queues `pieces` submissions of client `c`, each of which calls `enqueue(s, i)` when it is
-/// admitted, for i from 0 in order. All are of one kind, `o.key`. Later submissions of the client
-/// wait behind all of them, so use a client of its own. Fails with the codes of Limiter::submit or
-/// std::bad_alloc, and then no further piece is enqueued.
-template <class Limiter, std::invocable<typename Limiter::stream&, std::size_t> F>
-[[nodiscard]] result<chunked_ticket<Limiter>> submit_chunked(Limiter& limiter, client_id c, typename Limiter::stream& s,
-                                                             std::size_t pieces, F enqueue,
-                                                             const submit_options& o = no_options) {
-    const auto state = std::make_shared<detail::chunk_state<F>>(std::move(enqueue));
+namespace detail {
+
+// submit_chunked, with `submit(work, on_done)` for the submission of one piece.
+template <class Limiter, class F, class Submit>
+[[nodiscard]] result<chunked_ticket<Limiter>> submit_pieces(std::size_t pieces, F enqueue, Submit submit) {
+    const auto state = std::make_shared<chunk_state<F>>(std::move(enqueue));
     std::vector<typename Limiter::ticket> tickets;
     tickets.reserve(pieces);
     const auto work = [state](std::size_t i) {
@@ -234,7 +231,7 @@ template <class Limiter, std::invocable<typename Limiter::stream&, std::size_t> 
     };
     try {
         for (std::size_t i = 0; i < pieces; ++i) {
-            auto ticket = limiter.submit(c, s, work(i), o, on_done);
+            auto ticket = submit(work(i), on_done);
             if (!ticket) {
                 state->ended.store(true, std::memory_order_relaxed);
                 return ticket.why();
@@ -246,6 +243,21 @@ template <class Limiter, std::invocable<typename Limiter::stream&, std::size_t> 
         throw;
     }
     return chunked_ticket<Limiter>(state, std::move(tickets));
+}
+
+}  // namespace detail
+
+/// Queues `pieces` submissions of client `c`, each of which calls `enqueue(s, i)` when it is
+/// admitted, for i from 0 in order. All are of one kind, `o.key`. Later submissions of the client
+/// wait behind all of them, so use a client of its own. Fails with the codes of Limiter::submit or
+/// std::bad_alloc, and then no further piece is enqueued. Tenants have the same (tenant.hpp).
+template <class Limiter, std::invocable<typename Limiter::stream&, std::size_t> F>
+[[nodiscard]] result<chunked_ticket<Limiter>> submit_chunked(Limiter& limiter, client_id c, typename Limiter::stream& s,
+                                                             std::size_t pieces, F enqueue,
+                                                             const submit_options& o = no_options) {
+    return detail::submit_pieces<Limiter>(pieces, std::move(enqueue), [&](auto work, auto on_done) {
+        return limiter.submit(c, s, std::move(work), o, std::move(on_done));
+    });
 }
 
 }  // namespace GPUSHARE_ABI

@@ -52,6 +52,7 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -749,6 +750,21 @@ void tenant<Node, Policy>::abandon() noexcept {
         detail::erase_equal(all.handles,
                             state_.release());  // work may still use the memory: better lost
     }
+}
+
+/// Splits long work of a tenant into pieces, so that tenants of a higher level get in between them:
+/// calls `enqueue(stream, i)` for i from 0 in order, each as a submission of its own. The ticket is
+/// for all pieces, and has the status of the first one that failed; no piece is enqueued behind a
+/// failure. Later submissions of the tenant on the same stream wait behind all pieces. Fails with
+/// the codes of tenant::try_submit or std::bad_alloc, and then no further piece is enqueued.
+/// Thread-safe.
+template <node Node, compute_policy Policy, std::invocable<typename Node::stream&, std::size_t> F>
+[[nodiscard]] auto submit_chunked(tenant<Node, Policy>& who, std::size_t pieces, F enqueue,
+                                  const submit_options& o = no_options, std::size_t part = 0) {
+    using limiter = typename tenant<Node, Policy>::limiter;
+    return detail::submit_pieces<limiter>(pieces, std::move(enqueue), [&](auto work, auto on_done) {
+        return who.try_submit(std::move(work), o, std::move(on_done), part);
+    });
 }
 
 /// Models `node`. Refers to the node and to the tenant's memory, so the tenant's handle must
