@@ -16,7 +16,7 @@ endif()
 # nvcc's own -O is for the host code. Device code is always optimised.
 set(cuda_flags -std=c++20 -O2 -ccbin=${CMAKE_CXX_COMPILER} -Xcompiler=-Wall,-Wextra,-Wshadow)
 if(GPUSHARE_TESTS_COMPILE_QUICKLY AND NOT GPUSHARE_CUDA_FOR_A_DEVICE)
-    list(TRANSFORM cuda_flags REPLACE "^-O2$" "-O0")
+    list(TRANSFORM cuda_flags REPLACE "^-O2$" "-O1")
 endif()
 if(GPUSHARE_WARNINGS_AS_ERRORS)
     list(APPEND cuda_flags -Werror=all-warnings)
