@@ -348,10 +348,7 @@ int main(int argc, char** argv) {
                 mixed(r, c, {}, "");
                 two_models(r, c);
             }
-            if (asked.wants("kept")) {
-                mixed(r, c, {.keeps_sm = true}, "_keeping_an_sm");
-                mixed(r, c, {.keeps_sm = true, .yields = true}, "_keeping_an_sm_yielding");
-            }
+            if (asked.wants("kept")) mixed(r, c, {.keeps_sm = true}, "_keeping_an_sm");
             if (one_here) mixed_on_one_core(r, c);
             if (asked.wants("decode")) decode(r, c);
             if (asked.wants("cost")) cost(r, c);

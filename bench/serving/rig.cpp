@@ -230,8 +230,7 @@ outcome limited(crew& c, const plan& p) {
     limiter l;
     const auto kept = p.keeps_sm ? gpushare::sm_width::of_sms(1, p.cores) : gpushare::sm_width{};
     const ns stretch = p.yields ? c.stretch : ns{0};
-    const ns back_within = p.yields ? std::max(c.stretch, 2 * c.alone[writer]) : ns{0};
-    const std::array clients{l.add({.level = urgent, .keeps = kept, .back_within = back_within, .tag = detector}),
+    const std::array clients{l.add({.level = urgent, .keeps = kept, .tag = detector}),
                              l.add({.weight = share::of_permille(300), .yields_within = stretch, .tag = reader}),
                              l.add({.weight = share::of_permille(700), .tag = writer})};
     std::deque<gpushare::host::stream> streams;

@@ -42,8 +42,7 @@ struct plan {
     /// A writer's thread submits a call and waits for the result.
     bool decode_loop = false;
     bool keeps_sm = false;  ///< the detector's level keeps an SM (client_settings::keeps)
-    /// The pages yield between their lines, and the limiter knows how often. The limiter then lends
-    /// the kept SM to pages and tokens.
+    /// The pages yield between their lines, and the limiter knows how often.
     bool yields = false;
     /// The detector gets calls at random, 100 a second (Poisson).
     bool detects = true;

@@ -50,25 +50,6 @@ TEST_CASE("what was long once is forgotten, what is long now and then isn't", "[
     }
 }
 
-TEST_CASE("what is usual is the longest of the latest 16 at least, and of nearly all before", "[compute]") {
-    gpushare::detail::recent_longest lately;
-    CHECK(lately.usual() == 0ns);
-    lately.learn(9ms, true);
-    CHECK(lately.usual() == 9ms);
-    support::random any(support::seed(0));
-    std::vector<ns> all;
-    for (int i = 0; i < 3000; ++i) {
-        all.emplace_back(any.one_in(20) ? any.below(50) * 1000 : any.below(1000));
-        lately.learn(all.back());
-        if (i < 17) continue;  // the cold one
-        const auto longest_of = [&](std::size_t n) {
-            return *std::max_element(all.end() - static_cast<std::ptrdiff_t>(std::min(n, all.size())), all.end());
-        };
-        REQUIRE(lately.usual() >= std::max(longest_of(16), lately.p99()));
-        REQUIRE(lately.usual() <= std::max(longest_of(32), lately.p99()));
-    }
-}
-
 TEST_CASE("at most one in a hundred of the latest takes longer than is told", "[compute]") {
     support::random any(support::seed(0));
     gpushare::detail::recent_longest lately;

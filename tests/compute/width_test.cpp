@@ -168,7 +168,7 @@ TEST_CASE("lower levels don't fill the room of a higher one, whatever their widt
     CHECK(up->client == high);
 }
 
-TEST_CASE("what a level keeps is free of long work below, and lent to short work", "[compute][width][kept]") {
+TEST_CASE("what a level keeps is free of long work below, and open to short work", "[compute][width][kept]") {
     limiter_core<> core;
     const auto high = core.add({.level = {1}, .keeps = sm_width(0.5)});
     std::vector<client_id> low;
@@ -213,154 +213,54 @@ TEST_CASE("what a level keeps is free of long work below, and lent to short work
     }
 }
 
-TEST_CASE("what is kept is lent to work that gives it back in time, whoever else waits for an SM",
-          "[compute][width][kept]") {
+TEST_CASE("short work goes to the kept part though the one whose turn it is can't have it", "[compute][width][kept]") {
     limiter_core<> core;
-    const client_settings keeper{.level = {1}, .keeps = sm_width(0.5)};
-    const auto high = core.add(keeper);
-    const auto opaque = core.add({.longest = 25ms}), yields = core.add({.longest = 25ms, .yields_within = 2ms});
-    const auto bound = [&] { return core.bound_of(high, 0, sm_width(0.5)); };
+    (void)core.add({.level = {1}, .keeps = sm_width(0.5)});
+    const auto pages = core.add({.longest = 25ms});
+    const auto brief = core.add({.weight = share::of_permille(1), .longest = 100us});
     const auto half = [](ns length, std::uint64_t stream) {
         return gpushare::submission_facts{.head = {.cost = length / 2}, .width = sm_width(0.5), .timeline = stream};
     };
-    const auto lend_within = [&](ns t) {
-        auto s = keeper;
-        s.back_within = t;
-        CHECK(core.change(high, s) == gpushare::errc::none);
-    };
-    SECTION("once somebody says that this is soon enough, and with a bound that counts it") {
-        core.arrive(opaque, instant{}, half(25ms, 1));
-        CHECK(drain(core).size() == 1);
-        core.arrive(yields, instant{}, half(25ms, 2));
-        CHECK(drain(core).empty());
-        CHECK(bound() == 250us);
-        lend_within(1999us);
-        CHECK(drain(core).empty());
-        lend_within(2ms);
-        CHECK(drain(core).size() == 1);
-        CHECK(bound() == 2250us);
-        // With less promised, what is there already counts as long until it has ended.
-        lend_within(1ms);
-        CHECK(bound() == core.bound_of(high));
-    }
-    SECTION("though the one whose turn it is can't have it") {
-        lend_within(2ms);
-        CHECK(core.change(yields, {.weight = share::of_permille(1), .longest = 25ms, .yields_within = 2ms}) ==
-              gpushare::errc::none);
-        core.arrive(yields, instant{}, half(25ms, 3));
-        const auto had = core.next(instant{});
-        REQUIRE(had);
-        core.complete(*had, 25ms / 2);  // far beyond its share: from now on it isn't its turn
-        for (std::uint64_t i = 0; i < 2; ++i) core.arrive(opaque, instant{}, half(25ms, i + 1));
-        const auto other_stream = [&](client_id) { return half(25ms, 2); };
-        const auto first = core.next(instant{}, other_stream);
-        REQUIRE(first);
-        CHECK_FALSE(core.next(instant{}, other_stream));
-        core.arrive(yields, instant{}, half(25ms, 3));
-        const auto lent = core.next(instant{}, other_stream);
-        REQUIRE(lent);
-        CHECK(lent->client == yields);
-        core.complete(*lent, 25ms / 2);
-        CHECK_FALSE(core.next(instant{}, other_stream));  // the kept half is free, and not for this one
-        core.complete(*first, 25ms / 2);
-        const auto second = core.next(instant{}, other_stream);
-        REQUIRE(second);
-        CHECK(second->client == opaque);
-    }
-    SECTION("and what is on it leaves the rest to those that can't") {
-        lend_within(2ms);
-        core.arrive(yields, instant{}, half(25ms, 3));
-        CHECK(drain(core).size() == 1);
-        core.arrive(opaque, instant{}, half(25ms, 1));
-        CHECK(drain(core).size() == 1);
-        CHECK(bound() == 2250us);
-    }
-    SECTION("not where it may fill more than that") {
-        lend_within(2ms);
-        core.arrive(opaque, instant{}, half(25ms, 1));
-        CHECK(drain(core).size() == 1);
-        core.arrive(yields, instant{}, {.head = {.cost = 25ms}, .timeline = 2});
-        CHECK(drain(core).empty());
-    }
-    SECTION("also if it ends by then, and its kind did so lately") {
-        lend_within(10ms);
-        core.arrive(opaque, instant{}, half(25ms, 1));
-        CHECK(drain(core).size() == 1);
-        const auto ends = core.add({.longest = 10ms}), lately = core.add({.longest = 11ms});
-        core.arrive(lately, instant{}, half(5ms, 2));
-        CHECK(drain(core).empty());
-        core.arrive(ends, instant{}, half(5ms, 3));
-        CHECK(drain(core).size() == 1);
-        CHECK(bound() == 10250us);
-    }
-    SECTION("though one call was longer: after 16 that weren't, if of all no more than one in a hundred was") {
-        lend_within(10ms);
-        const auto one = core.add({.weight = share::of_permille(1)});
-        // How many of its calls, and which of those that are long, are lent the half that is kept.
-        // Each has the device to itself after that, as it must for its turn to come.
-        int lent = 0, long_lent = 0;
-        const auto call = [&](ns length) {
-            core.arrive(opaque, instant{}, half(25ms, 1));
-            const auto beside = drain(core);
-            REQUIRE(beside.size() == 1);
-            core.arrive(one, instant{}, half(5ms, 2));
-            auto in = drain(core);
-            const bool was_lent = in.size() == 1;
-            core.complete(beside[0], 25ms / 2);
-            if (!was_lent) in = drain(core);
-            REQUIRE(in.size() == 1);
-            core.complete(in[0], length / 2);
-            lent += was_lent ? 1 : 0;
-            long_lent += was_lent && length > 10ms ? 1 : 0;
-            return was_lent;
-        };
-        const auto calls = [&](int n, ns length) {
-            while (n-- > 0) (void)call(length);
-        };
-        calls(300, 5ms);
-        CHECK(lent >= 290);
-        CHECK(call(50ms));
-        calls(15, 5ms);  // so long it isn't, or up to twice as long
-        CHECK(lent <= 301);
-        calls(17, 5ms);
-        CHECK(call(5ms));
-        // From now on it is slow: it shows that once.
-        long_lent = 0;
-        calls(200, 50ms);
-        CHECK(long_lent == 1);
-        calls(1100, 5ms);
-        // Long now and then, and more often than in one of a hundred: until so many were seen, and
-        // no more.
-        lent = long_lent = 0;
-        for (int i = 0; i < 40; ++i) calls(49, 5ms), calls(1, 50ms);
-        CHECK(long_lent <= 11);
-        // Less often: then it is lent it, for most of the time.
-        calls(1100, 5ms);
-        lent = long_lent = 0;
-        for (int i = 0; i < 10; ++i) calls(299, 5ms), calls(1, 50ms);
-        CHECK(long_lent == 10);
-        CHECK(lent >= 2600);
-        CHECK(bound() == 10250us);
-    }
-    SECTION("and of those that keep a part, who wants it back soonest says when") {
-        lend_within(2ms);
-        const auto strict = core.add({.level = {1}, .keeps = sm_width(0.25), .back_within = 1ms});
-        core.arrive(yields, instant{}, quarter(25ms, 1));
-        CHECK(drain(core).size() == 1);  // on what nobody keeps
-        core.arrive(yields, instant{}, quarter(25ms, 2));
-        CHECK(drain(core).empty());
-        core.remove(strict);
-        CHECK(drain(core).size() == 1);
-    }
-    SECTION("an objective is out of reach that it leaves no time for") {
-        auto s = keeper;
-        s.longest = 1ms, s.slo = 2ms;
-        CHECK(core.change(high, s) == gpushare::errc::none);
-        s.slo = 3ms, s.back_within = 5ms;  // 25 ms of what doesn't yield
-        CHECK(core.change(high, s) == gpushare::errc::slo_unreachable);
-        s.back_within = 2ms;
-        CHECK(core.change(high, s) == gpushare::errc::none);
-    }
+    core.arrive(brief, instant{}, half(100us, 3));
+    const auto had = core.next(instant{});
+    REQUIRE(had);
+    core.complete(*had, 100us / 2);  // far beyond its share: from now on it isn't its turn
+    for (std::uint64_t i = 0; i < 2; ++i) core.arrive(pages, instant{}, half(25ms, i + 1));
+    const auto other_stream = [&](client_id) { return half(25ms, 2); };
+    const auto first = core.next(instant{}, other_stream);
+    REQUIRE(first);
+    CHECK_FALSE(core.next(instant{}, other_stream));
+    core.arrive(brief, instant{}, half(100us, 3));
+    const auto beside = core.next(instant{}, other_stream);
+    REQUIRE(beside);
+    CHECK(beside->client == brief);
+    core.complete(*beside, 100us / 2);
+    CHECK_FALSE(core.next(instant{}, other_stream));  // the kept half is free, and not for this one
+    core.complete(*first, 25ms / 2);
+    const auto second = core.next(instant{}, other_stream);
+    REQUIRE(second);
+    CHECK(second->client == pages);
+}
+
+TEST_CASE("work that yields is kept off like other long work", "[compute][width][kept]") {
+    limiter_core<> core;
+    const auto high = core.add({.level = {1}, .keeps = sm_width(0.5)});
+    const auto yields = core.add({.longest = 25ms, .yields_within = 100us});
+    for (std::uint64_t i = 0; i < 2; ++i)
+        core.arrive(yields, instant{}, {.head = {.cost = 25ms / 2}, .width = sm_width(0.5), .timeline = i + 1});
+    CHECK(drain(core).size() == 1);
+    CHECK(core.bound_of(high, 0, sm_width(0.5)) == 250us);
+}
+
+TEST_CASE("work below a level that keeps SMs leaves its objective in reach", "[compute][width][kept]") {
+    limiter_core<> core;
+    (void)core.add({.longest = 25ms});
+    client_settings s{.level = {1}, .keeps = sm_width(0.5)};
+    const auto high = core.add(s);
+    s.longest = 1ms, s.slo = 2ms;
+    CHECK(core.change(high, s) == gpushare::errc::none);
+    s.slo = 3ms, s.keeps = {};
+    CHECK(core.change(high, s) == gpushare::errc::slo_unreachable);
 }
 
 TEST_CASE("where all is kept, or all but what nobody could use, those below go on", "[compute][width][kept]") {
@@ -429,14 +329,12 @@ struct engine {
     std::uint32_t threads = 1;
     ns gap{};      // not 0: each thread waits for a call, and submits the next one so much later
     ns stretch{};  // not 0: it yields so often
-    ns stall{};    // not 0: one call, 3 s after the beginning, takes so long
 };
 
 /// Calls of a level above, of a block, that come at random.
 struct urgent_engine {
     ns length{}, mean_gap{};
     sm_width keeps{};
-    ns back_within{};
 };
 
 struct measured {
@@ -477,11 +375,7 @@ measured run(std::uint32_t sms, const std::vector<engine>& engines, bool declare
         const bool* over;
         std::multimap<instant, caller>* later;
         void operator()() const {
-            const auto work = [of = of, device = device](stream& s) {
-                auto& e = of->what;
-                const bool stalls = e.stall > 0ns && device->now() >= instant{} + 3s;
-                s.launch(e.blocks, stalls ? std::exchange(e.stall, 0ns) : e.length, e.stretch);
-            };
+            const auto work = [e = of->what](stream& s) { s.launch(e.blocks, e.length, e.stretch); };
             const auto again = [self = *this](const gpushare::completion&) {
                 if (*self.over) return;
                 if (self.of->what.gap > 0ns)
@@ -507,9 +401,7 @@ measured run(std::uint32_t sms, const std::vector<engine>& engines, bool declare
     const auto from = device.now() + 1s, to = from + 20s;
     const auto urgent_tag = static_cast<std::uint32_t>(engines.size());
     const bool has_urgent = urgent.length > 0ns;
-    const auto above = has_urgent
-                           ? compute.add({.level = {1}, .keeps = urgent.keeps, .back_within = urgent.back_within})
-                           : client_id{};
+    const auto above = has_urgent ? compute.add({.level = {1}, .keeps = urgent.keeps}) : client_id{};
     stream its(device, {1}, urgent_tag);
     std::vector<instant> arrivals;
     gpushare::sim::random any(7);
@@ -648,48 +540,34 @@ TEST_CASE("a level that keeps an SM never waits for the long calls below it",
         CHECK(with.metering_pct <= 1);
         CHECK(with.idle_pct == Approx(100.0 / sms).margin(2));  // what it costs: the SM, but for what is urgent
     }
-    // Work below that is short is lent it: less than the bound is waited, and little is idle.
+    // Short work below may use it: less than the bound is waited, and little is idle.
     auto keeps = detector;
     keeps.keeps = sm_width(0.5);
-    const auto lent = run(2, {{75ms, 1, 500, 2}, {100us, 1, 500, 2}}, false, false, keeps);
-    CHECK(lent.longest_wait <= 250us);
-    CHECK(lent.broken == 0);
-    CHECK(lent.idle_pct <= 5);  // of which 3 are the urgent calls themselves
+    const auto brief = run(2, {{75ms, 1, 500, 2}, {100us, 1, 500, 2}}, false, false, keeps);
+    CHECK(brief.longest_wait <= 250us);
+    CHECK(brief.broken == 0);
+    CHECK(brief.idle_pct <= 5);  // of which 3 are the urgent calls themselves
 }
 
-TEST_CASE("what a level keeps is lent to long calls that yield in time, and is back when it wants it",
-          "[compute][sweep][width][kept][promises]") {
-    urgent_engine detector{.length = 300us, .mean_gap = 10ms};
-    const auto check = [&](std::uint32_t sms, const std::vector<engine>& engines, ns longest_wait, ns bound) {
-        detector.keeps = sm_width::of_sms(1, sms);
-        const auto m = run(sms, engines, false, false, detector);
-        CHECK(m.longest_wait <= longest_wait);
-        CHECK(m.bound == bound);
+TEST_CASE("a level waits for the calls below it that yield until their next yield",
+          "[compute][sweep][width][promises]") {
+    constexpr urgent_engine detector{.length = 300us, .mean_gap = 10ms};
+    for (const std::uint32_t sms : {2U, 4U}) {
+        CAPTURE(sms);
+        const auto m = run(sms, {{75ms, 1, 300, sms, {}, 5ms}, {25ms, 1, 700, sms, {}, 2ms}}, false, false, detector);
+        CHECK(m.longest_wait <= 5ms);
+        CHECK(m.bound == 5ms);
         CHECK(m.broken == 0);
         CHECK(m.share_pp <= 0.5);
         CHECK(m.metering_pct <= 1);
         CHECK(m.idle_pct <= 3.0 / sms + 1);  // 3 % of an SM are the urgent calls themselves
-    };
-    for (const std::uint32_t sms : {2U, 4U}) {
-        CAPTURE(sms);
-        const engine pages{75ms, 1, 300, sms}, tokens{25ms, 1, 700, sms};
-        const auto yields = [](engine e, ns stretch) { return e.stretch = stretch, e; };
-        detector.back_within = {};
-        check(sms, {yields(pages, 100us), yields(tokens, 120us)}, 120us, 250us);
-        check(sms, {pages, yields(tokens, 100us)}, 100us, 250us);  // only the one that yields is there
-        detector.back_within = 10ms;
-        check(sms, {yields(pages, 5ms), yields(tokens, 2ms)}, 5ms, 5ms);
-        check(sms, {pages, yields(tokens, 2ms)}, 2ms, 10250us);  // which may be lent to calls that end by then
     }
-    // Who isn't lent it wants more than the rest, and doesn't keep the others from it.
-    detector.keeps = sm_width(0.5);
-    const auto more = run(2, {{75ms, 1, 700, 2}, {25ms, 1, 300, 2, {}, 2ms}}, false, false, detector);
-    CHECK(more.longest_wait <= 2ms);
-    CHECK(more.idle_pct <= 3);
-    CHECK(more.share_pp == Approx(20).margin(1));
-    // Of three widths. What fills the device can't be kept off: 300 us, and one behind it.
-    detector.back_within = {};
-    detector.keeps = sm_width::of_sms(1, 4);
+}
+
+TEST_CASE("a level that keeps an SM waits for what fills the device, of three widths",
+          "[compute][sweep][width][kept][promises]") {
+    // What fills the device can't be kept off: 300 us, and one behind it.
+    const urgent_engine detector{.length = 300us, .mean_gap = 10ms, .keeps = sm_width::of_sms(1, 4)};
     const auto wide = run(4, {{75ms, 1, 300, 4, {}, 100us}, {25ms, 2, 400, 2, {}, 100us}, {300us, 4, 300, 2}}, false,
                           false, detector);
     CHECK(wide.longest_wait <= 600us);
@@ -697,25 +575,6 @@ TEST_CASE("what a level keeps is lent to long calls that yield in time, and is b
     CHECK(wide.broken == 0);
     CHECK(wide.share_pp <= 0.5);
     CHECK(wide.metering_pct <= 1);
-}
-
-TEST_CASE("a tenant that is lent an SM and once takes ten times as long is lent it again soon",
-          "[compute][width][kept][promises]") {
-    // Of twenty seconds less than one is lost: 16 to 31 calls of an SM.
-    const urgent_engine detector{.length = 300us, .mean_gap = 10ms, .keeps = sm_width(0.5), .back_within = 50ms};
-    engine pages{75ms, 1, 300, 2, {}, 40ms}, tokens{25ms, 1, 700, 2};
-    tokens.stall = 250ms;
-    const auto m = run(2, {pages, tokens}, false, false, detector);
-    CHECK(m.share_pp <= 1);
-    CHECK(m.metering_pct <= 1);
-    CHECK(m.idle_pct <= 2.5);
-    CHECK(m.bound == 40250us);       // by then that call is forgotten
-    CHECK(m.longest_wait <= 250ms);  // of that one call
-    tokens.stall = {};
-    const auto without = run(2, {pages, tokens}, false, false, detector);
-    CHECK(without.share_pp <= 0.5);
-    CHECK(without.longest_wait <= 50ms);
-    CHECK(without.broken == 0);
 }
 
 TEST_CASE("who waits for each call before the next gets its share beside who has always some waiting",

@@ -66,7 +66,7 @@ TEST_CASE("every field that can change does so live", "[tenant]") {
     const auto a = s.tenants.find("a");
     void* const held = a->memory().allocate(1 << 20);
     CHECK(s.apply("name=a memory=9MiB burst=1MiB compute=50% priority=1 cap=70% soft_cap=yes slo=5ms longest=1ms "
-                  "yields_within=500us keeps=25% back_within=2ms queue_limit=3 wait=2ms spill=4MiB") == "a changed");
+                  "yields_within=500us keeps=25% queue_limit=3 wait=2ms spill=4MiB") == "a changed");
     const auto now = a->spec();
     CHECK(now.memory == 9_MiB);
     CHECK(now.burst == 1_MiB);
@@ -78,13 +78,12 @@ TEST_CASE("every field that can change does so live", "[tenant]") {
     CHECK(now.longest == 1ms);
     CHECK(now.yields_within == 500us);
     CHECK(now.keeps == gpushare::sm_width(0.25));
-    CHECK(now.back_within == 2ms);
     CHECK(now.queue_limit == 3);
     CHECK(now.wait == gpushare::ns{2ms});
     CHECK(a->memory().waits() == 2ms);
     CHECK(now.spill == 4_MiB);
     CHECK(s.apply("name=a memory=9MiB burst=1MiB compute=50% priority=1 cap=70% soft_cap=yes slo=5ms "
-                  "longest=1ms yields_within=500us keeps=25% back_within=2ms queue_limit=3") == "a unchanged");
+                  "longest=1ms yields_within=500us keeps=25% queue_limit=3") == "a unchanged");
     CHECK(s.tenants.find("a") == a);
     a->memory().deallocate(held, 1 << 20);
 }

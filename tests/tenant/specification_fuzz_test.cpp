@@ -23,14 +23,13 @@ namespace {
 
 using pairs = std::vector<std::pair<std::string, std::string>>;
 
-constexpr std::array<std::string_view, 54> tokens{"slice",
+constexpr std::array<std::string_view, 53> tokens{"slice",
                                                   "cap",
                                                   "soft_cap",
                                                   "slo",
                                                   "longest",
                                                   "yields_within",
                                                   "keeps",
-                                                  "back_within",
                                                   "group",
                                                   "ms",
                                                   "yes",

@@ -84,11 +84,11 @@ TEST_CASE("every field of a tenant's specification has a key", "[interop][specif
         "name=chat memory=12GiB burst=2GiB unit=1MiB devices=2 on=1,3 compute=30% priority=-2 ceiling=3 narrowest=75% "
         "slice=4 stack=direct "
         "scrub=on_free wait=5ms spill=6GiB lends_asleep=yes cap=45.5% soft_cap=yes "
-        "slo=20ms longest=1500us yields_within=2ms keeps=25% back_within=3ms group=7 streams=3 queue_limit=5");
+        "slo=20ms longest=1500us yields_within=2ms keeps=25% group=7 streams=3 queue_limit=5");
     // By position: a field that is added to the type has to be added here, and needs a key.
     const auto& [name, memory, devices, compute, level, ceiling, narrowest, burst, on, unit, slice, stack, scrub, wait,
-                 spill, lends_asleep, cap, soft_cap, slo, group, longest, yields_within, keeps, back_within, streams,
-                 queue_limit] = spec;
+                 spill, lends_asleep, cap, soft_cap, slo, group, longest, yields_within, keeps, streams, queue_limit] =
+        spec;
     CHECK(name == "chat");
     CHECK(memory == 12_GiB);
     CHECK(devices == 2);
@@ -112,7 +112,6 @@ TEST_CASE("every field of a tenant's specification has a key", "[interop][specif
     CHECK(longest == std::chrono::microseconds(1500));
     CHECK(yields_within == std::chrono::milliseconds(2));
     CHECK(keeps == gpushare::sm_width(0.25));
-    CHECK(back_within == std::chrono::milliseconds(3));
     CHECK(streams == 3);
     CHECK(queue_limit == 5);
 
@@ -126,7 +125,7 @@ TEST_CASE("every field of a tenant's specification has a key", "[interop][specif
          {"slice=-1",      "stack=",           "stack=none",       "scrub=",     "scrub=always",    "wait=5",
           "burst=some",    "slice=4294967295", "slice=",           "cap=0%",     "cap=101%",        "cap=20",
           "soft_cap=true", "soft_cap=",        "slo=20",           "slo=-1ms",   "slo=1.5ms",       "slo=10000000000s",
-          "longest=1h",    "group=x",          "group=4294967295", "keeps=0.25", "yields_within=2", "back_within=-1ms"})
+          "longest=1h",    "group=x",          "group=4294967295", "keeps=0.25", "yields_within=2", "back_within=1ms"})
         CHECK_THROWS_AS(parse_specification(wrong), gpushare::specification_error);
 }
 
@@ -200,7 +199,7 @@ TEST_CASE("an error says what is allowed", "[interop][specification]") {
                       "a\\x1b[2Jb: is none of name, memory, burst, unit, devices, on, compute, priority, narrowest, "
                       "ceiling, slice, stack, "
                       "scrub, wait, spill, lends_asleep, cap, soft_cap, "
-                      "slo, longest, yields_within, keeps, back_within, group, streams, queue_limit");
+                      "slo, longest, yields_within, keeps, group, streams, queue_limit");
     // However long what came in is.
     CHECK(wrong_text("devices=" + std::string(100'000, '7')) == because(kind::overflow, "devices"));
     std::string long_key(100'000, 'k');

@@ -361,7 +361,6 @@ TEST_CASE("a bad field of a specification or of a change is named, with its valu
     CHECK_THROWS_WITH(admit({.slo = -5ms}), "tenant 't': slo = -5000000 ns: must not be negative");
     CHECK_THROWS_WITH(admit({.longest = -1ns}), "tenant 't': longest = -1 ns: must not be negative");
     CHECK_THROWS_WITH(admit({.yields_within = -1ns}), "tenant 't': yields_within = -1 ns: must not be negative");
-    CHECK_THROWS_WITH(admit({.back_within = -1ns}), "tenant 't': back_within = -1 ns: must not be negative");
     CHECK_THROWS_WITH(admit({.cap = 0_pct}), "tenant 't': cap = 0 permille: must be more than 0");
     CHECK_THROWS_WITH(admit({.soft_cap = true}), "tenant 't': soft_cap = yes: must go with a cap below 100 %");
     CHECK_THROWS_WITH(admit({.unit = 0_B}), "tenant 't': unit = 0 B: must be at least 1 B");

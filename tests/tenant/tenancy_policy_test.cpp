@@ -180,8 +180,7 @@ TEST_CASE("what a tenant is entitled to reaches the policy, and so does what cha
                            .group = 3,
                            .longest = 2ms,
                            .yields_within = 1ms,
-                           .keeps = gpushare::sm_width(0.5),
-                           .back_within = 4ms});
+                           .keeps = gpushare::sm_width(0.5)});
     client_settings expected{.weight = 40_pct,
                              .level = {2},
                              .ceiling = {3},
@@ -191,7 +190,6 @@ TEST_CASE("what a tenant is entitled to reaches the policy, and so does what cha
                              .cap = 60_pct,
                              .soft_cap = true,
                              .keeps = gpushare::sm_width(0.5),
-                             .back_within = 4ms,
                              .slo = 7ms,
                              .group = 3,
                              .tag = t.tag(),
@@ -206,8 +204,7 @@ TEST_CASE("what a tenant is entitled to reaches the policy, and so does what cha
               .group = 4,
               .longest = 3ms,
               .yields_within = 2ms,
-              .keeps = gpushare::sm_width(0.25),
-              .back_within = 5ms});
+              .keeps = gpushare::sm_width(0.25)});
     expected.ceiling = {5};
     expected.narrowest = sm_width(1);
     expected.cap = 50_pct;
@@ -217,7 +214,6 @@ TEST_CASE("what a tenant is entitled to reaches the policy, and so does what cha
     expected.longest = 3ms;
     expected.yields_within = 2ms;
     expected.keeps = gpushare::sm_width(0.25);
-    expected.back_within = 5ms;
     CHECK((seen.told.back() == expected));
     CHECK(t.spec().group == 4);
     CHECK(shared.limiter_of({0}).wait_bound() >= 3ms);

@@ -86,9 +86,7 @@ struct admission {
     sm_width width{};
     /// Its stream, if known: the work of one stream runs one after the other.
     std::uint64_t timeline = 0;
-    ns longest{};  ///< the longest that its kind was declared or seen to take; 0: unknown
-    /// `longest` without rare outliers; decides whether kept SMs are lent to the submission.
-    ns usual_longest{};
+    ns longest{};   ///< the longest that its kind was declared or seen to take; 0: unknown
     ns at_least{};  ///< the least time that it takes with the device to itself; 0: unknown
     /// The work lets higher levels have its SMs at least this often; 0: the work doesn't yield.
     ns yields_within{};

@@ -120,7 +120,7 @@ public:
         if (const auto why = policy_.add(id, s); why.code != errc::none) raise(why, {}, "limiter");
         client = {.settings = s, .generation = id.generation, .level = level, .at = level, .present = true};
         budget_.add_client(level, s.keeps);
-        s.keeps.known() ? budget_.survey(level, clients_) : budget_.raise_longest(level, client.lasts());
+        budget_.raise_longest(level, client.lasts());
         return id;
     }
 
@@ -492,10 +492,8 @@ public:
     /// unknown. Without lower levels, the bound covers the work of its own level in flight. Waits
     /// for higher levels are unbounded. A submission that takes longer breaks the bound and raises
     /// an event. If its level keeps part of the SMs (client_settings::keeps), a submission that
-    /// fits there, as `declared` or as its kind showed, waits for three things: short work below (a
-    /// quarter of the horizon a level); the longest work that may be lent that part
-    /// (client_settings::back_within, which says how often a borrower may be longer); and work too
-    /// wide to be kept off.
+    /// fits there, as `declared` or as its kind showed, waits only for short work below (a quarter
+    /// of the horizon a level), and for work too wide to be kept off.
     [[nodiscard]] ns bound_of(client_id c, std::uint64_t key = 0, sm_width declared = {}) const noexcept {
         return bound_at(clients_[c.index].level, c, key, declared);
     }

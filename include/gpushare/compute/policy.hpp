@@ -83,16 +83,6 @@ struct client_settings {
     bool soft_cap = false;
     /// SMs that its level keeps free of lower levels' long work; see limiter_core.
     sm_width keeps{};
-    /// Its level lends the SMs that it keeps to lower work that ends or yields (yields_within)
-    /// within this time. If several clients of a level keep SMs, the shortest time counts. The
-    /// level's bound includes the work that may borrow SMs. 0, or less than an eighth of
-    /// limiter_options::horizon: that eighth. A kind of submission that doesn't yield may borrow if
-    /// its latest 16 submissions ended within this time, and all but one in a hundred of the latest
-    /// 512 to 1023 (with fewer than a hundred, all; recent_longest::usual). So at most about one in
-    /// a hundred of its calls occupies a kept SM for longer and breaks the bound; the next 16 to 31
-    /// submissions then may not borrow. A kind that turns slow is detected by its first slow calls,
-    /// those in flight together.
-    ns back_within{};
     ns slo{};                 ///< how long after its arrival its work is due; 0: no objective
     std::uint32_t group = 0;  ///< its class, from 0, if the policy is a policy_tree
     /// How many of its submissions may wait; 0: limiter_options::queue_limit.

@@ -142,8 +142,6 @@ struct tenant_spec {
     ns yields_within{};  ///< how often the work yields at least, for the same; 0: never
     /// the part of its slice's SMs that its level keeps free of lower levels' long work
     sm_width keeps{};
-    /// lends these SMs to work that returns them within this time; 0: to short work
-    ns back_within{};
 
     /// on each device; work of one stream runs in order, work of several side by side
     std::uint32_t streams = 1;
@@ -174,7 +172,6 @@ struct tenant_change {
     std::optional<ns> longest{};                 ///< as in tenant_spec
     std::optional<ns> yields_within{};           ///< as in tenant_spec
     std::optional<sm_width> keeps{};             ///< as in tenant_spec
-    std::optional<ns> back_within{};             ///< as in tenant_spec
     std::optional<std::uint32_t> queue_limit{};  ///< as in tenant_spec
     std::optional<ns> wait{};                    ///< as in tenant_spec: for allocations from now on
     std::optional<bool> lends_asleep{};          ///< as in tenant_spec, from its next sleep on

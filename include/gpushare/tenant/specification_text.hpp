@@ -26,8 +26,7 @@
 //  objective longest    the longest kernel: a whole number of ns, us, ms or s; 0s: learnt
 //  yields_within  how often its work yields at least: a whole number of ns, us, ms or s; 0s: it
 //  doesn't keeps      the part of the SMs that its level keeps free of long work below: 0.1% to
-//  100% back_within  that part is lent to what gives it back within this: a whole number of ns, us,
-//  ms or s; 0s: to what is short group      which class of a policy_tree it is in: a number from 0
+//  100% group      which class of a policy_tree it is in: a number from 0
 //  streams    on each device, 1 to 1024 queue_limit  how many submissions may wait: a number; 0: as
 //  the limiter has it
 //
@@ -203,8 +202,6 @@ inline constexpr std::array plain_keys{
     plain_key{"yields_within",
               [](auto& f, auto key, auto value) { f.set(f.yields_within, checked_time(key, value), key); }},
     plain_key{"keeps", [](auto& f, auto key, auto value) { f.set(f.keeps, checked_share(key, value), key); }},
-    plain_key{"back_within",
-              [](auto& f, auto key, auto value) { f.set(f.back_within, checked_time(key, value), key); }},
     plain_key{"group", [](auto& f, auto key, auto value) { f.set(f.group, checked_index(key, value), key); }},
     plain_key{"streams", [](auto& f, auto key, auto value) { f.set(f.streams, checked_devices(key, value), key); }},
     plain_key{"queue_limit",

@@ -67,7 +67,6 @@ inline namespace GPUSHARE_ABI {
     compare(granted.longest, wanted.longest, c.longest);
     compare(granted.yields_within, wanted.yields_within, c.yields_within);
     compare(granted.keeps, wanted.keeps, c.keeps);
-    compare(granted.back_within, wanted.back_within, c.back_within);
     compare(granted.queue_limit, wanted.queue_limit, c.queue_limit);
     compare(granted.wait, wanted.wait, c.wait);
     compare(granted.spill, wanted.spill, c.spill);
@@ -78,8 +77,8 @@ inline namespace GPUSHARE_ABI {
 /// Whether nothing is set.
 [[nodiscard]] inline bool is_empty(const tenant_change& c) noexcept {
     return !c.memory && !c.burst && !c.compute && !c.level && !c.ceiling && !c.narrowest && !c.cap && !c.soft_cap &&
-           !c.slo && !c.group && !c.longest && !c.yields_within && !c.keeps && !c.back_within && !c.queue_limit &&
-           !c.wait && !c.spill && !c.lends_asleep;
+           !c.slo && !c.group && !c.longest && !c.yields_within && !c.keeps && !c.queue_limit && !c.wait && !c.spill &&
+           !c.lends_asleep;
 }
 
 /// The outcome for one tenant when a list was applied.

@@ -38,14 +38,10 @@ public:
         }
         if (cold_for_ > 0 && --cold_for_ == 0) cold_ = {};
         now_.learn(took);
-        lately_ = std::max(lately_, took);
         longest_ = std::max(longest_, took);
-        usual_ = std::max(usual_, took);
-        if (now_.seen % forget != 0) return;
-        if (now_.seen % lately == 0) before_lately_ = std::exchange(lately_, ns{0});
-        if (now_.seen == window) before_ = std::exchange(now_, {});
-        longest_ = std::max(now_.longest[0], before_.longest[0]);
-        usual_ = std::max({lately_, before_lately_, p99()});
+        if (now_.seen < window) return;
+        before_ = std::exchange(now_, {});
+        longest_ = before_.longest[0];
     }
     /// The longest; 0 before the first.
     [[nodiscard]] ns get() const noexcept { return std::max(longest_, cold_); }
@@ -56,17 +52,11 @@ public:
         for (auto n = std::min<std::uint32_t>(seen() / 100, few - 1); n > 0; --n) ++(*now > *before ? now : before);
         return std::max(*now, *before);
     }
-    /// The time within which the next measurement probably ends, even if a longer one is
-    /// remembered: all of the latest 16 to 31 did, and at most one in a hundred of the latest 512
-    /// to 1023 took longer (p99). 0 before the first.
-    [[nodiscard]] ns usual() const noexcept { return std::max(usual_, cold_); }
     /// How many measurements count.
     [[nodiscard]] std::uint32_t seen() const noexcept { return now_.seen + before_.seen; }
 
     /// At least this many measurements are remembered.
     static constexpr std::uint32_t window = 512;
-    /// usual() covers at least this many of the latest measurements.
-    static constexpr std::uint32_t lately = 16;
     /// After this many others the first of a kind is forgotten.
     static constexpr std::uint32_t while_cold = 16;
 
@@ -87,15 +77,8 @@ private:
         }
     };
 
-    // Old maxima are forgotten at multiples of this number. All of these are multiples of it: a
-    // window, the latest few, and the hundreds that p99() counts.
-    static constexpr std::uint32_t forget = 4;
-    static_assert(window % lately == 0 && lately % forget == 0 && 100 % forget == 0);
-
     measurements now_, before_;
-    ns lately_{}, before_lately_{};  // the longest of up to 16, and of the 16 before these
-    // Derived from the members above, since each admission asks for them.
-    ns longest_{}, usual_{};
+    ns longest_{};  // derived from the members above, since each admission asks for it
     ns cold_{};
     std::uint32_t cold_for_ = 0;
 };
@@ -174,7 +157,6 @@ public:
         ns at_least{};  ///< 0: unknown
         /// The longest that the kind lately took; 0: count with the longest of its client.
         ns longest{};
-        ns usual{};          ///< `longest` without rare outliers (recent_longest::usual)
         bool known = false;  ///< whether enough were seen for a prediction
         sm_width width{};    ///< the part of the SMs that it can fill
     };
@@ -189,7 +171,6 @@ public:
         const bool tells = kind.seen >= 8;
         return {.at_least = kind.at_least(false),
                 .longest = tells ? kind.longest.get() : ns{0},
-                .usual = tells ? kind.longest.usual() : ns{0},
                 .known = true,
                 .width = kind.width};
     }

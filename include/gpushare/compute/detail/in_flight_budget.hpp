@@ -22,9 +22,8 @@
 //                     little ahead.
 //
 // A level may keep a part of the SMs (client_settings::keeps). Long work of lower levels is
-// admitted beside that part. The part is lent to short work, which ends within the horizon, and to
-// work that usually ends or yields within the level's stated time (`back_within`). Work too wide
-// for the rest can't be kept off the part, and is admitted as if nothing were kept.
+// admitted beside that part. Short work, which ends within the horizon, may use the part. Work too
+// wide for the rest can't be kept off the part, and is admitted as if nothing were kept.
 //
 // Namespace `ratios` has the numbers of these rules. A fraction is stored as its denominator:
 //
@@ -131,8 +130,6 @@ public:
         bool enqueuing = false;              // a callable of one of its clients is running
         // The part of the SMs that its clients keep free of long work below.
         double keeps = 0;
-        // Work that gives the part back within this time may borrow it; 0: only short work may.
-        ns back_within{};
         // The longest recent work that was too wide to be kept off the part that a higher level
         // keeps.
         ns not_kept_off{};
@@ -151,27 +148,22 @@ public:
     void remove_client(std::uint32_t level, sm_width keeps = {}) noexcept;
     /// Notes that a client of this level declared or showed these lengths.
     void raise_longest(std::uint32_t level, const work_lengths& lasts) noexcept;
-    /// Computes a level's values from all of its clients anew, since old maxima are forgotten. The
-    /// shortest `back_within` of the clients that keep a part counts. Linear.
+    /// Computes a level's lengths from all of its clients anew, since old maxima are forgotten.
+    /// Linear.
     template <class Clients>
     void survey(std::uint32_t level, const Clients& clients) noexcept {
         auto& l = of(level);
         l.not_kept_off = {};
         l.lasts = {};
-        ns back_within = ns::max();
-        for (const auto& c : clients) {
-            if (!c.present || c.level != level) continue;
-            l.lasts.raise_to(c.lasts());
-            if (c.settings.keeps.known()) back_within = std::min(back_within, c.settings.back_within);
-        }
-        l.back_within = back_within < ns::max() ? back_within : ns{0};
+        for (const auto& c : clients)
+            if (c.present && c.level == level) l.lasts.raise_to(c.lasts());
         update();
     }
     [[nodiscard]] level_state& of(std::uint32_t level) noexcept { return levels_[level]; }
 
     /// Whether there is room for one more submission. If this one has to wait, others may still go:
-    /// not_on_stream means that its stream has enough, and not_beside_kept that the kept part isn't
-    /// lent to it.
+    /// not_on_stream means that its stream has enough, and not_beside_kept that only the kept part
+    /// is free.
     enum class room : std::uint8_t { yes, no, not_on_stream, not_beside_kept };
     /// Whether there is room for `a`. `alone`: no other client has anything waiting or in flight.
     /// `others`: the room reserved for clients that are about to come back.
@@ -217,8 +209,8 @@ public:
     /// The longest time for which work admitted at this level waits for lower levels, if no call
     /// takes longer than the longest of its level. If no lower level is in use: the longest wait
     /// for work of its own level in flight. 0: nothing is known. `width`: that of the waiting work.
-    /// If it fits on the part that its level keeps, it waits only for work that borrows the part,
-    /// and not for other long work below.
+    /// If it fits on the part that its level keeps, it doesn't wait for long work below that is
+    /// kept off the part.
     [[nodiscard]] ns bound(std::uint32_t level, sm_width width = {}) const noexcept;
     /// The same for work admitted now: at least the time that the work in flight may take, as
     /// declared, seen, or already taken.
@@ -279,7 +271,7 @@ private:
         double width = 0;         // the largest width on it; a guessed width counts as 0
         ns length{};              // the predicted time of all its work
         ns in_the_way{};          // the longest time of its work that doesn't yield
-        ns back_after{};          // until its slowest work gives back the SMs
+        bool has_long = false;    // whether any of its work isn't short
     };
     [[nodiscard]] stream_load* find_stream(const admission& a) noexcept;
     [[nodiscard]] bool has_stream(const admission& a) const noexcept;
@@ -289,20 +281,11 @@ private:
     // part, each counts as filling the whole rest, so they run alone beside the part.
     [[nodiscard]] double width_beside_kept(const admission& a) const noexcept;
     [[nodiscard]] bool is_kept_off(const admission& a) const noexcept;
-    // How long higher levels wait for work that may take `longest`: until the work ends or yields.
-    [[nodiscard]] static ns waited_for(const admission& a, ns longest) noexcept;
-    // The same for work that borrows SMs; for ever if the work may take any time, or may fill more
-    // SMs. Rare outliers don't count: one long call whose thread had no core would otherwise stop
-    // the lending for hundreds of calls.
-    [[nodiscard]] static ns back_after(const admission& a) noexcept;
-    // The time within which borrowing work of this level gives back the part that `above` keeps.
-    [[nodiscard]] ns lent_for(const level_state& above, std::uint32_t level) const noexcept;
-    [[nodiscard]] bool is_lent(const stream_load& l, const level_state& above) const noexcept;
-    // The part that higher levels keep, don't lend to this level, and haven't used up. Long work of
-    // their own uses it up, and so does borrowing work, which makes room for them.
+    // The part that higher levels keep and haven't used up. Their own long work uses it up, and so
+    // does short work of several submissions on a stream.
     [[nodiscard]] double still_kept(const admission& a) const noexcept;
-    // Whether no long work lies on the part that this level keeps and doesn't lend. Work from
-    // before the part was kept may lie there until it ends.
+    // Whether no long work lies on the part that this level keeps. Work from before the part was
+    // kept may lie there until it ends.
     [[nodiscard]] bool is_free(const level_state& level) const noexcept;
     void note_if_on_kept(const admission& a) noexcept;
     // How long the work in flight below this level, or of it, may take if all of that runs side by
@@ -312,6 +295,7 @@ private:
     [[nodiscard]] ns soon(std::uint32_t level) const noexcept { return levels_[level].horizon / ratios::soon_part; }
     // Work of unknown length counts as long.
     [[nodiscard]] ns counted(const admission& a) const noexcept;
+    [[nodiscard]] bool is_long(const admission& a) const noexcept { return counted(a) > soon(a.level_index); }
     // Whether the length of `a` is unproven: no such work was measured, and its client's settings
     // declare no length. A declared cost alone proves nothing.
     [[nodiscard]] static bool is_unproven(const admission& a) noexcept { return a.longest <= ns{0} || a.unproven; }
@@ -333,8 +317,8 @@ private:
     // The longest time of `depth` submissions in flight that last at most `each`. Work admitted
     // under an older lead is still there: that lead was less than twice as long.
     [[nodiscard]] ns in_flight_at_most(ns each, std::uint32_t depth) const noexcept;
-    // The longest work that may occupy the part that this level keeps: short work, longer work that
-    // borrows the part, and work that couldn't be kept off.
+    // The longest work that may occupy the part that this level keeps: short work, and work that
+    // couldn't be kept off.
     [[nodiscard]] ns on_kept(const level_state& level) const noexcept;
 
     static constexpr std::uint32_t none = static_cast<std::uint32_t>(-1);
@@ -446,7 +430,7 @@ GPUSHARE_INLINE bool in_flight_budget::enter(const admission& a) noexcept {
     if (a.width.known() || level.kept > 0) l->width = std::max(l->width, width_beside_kept(a));
     l->length = saturating_add(l->length, counted(a));
     l->in_the_way = saturating_add(l->in_the_way, in_the_way);
-    l->back_after = std::max(l->back_after, back_after(a));
+    l->has_long = l->has_long || is_long(a);
     note_if_on_kept(a);
     return alone;
 }
@@ -616,34 +600,15 @@ GPUSHARE_INLINE bool in_flight_budget::is_kept_off(const admission& a) const noe
     return rest > uncertain && width_beside_kept(a) <= rest + uncertain;
 }
 
-GPUSHARE_INLINE ns in_flight_budget::waited_for(const admission& a, ns longest) noexcept {
-    if (a.yields_within <= ns{0}) return std::max(longest, a.length);
-    return longest > ns{0} ? std::min(longest, a.yields_within) : a.yields_within;
-}
-
-GPUSHARE_INLINE ns in_flight_budget::back_after(const admission& a) noexcept {
-    const bool may_take_any = (a.usual_longest <= ns{0} || a.unproven) && a.yields_within <= ns{0};
-    return may_take_any || !a.width.known() ? ns::max() : waited_for(a, a.usual_longest);
-}
-
-GPUSHARE_INLINE ns in_flight_budget::lent_for(const level_state& above, std::uint32_t level) const noexcept {
-    return std::max(above.back_within, soon(level));
-}
-
-GPUSHARE_INLINE bool in_flight_budget::is_lent(const stream_load& l, const level_state& above) const noexcept {
-    return l.back_after <= lent_for(above, l.level);
-}
-
 GPUSHARE_INLINE auto in_flight_budget::still_kept(const admission& a) const noexcept -> double {
     const auto& own = levels_[a.level_index];
-    const ns back = back_after(a);
     double most = 0;
     for (const auto& above : levels_) {
-        if (above.level <= own.level || above.keeps <= 0 || back <= lent_for(above, a.level_index)) continue;
+        if (above.level <= own.level || above.keeps <= 0) continue;
         double free = std::min(above.kept + above.keeps, 1.0);
         for (const auto& l : streams_)
-            if (l.length > soon(a.level_index) && levels_[l.level].level >= own.level &&
-                (levels_[l.level].level >= above.level || is_lent(l, above)))
+            if (l.length > soon(a.level_index) &&
+                levels_[l.level].level >= (l.has_long ? above.level : own.level))
                 free -= l.width;
         most = std::max(most, free);
     }
@@ -653,18 +618,20 @@ GPUSHARE_INLINE auto in_flight_budget::still_kept(const admission& a) const noex
 GPUSHARE_INLINE bool in_flight_budget::is_free(const level_state& level) const noexcept {
     double below = 0;
     for (const auto& l : streams_)
-        if (levels_[l.level].level < level.level && l.length > soon(l.level) && !is_lent(l, level))
+        if (levels_[l.level].level < level.level && l.length > soon(l.level) && l.has_long)
             below += l.width > 0 ? l.width : 1;
     return below <= 1 - level.keeps + uncertain;
 }
 
 GPUSHARE_INLINE void in_flight_budget::note_if_on_kept(const admission& a) noexcept {
     auto& l = of(a.level_index);
-    if (l.kept <= 0 || counted(a) <= soon(a.level_index) || is_kept_off(a)) return;
-    if (const ns length = waited_for(a, a.longest); length > l.not_kept_off) {
-        l.not_kept_off = length;
-        update();
-    }
+    if (l.kept <= 0 || !is_long(a) || is_kept_off(a)) return;
+    ns waited_for = std::max(a.longest, a.length);
+    if (a.yields_within > ns{0})
+        waited_for = a.longest > ns{0} ? std::min(a.longest, a.yields_within) : a.yields_within;
+    if (waited_for <= l.not_kept_off) return;
+    l.not_kept_off = waited_for;
+    update();
 }
 
 GPUSHARE_INLINE ns in_flight_budget::side_by_side(const level_state& own, bool below) const noexcept {
@@ -689,7 +656,6 @@ GPUSHARE_INLINE bool in_flight_budget::is_of(const stream_load& l, const admissi
 
 GPUSHARE_INLINE auto in_flight_budget::room_beside(const admission& a, double for_others) const noexcept -> room {
     const auto& own = levels_[a.level_index];
-    const bool is_long = counted(a) > soon(a.level_index);
     const auto counts = [&](const stream_load& l) { return levels_[l.level].level >= own.level; };
     std::uint32_t in_flight = 0;
     double left = 1 - for_others;
@@ -700,7 +666,7 @@ GPUSHARE_INLINE auto in_flight_budget::room_beside(const admission& a, double fo
         if (is_of(l, a)) return room::not_on_stream;
         left -= l.width;
     }
-    const double kept = is_long && is_kept_off(a) ? still_kept(a) : 0;
+    const double kept = is_long(a) && is_kept_off(a) ? still_kept(a) : 0;
     if (!a.width.known() && own.kept <= 0) return in_flight < own.depth ? room::yes : room::no;
     if (in_flight >= most_in_flight || left <= uncertain) return room::no;
     if (left - kept <= uncertain) return for_others > 0 ? room::no : room::not_beside_kept;
@@ -709,7 +675,7 @@ GPUSHARE_INLINE auto in_flight_budget::room_beside(const admission& a, double fo
         if (counts(l) && l.length <= soon(a.level_index)) (is_of(l, a) ? behind : ends_soon) += std::min(l.width, left);
     // Long work needn't be queued ahead: the policy decides who gets the SM when the SM is
     // free.
-    const double most = (is_long ? left : ratios::queued_ahead * left) + (behind > 0 ? uncertain : -uncertain);
+    const double most = (is_long(a) ? left : ratios::queued_ahead * left) + (behind > 0 ? uncertain : -uncertain);
     return ends_soon + behind < most ? room::yes : room::no;
 }
 
@@ -745,12 +711,9 @@ GPUSHARE_INLINE ns in_flight_budget::in_flight_at_most(ns each, std::uint32_t de
 
 GPUSHARE_INLINE ns in_flight_budget::on_kept(const level_state& level) const noexcept {
     ns sum{};
-    for (std::uint32_t i = 0; i < levels_.size(); ++i) {
-        const auto& l = levels_[i];
+    for (const auto& l : levels_) {
         if (l.level >= level.level || !in_use(l)) continue;
-        const ns lent = std::min(level.back_within, std::max(l.lasts.opaque, l.lasts.stretch));
-        const ns at_most = saturating_add(l.horizon, lent > soon(i) ? lent : ns{0});
-        sum = saturating_add(sum, std::max(in_flight_at_most(l.not_kept_off, l.depth), at_most));
+        sum = saturating_add(sum, std::max(in_flight_at_most(l.not_kept_off, l.depth), l.horizon));
     }
     return sum;
 }

@@ -168,8 +168,6 @@ struct limiter_client {
     }
     /// The longest time that the client declared or lately showed; 0: unknown.
     [[nodiscard]] ns longest() const noexcept { return std::max(settings.longest, costs.longest.get()); }
-    /// The same without rare outliers (recent_longest::usual).
-    [[nodiscard]] ns usual_longest() const noexcept { return std::max(settings.longest, costs.longest.usual()); }
     /// The lengths with which other clients' bounds count its work.
     [[nodiscard]] work_lengths lasts() const noexcept { return lengths(longest()); }
     /// The same without the longest one in a hundred, if a hundred were seen. Forever if nothing is
@@ -216,7 +214,6 @@ struct limiter_client {
         a.of_request = next.of_request;
         a.at_least = kind.at_least;
         a.longest = kind.longest > ns{0} ? kind.longest : longest();
-        a.usual_longest = kind.longest > ns{0} ? kind.usual : usual_longest();
         a.unproven = false;
         if (cost_declared) count_declared(a, horizon);
         a.yields_within = settings.yields_within;
@@ -353,7 +350,7 @@ private:
     // seen. If no time was seen, the limiter doesn't rely on the submission to be short.
     static void count_declared(admission& a, ns horizon) noexcept {
         a.unproven = a.longest <= ns{0};
-        for (ns* of : {&a.longest, &a.usual_longest}) *of = std::max(*of > ns{0} ? *of : horizon, a.length);
+        a.longest = std::max(a.unproven ? horizon : a.longest, a.length);
     }
 
     [[nodiscard]] work_lengths lengths(ns longest) const noexcept {
@@ -440,10 +437,9 @@ template <class Policy>
 
 /// The reason why a client can't meet its objective: other clients may have work in flight when its
 /// submission comes, and the longest work that they declared or lately showed leaves too little
-/// time. Work above doesn't count, nor does work below a level that keeps SMs and doesn't lend them
-/// to it. Figures in ns: the objective, the time left of it, and the time needed. `self`: the
-/// client that gets the settings `s`. Its own work isn't counted, and an unchanged objective isn't
-/// checked.
+/// time. Work above doesn't count, nor does work below a level that keeps SMs. Figures in ns: the
+/// objective, the time left of it, and the time needed. `self`: the client that gets the settings
+/// `s`. Its own work isn't counted, and an unchanged objective isn't checked.
 [[nodiscard]] inline failure beyond_reach(const client_settings& s, const plain_list<limiter_client>& clients,
                                           const limiter_client* self = nullptr) noexcept {
     if (s.slo <= ns{0} || (self != nullptr && s.slo == self->settings.slo)) return {};
@@ -451,12 +447,9 @@ template <class Policy>
     for (const auto& c : clients) {
         if (!c.present || &c == self || c.settings.level > s.level) continue;
         const auto lasts = c.lasts();
-        ns waits = lasts.longest;
-        if (c.settings.level < s.level) {
-            waits = std::max(lasts.opaque, lasts.stretch);
-            if (s.keeps.known()) waits = std::min(waits, s.back_within);
-        }
-        others = std::max(others, waits);
+        const bool is_below = c.settings.level < s.level;
+        if (is_below && s.keeps.known()) continue;
+        others = std::max(others, is_below ? std::max(lasts.opaque, lasts.stretch) : lasts.longest);
     }
     const ns least = saturating_add(others, s.longest);
     if (least <= s.slo) return {};

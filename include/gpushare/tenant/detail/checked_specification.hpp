@@ -44,7 +44,6 @@ inline void check_fields(const tenant_spec& s) {
     time(s.slo, "slo");
     time(s.longest, "longest");
     time(s.yields_within, "yields_within");
-    time(s.back_within, "back_within");
     time(s.wait.value_or(ns{}), "wait");
     check_field(s.keeps.valid(), s, "keeps", std::string_view(std::to_string(s.keeps.given())), "",
                 "be a part of the SMs, from 0 to 1");
@@ -75,7 +74,6 @@ inline void check_change(const tenant_spec& granted, const tenant_change& c) {
     then.memory = c.memory.value_or(then.memory);
     then.burst = c.burst.value_or(then.burst);
     then.keeps = c.keeps.value_or(then.keeps);
-    then.back_within = c.back_within.value_or(then.back_within);
     then.narrowest = c.narrowest.value_or(then.narrowest);
     then.cap = c.cap.value_or(then.cap);
     then.slo = c.slo.value_or(then.slo);

@@ -60,7 +60,6 @@ class tenant_state;
             .cap = of_it(spec.cap),
             .soft_cap = spec.soft_cap,
             .keeps = spec.keeps,
-            .back_within = spec.back_within,
             .slo = spec.slo,
             .group = spec.group,
             .queue_limit = spec.queue_limit,

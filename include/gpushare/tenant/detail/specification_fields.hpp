@@ -60,7 +60,7 @@ public:
     field<scrub_policy> scrub;
     field<share> cap, keeps, narrowest;
     field<bool> soft_cap, lends_asleep;
-    field<ns> wait, slo, longest, yields_within, back_within;
+    field<ns> wait, slo, longest, yields_within;
 
     /// The given values, and the defaults for the rest. Throws specification_error (contradiction,
     /// overflow).
@@ -87,7 +87,6 @@ public:
         if (longest.value) spec.longest = *longest.value;
         if (yields_within.value) spec.yields_within = *yields_within.value;
         if (keeps.value) spec.keeps = sm_width(keeps.value->fraction());
-        if (back_within.value) spec.back_within = *back_within.value;
         if (on.value) {
             spec.on = *on.value;
             spec.devices = static_cast<std::uint32_t>(spec.on.size());

@@ -363,7 +363,6 @@ public:
         spec_.longest = c.longest.value_or(spec_.longest);
         spec_.yields_within = c.yields_within.value_or(spec_.yields_within);
         spec_.keeps = c.keeps.value_or(spec_.keeps);
-        spec_.back_within = c.back_within.value_or(spec_.back_within);
         spec_.queue_limit = c.queue_limit.value_or(spec_.queue_limit);
         ++changes_;
     }
@@ -391,7 +390,6 @@ public:
                 .longest = old.longest,
                 .yields_within = old.yields_within,
                 .keeps = old.keeps,
-                .back_within = old.back_within,
                 .queue_limit = old.queue_limit,
                 .wait = old.wait,
                 .lends_asleep = old.lends_asleep,
