@@ -97,6 +97,22 @@ struct rules {
     ns lead{};
 };
 
+/// Work that fills the device.
+gpushare::admission like(std::uint32_t level, ns longest, ns predicted) {
+    return {.predicted = predicted, .length = predicted, .longest = longest, .level_index = level};
+}
+
+/// The last one ends, perhaps together with equal ones before it.
+void leave_some(in_flight_budget& budget, std::uint32_t level, std::vector<kernel>& in_flight, support::random& any) {
+    const kernel last = in_flight.back();
+    const auto equal = [=](const kernel& k) { return k.longest == last.longest && k.predicted == last.predicted; };
+    const auto differs = std::find_if_not(in_flight.rbegin(), in_flight.rend(), equal);
+    const auto n = 1 + any.below(static_cast<std::uint64_t>(differs - in_flight.rbegin()));
+    (void)budget.leave(like(level, last.longest, last.predicted * static_cast<ns::rep>(n)),
+                       static_cast<std::uint32_t>(n));
+    in_flight.resize(in_flight.size() - n);
+}
+
 }  // namespace
 
 TEST_CASE("what the budget of what is in flight keeps ready is what its rules say", "[compute]") {
@@ -156,19 +172,14 @@ TEST_CASE("what the budget of what is in flight keeps ready is what its rules sa
                 case 4:
                 case 5:
                     if (!budget.has_room(i, length, one.predicted, false)) break;
-                    if (const auto n = static_cast<std::uint32_t>(1 + any.below(3));
-                        any.one_in(2)) {  // several at once
-                        budget.enter(i, length, one.predicted * n, false, n);
-                        l.in_flight.insert(l.in_flight.end(), n, one);
-                    } else {
-                        budget.enter(i, length, one.predicted, false);
+                    for (std::uint64_t n = 1 + (any.one_in(2) ? any.below(3) : 0); n > 0; --n) {
+                        (void)budget.enter(like(i, length, one.predicted));
                         l.in_flight.push_back(one);
                     }
                     break;
                 default:
                     if (l.in_flight.empty()) break;
-                    budget.leave(i, l.in_flight.back().longest, l.in_flight.back().predicted, false);
-                    l.in_flight.pop_back();
+                    leave_some(budget, i, l.in_flight, any);
             }
             for (std::uint32_t k = 0; k < rule.levels.size(); ++k) {
                 REQUIRE(budget.bound(k) == rule.bound(rule.levels[k]));
@@ -186,15 +197,15 @@ TEST_CASE("depth, and what is behind long work, to the last one", "[compute]") {
     budget.add_client(low);
     SECTION("of short ones of one client, as many as there are batches for") {
         std::uint32_t n = 0;
-        for (; budget.has_room(low, 1us, 1us, true); ++n) budget.enter(low, 1us, 1us, false);
+        for (; budget.has_room(low, 1us, 1us, true); ++n) (void)budget.enter(like(low, 1us, 1us));
         CHECK(n == gpushare::detail::most_in_flight);
     }
     SECTION("nothing goes behind what takes longer than fifty times what it takes to notice an end") {
         budget.learn_hand_over({.noticed = 40us}, 2ms);
-        budget.enter(low, 2ms, 2ms, false);
+        (void)budget.enter(like(low, 2ms, 2ms));
         CHECK(budget.has_room(low, 2ms, 2ms, false));
-        budget.leave(low, 2ms, 2ms, false);
-        budget.enter(low, 2ms + 1ns, 2ms, false);
+        (void)budget.leave(like(low, 2ms, 2ms), 1);
+        (void)budget.enter(like(low, 2ms + 1ns, 2ms));
         CHECK_FALSE(budget.has_room(low, 2ms, 2ms, false));
     }
     SECTION("the first ones of a kind, of which nobody knows the width, beside narrow work; fewer below others") {
@@ -226,12 +237,12 @@ TEST_CASE("what is unknown or endless never overflows the budget", "[compute]") 
     budget.add_client(high);
     budget.raise_longest(low, {.longest = ns::max(), .opaque = ns::max()});
     CHECK(budget.bound(high) == ns::max());
-    budget.enter(low, ns::max(), ns::max(), false);
-    budget.enter(low, ns::max(), ns::max(), false);
+    (void)budget.enter(like(low, ns::max(), ns::max()));
+    (void)budget.enter(like(low, ns::max(), ns::max()));
     CHECK_FALSE(budget.has_room(low, ns::max(), ns::max(), true));
     CHECK(budget.has_room(high, ns::max(), 1us, true));  // what is below takes none of its room
-    budget.leave(low, ns::max(), ns::max(), false);
-    budget.leave(low, ns::max(), ns::max(), false);
+    (void)budget.leave(like(low, ns::max(), ns::max()), 1);
+    (void)budget.leave(like(low, ns::max(), ns::max()), 1);
     CHECK(budget.has_room(low, 1us, 1us, false));
 }
 

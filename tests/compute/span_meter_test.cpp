@@ -50,8 +50,8 @@ struct point_meter {
     }
     template <class F>
     ns charge(moment begin, moment end, gpushare::client_id who, ns at_least, F give_back) {
-        const auto between = [](moment a, moment b) { return elapsed(a, b); };
-        const auto when = axis.place(begin, end, elapsed(begin, end), between);
+        const gpushare::detail::one_by_one<moment> ask;
+        const auto when = axis.place(begin, end, elapsed(begin, end), ask);
         axis.follow(when, end);
         return meter.charge(when, who, at_least, give_back);
     }

@@ -426,7 +426,9 @@ public:
     }
     /// Whether arrive() and next() need the time though the policy doesn't.
     [[nodiscard]] bool holds_back() const noexcept {
-        return !watched_.empty() || budget_.any_hold() || detail::needs_time(policy_);
+        if constexpr (requires { policy_.needs_time(); })
+            if (policy_.needs_time()) return true;
+        return !watched_.empty() || budget_.any_hold();
     }
     /// Whether complete() needs the time for this submission.
     [[nodiscard]] static bool needs_end_of(const admission& g) noexcept {
@@ -522,7 +524,8 @@ public:
     /// The first thread begins to drive; see look_for_undriven().
     template <std::invocable F>
     void attend(F now) noexcept {
-        if (attendance_.is_left()) look_for_undriven(now);
+        if (!attendance_.is_left()) return;
+        look_for_undriven(now);
         attendance_.come();
     }
     /// Call when a thread comes. If waiting submissions were left without a thread that drives for

@@ -306,14 +306,6 @@ template <class P>
 }
 /// The name of a hard cap that one client has for itself.
 [[nodiscard]] constexpr std::uint64_t own_hard_cap(client_id c) noexcept { return std::uint64_t{c.index} + 1; }
-/// Whether the timeless policy `p` needs the time at present nevertheless.
-template <class P>
-[[nodiscard]] bool needs_time(const P& p) noexcept {
-    if constexpr (requires { p.needs_time(); })
-        return p.needs_time();
-    else
-        return false;
-}
 
 /// Calls hold or, if `p` has none, sleep.
 template <compute_policy P>

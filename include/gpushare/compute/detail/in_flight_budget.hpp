@@ -50,6 +50,7 @@
 
 #include <algorithm>
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 
 #include <gpushare/compute/admission.hpp>
@@ -152,7 +153,7 @@ public:
     /// Linear.
     template <class Clients>
     void survey(std::uint32_t level, const Clients& clients) noexcept {
-        auto& l = of(level);
+        auto& l = levels_[level];
         l.not_kept_off = {};
         l.lasts = {};
         for (const auto& c : clients)
@@ -183,14 +184,10 @@ public:
 
     /// Counts `a` as in flight. Returns whether nothing else is on its stream.
     bool enter(const admission& a) noexcept;
-    /// Counts `times` equal submissions as no longer in flight; `a` has the sum of their
+    /// Counts `n` equal submissions as no longer in flight; `a` has the sum of their
     /// predictions. If nothing else is on their stream, returns the index of the client that was
     /// the first there; otherwise no_client.
-    std::uint32_t leave(const admission& a, std::uint32_t times) noexcept;
-
-    /// Counts `n` equal submissions as in flight. `predicted`: the sum over all of them.
-    void enter(std::uint32_t level, ns longest, ns predicted, bool of_request, std::uint32_t n = 1) noexcept;
-    void leave(std::uint32_t level, ns longest, ns predicted, bool of_request, std::uint32_t n = 1) noexcept;
+    std::uint32_t leave(const admission& a, std::uint32_t n) noexcept;
 
     /// Whether work of this level is held back for a request of a higher level, and until when, if
     /// only time ends the hold.
@@ -273,8 +270,8 @@ private:
         ns in_the_way{};          // the longest time of its work that doesn't yield
         bool has_long = false;    // whether any of its work isn't short
     };
-    [[nodiscard]] stream_load* find_stream(const admission& a) noexcept;
-    [[nodiscard]] bool has_stream(const admission& a) const noexcept;
+    // The index of the stream; the number of streams if it isn't among them.
+    [[nodiscard]] std::size_t find_stream(std::uint64_t name, std::uint32_t level) const noexcept;
     static constexpr double uncertain = ratios::width_error;
 
     // The first submissions of a kind may fill a part of the device. Below a level that keeps a
@@ -293,12 +290,10 @@ private:
     [[nodiscard]] ns side_by_side(const level_state& own, bool below) const noexcept;
     // Work that ends within this time is short. A stream gets this much work ahead.
     [[nodiscard]] ns soon(std::uint32_t level) const noexcept { return levels_[level].horizon / ratios::soon_part; }
-    // Work of unknown length counts as long.
+    // The length of `a`, and at least the horizon if it is unproven: no such work was measured, and
+    // its client's settings declare no length. A declared cost alone proves nothing.
     [[nodiscard]] ns counted(const admission& a) const noexcept;
     [[nodiscard]] bool is_long(const admission& a) const noexcept { return counted(a) > soon(a.level_index); }
-    // Whether the length of `a` is unproven: no such work was measured, and its client's settings
-    // declare no length. A declared cost alone proves nothing.
-    [[nodiscard]] static bool is_unproven(const admission& a) noexcept { return a.longest <= ns{0} || a.unproven; }
     [[nodiscard]] static bool is_of(const stream_load& l, const admission& a) noexcept;
 
     // Room among work that doesn't fill the device. Long work keeps its SMs. The rest is for work
@@ -346,13 +341,14 @@ GPUSHARE_INLINE std::uint32_t in_flight_budget::open(priority p) {
 }
 
 GPUSHARE_INLINE void in_flight_budget::add_client(std::uint32_t level, sm_width keeps) noexcept {
-    ++of(level).clients;
-    if (keeps.known()) of(level).keeps += keeps.part();
+    auto& l = levels_[level];
+    ++l.clients;
+    if (keeps.known()) l.keeps += keeps.part();
     update();
 }
 
 GPUSHARE_INLINE void in_flight_budget::remove_client(std::uint32_t level, sm_width keeps) noexcept {
-    auto& l = of(level);
+    auto& l = levels_[level];
     if (--l.clients == 0)
         l.keeps = 0;
     else if (keeps.known())
@@ -361,7 +357,7 @@ GPUSHARE_INLINE void in_flight_budget::remove_client(std::uint32_t level, sm_wid
 }
 
 GPUSHARE_INLINE void in_flight_budget::raise_longest(std::uint32_t level, const work_lengths& lasts) noexcept {
-    auto& l = of(level).lasts;
+    auto& l = levels_[level].lasts;
     if (lasts.longest <= l.longest && lasts.opaque <= l.opaque && lasts.stretch <= l.stretch &&
         (l.unknown || !lasts.unknown))
         return;
@@ -371,7 +367,8 @@ GPUSHARE_INLINE void in_flight_budget::raise_longest(std::uint32_t level, const 
 
 GPUSHARE_INLINE auto in_flight_budget::room_for(const admission& a, bool alone,
                                                 const kept_for_return& others) const noexcept -> room {
-    if (levels_[a.level_index].enqueuing || (streams_.size() == streams_.capacity() && !has_stream(a))) return room::no;
+    if (levels_[a.level_index].enqueuing) return room::no;
+    if (streams_.size() == streams_.capacity() && !is_busy(a.timeline, a.level_index)) return room::no;
     const bool may_be_narrow = !a.width.known() && levels_[a.level_index].kept > 0;
     if (num_narrow_ > 0 || a.width.part() < 1 || may_be_narrow) return room_beside(a, others.width);
     if (others.any) return room::no;
@@ -379,7 +376,7 @@ GPUSHARE_INLINE auto in_flight_budget::room_for(const admission& a, bool alone,
 }
 
 GPUSHARE_INLINE bool in_flight_budget::is_busy(std::uint64_t name, std::uint32_t level) const noexcept {
-    return any_where(streams_, [&](const stream_load& l) { return l.name == name && l.level == level; });
+    return find_stream(name, level) < streams_.size();
 }
 
 GPUSHARE_INLINE bool in_flight_budget::has_room(std::uint32_t level, ns longest, ns predicted,
@@ -415,69 +412,56 @@ GPUSHARE_INLINE void in_flight_budget::learn_hand_over(const charge& o, ns laste
 }
 
 GPUSHARE_INLINE bool in_flight_budget::enter(const admission& a) noexcept {
-    enter(a.level_index, a.longest, a.predicted, a.of_request);
-    auto& level = of(a.level_index);
+    auto& level = levels_[a.level_index];
     const ns in_the_way = a.yields_within <= ns{0} ? a.longest : ns{0};
+    if (level.in_flight++ == 0 && level.clients == 0) update();
+    if (a.of_request) ++level.of_requests;
+    if (a.longest <= ns{0}) ++level.unknown;
+    level.counted = saturating_add(level.counted, a.longest);
+    level.predicted = saturating_add(level.predicted, a.predicted);
     level.in_the_way = saturating_add(level.in_the_way, in_the_way);
     if (a.width.part() < 1) ++num_narrow_;
-    auto* l = find_stream(a);
-    const bool alone = l == nullptr;
-    if (alone)
-        l = &streams_.emplace_back(
-            // within the reserve
-            stream_load{.name = a.timeline, .level = a.level_index, .first = a.client.index});
-    ++l->in_flight;
-    if (a.width.known() || level.kept > 0) l->width = std::max(l->width, width_beside_kept(a));
-    l->length = saturating_add(l->length, counted(a));
-    l->in_the_way = saturating_add(l->in_the_way, in_the_way);
-    l->has_long = l->has_long || is_long(a);
+    const auto at = find_stream(a.timeline, a.level_index);
+    const bool alone = at == streams_.size();
+    // Within the reserve.
+    if (alone) streams_.push_back({.name = a.timeline, .level = a.level_index, .first = a.client.index});
+    auto& l = streams_[at];
+    ++l.in_flight;
+    if (a.width.known() || level.kept > 0) l.width = std::max(l.width, width_beside_kept(a));
+    l.length = saturating_add(l.length, counted(a));
+    l.in_the_way = saturating_add(l.in_the_way, in_the_way);
+    l.has_long = l.has_long || is_long(a);
     note_if_on_kept(a);
     return alone;
 }
 
-GPUSHARE_INLINE std::uint32_t in_flight_budget::leave(const admission& a, std::uint32_t times) noexcept {
-    leave(a.level_index, a.longest, a.predicted, a.of_request, times);
-    auto& level = of(a.level_index);
-    if (level.in_flight == 0)
-        level.in_the_way = level.overdue = ns{0};
-    else if (a.yields_within <= ns{0})
-        level.in_the_way = less(level.in_the_way, in_flight_budget::times(a.longest, times));
-    if (a.width.part() < 1) num_narrow_ -= times;
-    auto* const l = find_stream(a);
-    if ((l->in_flight -= times) == 0) {
-        const auto first = l->first;
-        if (l != &streams_.back())
-            *l = streams_.back();  // often the one that was just written: a copy would wait for it
+GPUSHARE_INLINE std::uint32_t in_flight_budget::leave(const admission& a, std::uint32_t n) noexcept {
+    auto& level = levels_[a.level_index];
+    const ns longest = times(a.longest, n), in_the_way = a.yields_within <= ns{0} ? longest : ns{0};
+    level.in_flight -= n;
+    if (a.of_request) level.of_requests -= n;
+    if (a.longest <= ns{0}) level.unknown -= n;
+    if (level.in_flight == 0) {
+        // A saturated sum has lost its parts: only this makes it exact again.
+        level.counted = level.predicted = level.in_the_way = level.overdue = ns{0};
+        if (level.clients == 0) update();
+    } else {
+        level.counted = less(level.counted, longest);
+        level.predicted = less(level.predicted, a.predicted);
+        level.in_the_way = less(level.in_the_way, in_the_way);
+    }
+    if (a.width.part() < 1) num_narrow_ -= n;
+    auto& l = streams_[find_stream(a.timeline, a.level_index)];
+    if ((l.in_flight -= n) == 0) {
+        const auto first = l.first;
+        if (&l != &streams_.back())
+            l = streams_.back();  // often the one that was just written: a copy would wait for it
         streams_.pop_back();
         return first;
     }
-    l->length -= std::min(l->length, counted(a));
-    if (a.yields_within <= ns{0}) l->in_the_way = less(l->in_the_way, in_flight_budget::times(a.longest, times));
+    l.length -= std::min(l.length, counted(a));
+    l.in_the_way = less(l.in_the_way, in_the_way);
     return no_client;
-}
-
-GPUSHARE_INLINE void in_flight_budget::enter(std::uint32_t level, ns longest, ns predicted, bool of_request,
-                                             std::uint32_t n) noexcept {
-    auto& l = of(level);
-    const bool first = l.in_flight == 0;
-    l.in_flight += n;
-    if (first && l.clients == 0) update();
-    if (of_request) l.of_requests += n;
-    l.counted = saturating_add(l.counted, times(longest, n));
-    l.predicted = saturating_add(l.predicted, predicted);
-    if (longest <= ns{0}) l.unknown += n;
-}
-
-GPUSHARE_INLINE void in_flight_budget::leave(std::uint32_t level, ns longest, ns predicted, bool of_request,
-                                             std::uint32_t n) noexcept {
-    auto& l = of(level);
-    if (of_request) l.of_requests -= n;
-    l.in_flight -= n;
-    // A saturated sum has lost its parts: only 0 in flight makes it exact again.
-    l.counted = l.in_flight == 0 ? ns{0} : less(l.counted, times(longest, n));
-    l.predicted = l.in_flight == 0 ? ns{0} : less(l.predicted, predicted);
-    if (longest <= ns{0}) l.unknown -= n;
-    if (l.in_flight == 0 && l.clients == 0) update();
 }
 
 GPUSHARE_INLINE auto in_flight_budget::held(std::uint32_t level, instant now) const noexcept -> hold {
@@ -492,8 +476,8 @@ GPUSHARE_INLINE auto in_flight_budget::held(std::uint32_t level, instant now) co
 }
 
 GPUSHARE_INLINE void in_flight_budget::hold_for(std::uint32_t level, std::uint32_t client, instant until) noexcept {
-    of(level).hold_until = until;
-    of(level).hold_for = client;
+    levels_[level].hold_until = until;
+    levels_[level].hold_for = client;
 }
 
 GPUSHARE_INLINE void in_flight_budget::end_holds(std::uint32_t client, priority at) noexcept {
@@ -535,7 +519,7 @@ GPUSHARE_INLINE ns in_flight_budget::bound_now(std::uint32_t level, sm_width wid
 }
 
 GPUSHARE_INLINE void in_flight_budget::set_overdue(std::uint32_t level, ns by) noexcept {
-    if (of(level).in_flight != 0) of(level).overdue = by;
+    if (levels_[level].in_flight != 0) levels_[level].overdue = by;
 }
 
 GPUSHARE_INLINE bool in_flight_budget::ends_within(const admission& a, ns time) const noexcept {
@@ -579,14 +563,10 @@ GPUSHARE_INLINE ns in_flight_budget::served_from(std::uint32_t level) const noex
     return sum;
 }
 
-GPUSHARE_INLINE auto in_flight_budget::find_stream(const admission& a) noexcept -> stream_load* {
-    for (auto& l : streams_)
-        if (is_of(l, a)) return &l;
-    return nullptr;
-}
-
-GPUSHARE_INLINE bool in_flight_budget::has_stream(const admission& a) const noexcept {
-    return any_where(streams_, [&](const stream_load& l) { return is_of(l, a); });
+GPUSHARE_INLINE std::size_t in_flight_budget::find_stream(std::uint64_t name, std::uint32_t level) const noexcept {
+    std::size_t i = 0;
+    while (i < streams_.size() && (streams_[i].name != name || streams_[i].level != level)) ++i;
+    return i;
 }
 
 GPUSHARE_INLINE auto in_flight_budget::width_beside_kept(const admission& a) const noexcept -> double {
@@ -607,8 +587,7 @@ GPUSHARE_INLINE auto in_flight_budget::still_kept(const admission& a) const noex
         if (above.level <= own.level || above.keeps <= 0) continue;
         double free = std::min(above.kept + above.keeps, 1.0);
         for (const auto& l : streams_)
-            if (l.length > soon(a.level_index) &&
-                levels_[l.level].level >= (l.has_long ? above.level : own.level))
+            if (l.length > soon(a.level_index) && levels_[l.level].level >= (l.has_long ? above.level : own.level))
                 free -= l.width;
         most = std::max(most, free);
     }
@@ -624,7 +603,7 @@ GPUSHARE_INLINE bool in_flight_budget::is_free(const level_state& level) const n
 }
 
 GPUSHARE_INLINE void in_flight_budget::note_if_on_kept(const admission& a) noexcept {
-    auto& l = of(a.level_index);
+    auto& l = levels_[a.level_index];
     if (l.kept <= 0 || !is_long(a) || is_kept_off(a)) return;
     ns waited_for = std::max(a.longest, a.length);
     if (a.yields_within > ns{0})
@@ -647,7 +626,7 @@ GPUSHARE_INLINE ns in_flight_budget::side_by_side(const level_state& own, bool b
 }
 
 GPUSHARE_INLINE ns in_flight_budget::counted(const admission& a) const noexcept {
-    return is_unproven(a) ? std::max(a.length, horizon_) : a.length;
+    return a.longest <= ns{0} || a.unproven ? std::max(a.length, horizon_) : a.length;
 }
 
 GPUSHARE_INLINE bool in_flight_budget::is_of(const stream_load& l, const admission& a) noexcept {

@@ -217,7 +217,7 @@ struct limiter_client {
         a.unproven = false;
         if (cost_declared) count_declared(a, horizon);
         a.yields_within = settings.yields_within;
-        a.may_share = a.known && a.length <= quantum / 2 && next_may_share();
+        a.may_share = a.known && a.length <= quantum / 2 && admitted % cycle != cycle - 1;
     }
     /// The part of the SMs that a submission of this kind can fill, as declared or seen.
     [[nodiscard]] sm_width width_of(client_id c, std::uint64_t key, sm_width told,
@@ -290,9 +290,6 @@ struct limiter_client {
         failures_in_row = 0;
     }
 
-    /// Whether the client's next submission may share points: one in sixty-four is timed by itself.
-    [[nodiscard]] bool next_may_share() const noexcept { return admitted % cycle != cycle - 1; }
-
     /// The predicted time of a submission of this kind.
     [[nodiscard]] ns predict(std::uint64_t key, client_id c, const cost_model& kinds, ns first_guess) const noexcept {
         if (key != 0)
@@ -359,8 +356,8 @@ private:
         return {.longest = longest, .stretch = longest > ns{0} ? std::min(longest, stretch) : stretch};
     }
 
-    // One submission in so many is timed by itself, because a batch shows neither the longest
-    // member nor gaps.
+    // One submission in so many is timed by itself and shares no points, because a batch shows
+    // neither the longest member nor gaps.
     static constexpr std::uint32_t cycle = 64;
 
     // All SMs if no device reports widths; unknown for the first submissions of a kind.

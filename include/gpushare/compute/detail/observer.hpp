@@ -65,17 +65,17 @@ template <timeline_point Point>
 class device_axis {
 public:
     /// The place in time of a span of `length`. Asking the device for a time isn't free:
-    /// `between(point, point)` is called at most once, and not for a span that begins at the end of
-    /// the latest span given to follow().
-    template <std::invocable<const Point&, const Point&> F>
-    [[nodiscard]] interval place(const Point& begin, const Point& end, ns length, F between) {
+    /// `ask.between(point, point)` is called at most once, and not for a span that begins at the
+    /// end of the latest span given to follow().
+    template <class Questions>
+    [[nodiscard]] interval place(const Point& begin, const Point& end, ns length, Questions&& ask) {
         if (!known_) {
             latest_ = begin;
             known_ = true;
         }
         if constexpr (std::equality_comparable<Point>)
             if (begin == latest_) return {at_, at_ + length.count()};
-        const auto to = at_ + between(latest_, end).count();
+        const auto to = at_ + ask.between(latest_, end).count();
         return {to - length.count(), to};
     }
     /// Notes that `span` ends at this point. Later spans are placed by the latest end of all.
@@ -265,8 +265,7 @@ private:
                              questions& ask) noexcept {
         const auto length = ask.span(begin, end);
         if (!length) return false;
-        const auto between = [&](const point& x, const point& y) { return ask.between(x, y); };
-        when = placed ? interval{when.begin, when.begin + length->count()} : axis_.place(begin, end, *length, between);
+        when = placed ? interval{when.begin, when.begin + length->count()} : axis_.place(begin, end, *length, ask);
         return true;
     }
     // Records when the work of `b` was on the device. This also places a batch that begins where
@@ -320,8 +319,7 @@ private:
             axis_.follow(b.when, b.ended()->end);
             return b.when;
         }
-        const auto between = [](const point& x, const point& y) { return elapsed(x, y); };
-        const auto span = axis_.place(b.begin, next->begin, elapsed(b.begin, next->begin), between);
+        const auto span = axis_.place(b.begin, next->begin, elapsed(b.begin, next->begin), one_by_one<point>{});
         axis_.follow(span, next->begin);
         return span;
     }

@@ -54,36 +54,29 @@ template <timeline Stream>
         return reinterpret_cast<std::uintptr_t>(&s);
 }
 
-/// For streams that don't note launches.
-struct no_launch_notes {
-    explicit no_launch_notes(const auto&) noexcept {}
-    [[nodiscard]] static sm_fill found() noexcept { return {}; }
-};
-template <timeline Stream>
-struct launch_notes_of {
-    using type = no_launch_notes;
-};
-template <timeline Stream>
-requires requires { typename Stream::launch_notes; }
-struct launch_notes_of<Stream> {
-    using type = typename Stream::launch_notes;
-};
-
 /// Runs a submission's `work`. Returns the part that its launches fill, if the stream notes it.
 /// Throws the work's exceptions, and operation_error if a launch past the stream (<<<>>>) failed,
 /// on a backend whose streams can tell. The error can still be read from the backend.
 template <timeline Stream, std::invocable<Stream&> F>
 sm_fill run_work(Stream& s, F& work) {
-    typename launch_notes_of<Stream>::type notes(s);
-    if constexpr (requires { typename Stream::launch_errors; }) {
-        const typename Stream::launch_errors launches(s);
-        work(s);
-        if (const errc why = launches.found(); why != errc::none)
-            raise(failure{why}, {}, "a launch within a submission");
+    const auto run = [&] {
+        if constexpr (requires { typename Stream::launch_errors; }) {
+            const typename Stream::launch_errors launches(s);
+            work(s);
+            if (const errc why = launches.found(); why != errc::none)
+                raise(failure{why}, {}, "a launch within a submission");
+        } else {
+            work(s);
+        }
+    };
+    if constexpr (requires { typename Stream::launch_notes; }) {
+        typename Stream::launch_notes notes(s);
+        run();
+        return notes.found();
     } else {
-        work(s);
+        run();
+        return {};
     }
-    return notes.found();
 }
 
 enum class submission_stage : std::uint8_t { waiting, admitted, done };
