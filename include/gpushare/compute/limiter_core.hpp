@@ -211,7 +211,7 @@ public:
     template <std::invocable<client_id> F>
     void withdraw(client_id c, instant now, F facts_of) noexcept {
         auto& client = clients_[c.index];
-        --num_waiting_;
+        if (--num_waiting_ == 0) resume_at_ = never;
         if (--client.usage.waiting == 0) {
             if (client.usage.in_flight == 0) --num_active_;
             client.blocked = false;
@@ -334,9 +334,10 @@ public:
     /// happens, because a policy holds work back; or `never`.
     [[nodiscard]] instant resume_at() const noexcept { return resume_at_; }
 
-    /// The submission is over. `now` matters for a submission of a request, and for a long one:
-    /// needs_end_of(). Returns the time by which its wait exceeded the published bound.
+    /// The submission is over. `now` matters if needs_end_of() says so. Returns the time by which
+    /// its wait exceeded the published bound.
     ns complete(const admission& g, const charge& o, instant now = {}) noexcept {
+        now_ = std::max(now_, now);
         auto& client = remove_from_flight(g, o.times);
         auto* const kind = costs_.find_or_add(g.client, g.key);
         const ns longest = client.longest();
@@ -430,9 +431,11 @@ public:
             if (policy_.needs_time()) return true;
         return !watched_.empty() || budget_.any_hold();
     }
-    /// Whether complete() needs the time for this submission.
-    [[nodiscard]] static bool needs_end_of(const admission& g) noexcept {
-        return g.of_request || detail::return_habit::is_concerned(g.length);
+    /// Whether complete() needs the time for this submission: it is of a request, long, or under a
+    /// hard cap.
+    [[nodiscard]] bool needs_end_of(const admission& g) const noexcept {
+        return g.of_request || detail::return_habit::is_concerned(g.length) ||
+               detail::hard_cap_of(policy_, g.client) != 0;
     }
     /// Whether work is held back until `t`, for a request.
     [[nodiscard]] bool is_held_until(instant t) const noexcept { return budget_.is_held_until(t); }

@@ -440,11 +440,8 @@ private:
     void admit_ready(lock_type& lock, need& stay) noexcept {
         instant now{};
         const auto other_stream = [&](client_id c) { return clients_.bring_forward(c, now); };
-        for (admission a; batches_.has_slot();) {
-            // Read behind observe(), which has noticed the ends up to now. The core needs the time
-            // even if nothing waits: at an end, a client under a hard cap notes this time for its
-            // rest in flight.
-            now = policy_time();
+        for (admission a; core_.num_waiting() > 0 && batches_.has_slot();) {
+            now = policy_time();  // behind observe(), which has noticed the ends up to now
             if (!core_.is_ready(a, now, other_stream)) break;
             if (told_.holds(a.level)) return;
             submission& s = clients_.first_of(a.client);
@@ -680,7 +677,7 @@ private:
         const auto code = s.status != errc::none ? s.status : status_of(s.own, of.end);
         const bool asked_for = s.queued || (s.has_holder() && !s.told);
         if (asked_for && s.status == errc::none && code != errc::none) s.error = thrown_by(s.own, of.end);
-        const auto now = of.logged || core_.needs_end_of(s.admitted) ? clock_.now() : instant{};
+        const auto now = of.logged || (!of.written_off && core_.needs_end_of(s.admitted)) ? clock_.now() : instant{};
         const auto from = of.charged.from();
         const bool timed = from == charge::source::own || from == charge::source::alone;
         ns beyond{};
