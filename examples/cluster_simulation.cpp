@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Simulates days of a cluster in an instant: jobs arrive, wait for devices, run and leave in
-// virtual time, with the same result on every run. The queue and the policies are the ones that
-// place real jobs.
+// virtual time, with the same result on every run. The same queue and policies can place real jobs.
 #include <chrono>
 #include <cstdint>
 #include <cstdio>

@@ -111,7 +111,7 @@ struct served_model {
     /// 0 takes the numbers from the device.
     std::uint64_t arrivals = 0;
     bool even = false;  ///< requests arrive at a regular pace instead of at random
-    /// Other engines hold back from this time before each arrival, as if the arrival were known.
+    /// Other engines hold back for this long before each arrival, as if the arrival were known.
     ns ahead{0};
 };
 

@@ -52,7 +52,7 @@ constexpr bool has_call_gate = true;
 using call_gate_options = gpushare::launch_gate_options;
 
 /// Threads for functions that may wait. Each function has a thread of its own while it runs. A
-/// thread that is done with a function takes the next one.
+/// thread that is done with a function takes the next function.
 class call_threads {
 public:
     call_threads() = default;

@@ -59,10 +59,10 @@ public:
     virtual ~engine() = default;
 
     /// Called on each of blocks() blocks of the device, which have started together; the first
-    /// block fills `outputs`. `inputs` are in the model's order. If the model has batches, `inputs`
-    /// have the rows of several requests one after the other, and so must the outputs. On CUDA,
-    /// run() is called once, where it enqueues the call: see `place`. Work of the previous call may
-    /// still be running then.
+    /// block fills `outputs`. `inputs` are in the model's order. If the model has batches, each
+    /// input has the rows of several requests, one request after another, and each output must have
+    /// the same layout. On CUDA, run() is called once, where it enqueues the call: see `place`.
+    /// Work of the previous call may still be running then.
     virtual void run(std::span<const tensor> inputs, std::vector<tensor>& outputs, place& on);
     /// Like run(), for an engine that needs `scratch()` bytes while it runs. The bytes have an
     /// alignment of 256 and unspecified contents, because other models of the tenant use them, too.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One thread carries the bytes of strangers, and one the bytes of clients whose key is known
-// (http2.hpp). Other threads parse messages, one after the other and with tenants in turn. Engines
-// answer by posting to a thread that makes bytes of answers.
+// One thread carries the bytes of strangers, and another thread the bytes of clients whose key is
+// known (http2.hpp). Other threads parse messages, one at a time and with tenants in turn. Engines
+// post their answers to a further thread, which makes the bytes of the answers.
 #include "inference_server/grpc_server.hpp"
 
 #include <algorithm>

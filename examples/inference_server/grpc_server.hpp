@@ -45,10 +45,11 @@ struct grpc_options {
     std::chrono::milliseconds message_timeout{10'000};
     /// for a client that doesn't read a byte
     std::chrono::milliseconds write_timeout{30'000};
-    /// how long after the last sign of a client it is pinged; after twice this time it counts as
-    /// gone
+    /// A client that has been silent for this long gets a ping. After twice this time, the client
+    /// counts as gone.
     std::chrono::milliseconds ping_after{30'000};
-    /// for a connection that hasn't shown a key; it is closed after so many refusals
+    /// For a connection that hasn't shown a key: the refusals after which the server closes the
+    /// connection.
     std::size_t refusals_of_stranger = 16;
 };
 

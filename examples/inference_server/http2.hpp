@@ -52,7 +52,7 @@ public:
 
     struct limits {
         std::uint32_t calls = 100;  ///< open at the same time; further calls are refused
-        /// bytes of a call's head; a longer one ends the connection
+        /// bytes of a call's head; a longer head ends the connection
         std::size_t head = 8192;
         /// how often a client may cancel calls in a row; after more, the connection ends
         std::size_t resets = 1000;

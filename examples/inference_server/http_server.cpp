@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One thread serves strangers, and one serves clients whose key is known. They read, parse short
-// requests and write. Engines answer from their own threads by posting to the second one. This is
-// the only file that includes Beast.
+// One thread serves strangers, and another thread serves clients whose key is known. Both threads
+// read, parse short requests and write. Engines answer from their own threads by posting to the
+// second thread. This is the only file that includes Beast.
 #include "inference_server/http_server.hpp"
 
 #include <algorithm>
@@ -798,7 +798,8 @@ void http_server::stop(std::chrono::milliseconds patience) {
             return s->in_a_hurry || (s->acceptors == 0 && s->sessions.empty() && s->operators.empty());
         });
     }
-    // The strangers' thread first: after that, no connection moves in.
+    // Ends the strangers' thread first, so that no connection moves to the tenants' thread any
+    // more.
     for (auto* const c : {&s->strangers, &s->tenants})
         c->end([s, c] { s->each_session(*c, [](session& each) { each.close_now(); }); });
 }

@@ -522,8 +522,8 @@ void lane::hand_on(const std::shared_ptr<batch>& mine) noexcept {
     }
 }
 
-// The next step takes the place of this one, so that one step waits while another runs. The last
-// step to end answers.
+// The next step takes this step's place, so that one step waits while another runs. The last step
+// to end answers.
 void lane::step_ended(const std::shared_ptr<batch>& mine, const gpushare::completion& how) noexcept {
     bool more = false;
     {

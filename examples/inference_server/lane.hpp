@@ -69,7 +69,7 @@ using scratch = gpushare::leased_scratch<tenant::memory_type, server_stream>;
 using answer = std::variant<infer_response, refused>;
 /// Called once, on any thread. It must neither block nor throw.
 using on_answer = std::function<void(answer)>;
-/// Runs a function soon, on a thread that may take its time, for example to load a model.
+/// Runs a function soon on the thread for slow work, for example to load a model.
 using later = std::function<void(std::function<void()>)>;
 
 /// A refusal as clients see it. If the host has no memory for its text, the refusal says that.

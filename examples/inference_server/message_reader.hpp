@@ -36,7 +36,7 @@ public:
         }
         if (prefix_ < bytes_.size()) return taken;
         const auto some = bytes.substr(taken, size_ - message_.size());
-        // Room for what has come, not for what was announced.
+        // Reserves memory for the bytes that have come, not for the announced length.
         if (message_.capacity() < message_.size() + some.size())
             message_.reserve(std::min(size_, std::max(message_.size() + some.size(), 2 * message_.size())));
         message_.append(some);

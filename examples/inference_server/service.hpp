@@ -202,7 +202,7 @@ private:
     [[nodiscard]] std::vector<std::shared_ptr<lane>> lanes_of(std::string_view whose) const;
     [[nodiscard]] std::shared_ptr<tenant_calls> calls_of(const tenant& t) const;
     [[nodiscard]] std::vector<std::shared_ptr<lane>> all_lanes() const;
-    /// Runs a function on a thread that may take its time.
+    /// Runs a function on the thread for slow work.
     void later(std::function<void()> f, const void* whose);
     void keep_house(const std::stop_token& stop);
     static void answer_all(const std::vector<on_reload>& asked, std::string_view why) noexcept;

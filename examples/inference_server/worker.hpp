@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread that may take its time. It runs functions that others leave to it, one after the other.
-// The owners of functions take turns, so that nobody waits for more than one function of each other
-// owner.
+// A thread for slow work. It runs functions that other code leaves to it, one at a time. The owners
+// of functions take turns, so that no owner waits for more than one function of each other owner.
 //
 //   worker loads;    loads.later([] { ... });                  loads.stop();
 //   worker reads;    reads.later([] { ... }, &tenant);

@@ -261,8 +261,8 @@ private:
         return static_cast<std::size_t>(std::ranges::find(tags_, tag) - tags_.begin());
     }
 
-    /// The share of each tenant. A tenant that goes before the others has none, and without limits
-    /// all shares are equal.
+    /// The share of each tenant. A tenant with priority has no share, and without limits all shares
+    /// are equal.
     std::vector<double> weights() const {
         std::vector<double> all;
         for (const auto& t : workload_.tenants)

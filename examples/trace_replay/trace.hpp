@@ -66,7 +66,7 @@ public:
 /// negative, because a request has no negative numbers.
 [[nodiscard]] trace read_trace(std::istream& in, std::string_view name);
 
-/// As read_trace. Also throws trace_error if the file can't be opened.
+/// Opens the file and calls read_trace. Also throws trace_error if the file can't be opened.
 [[nodiscard]] trace read_trace_file(const std::string& path);
 
 /// Writes the requests under the published header, so that read_trace returns them again. Arrivals

@@ -253,8 +253,8 @@ public:
         return groups;
     }
 
-    /// A group of the ranks that aren't in `dead`. The survivors go on with this group after the
-    /// old one was aborted.
+    /// A group of the ranks that aren't in `dead`. After an abort of the old group, the survivors
+    /// go on with this group.
     [[nodiscard]] communicator shrink(std::span<const std::uint32_t> dead) const {
         return subgroup(detail::ranks_without(dead, size()));
     }

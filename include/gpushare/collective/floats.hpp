@@ -546,7 +546,7 @@ requires detail::is_floats<V>
         return load_floats<V>(from);
     return detail::load_some<V>(from, n);
 }
-/// The same for a number of floats in place of their type.
+/// load_floats() of the first `n` elements for a number of floats in place of their type.
 template <std::uint32_t N, movable_number T>
 [[nodiscard]] GPUSHARE_HD floats<N> load_floats(const T* from, std::uint32_t n) noexcept {
     return load_floats<floats<N>>(from, n);

@@ -186,9 +186,9 @@ public:
     /// Sets the table. Only while no collective is submitted or runs.
     void set_tuning(tuning_table table) noexcept { state_->tuning = std::move(table); }
 
-    /// A group of some of the ranks, in the given order, with memory of its own. The group can be
-    /// used beside this one, or in its place after this one was aborted. Throws as the constructor
-    /// does, and errc::invalid_specification for a rank that doesn't exist.
+    /// A group of some of the ranks, in the given order, with memory of its own. The new group can
+    /// be used beside this group, or in place of this group after an abort. Throws as the
+    /// constructor does, and errc::invalid_specification for a rank that doesn't exist.
     [[nodiscard]] device_communicator subgroup(std::span<const std::uint32_t> ranks) const {
         std::vector<device_id> of;
         for (const std::uint32_t r : ranks) of.push_back((void(rank(r)), state_->devices[r]));

@@ -173,8 +173,8 @@ public:
     [[nodiscard]] std::span<const fused_row> fused_rows() const noexcept { return fused_; }
     friend bool operator==(const tuning_table&, const tuning_table&) = default;
 
-    /// The plan of a plain all-reduce: that of the first row for at least this many ranks and
-    /// bytes, or the two-shot algorithm if no row fits.
+    /// The plan of a plain all-reduce. The first row for at least this many ranks and bytes
+    /// decides; if no row fits, the plan is the two-shot algorithm.
     [[nodiscard]] all_reduce_plan plan(std::uint32_t ranks, std::uint64_t bytes) const noexcept {
         return first(rows_, ranks, bytes);
     }

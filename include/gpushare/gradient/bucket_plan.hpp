@@ -174,7 +174,7 @@ private:
         sizes,            ///< every size
         best_sizes,       ///< the best three again
         flights,          ///< other numbers in flight
-        against_default,  ///< the best so far, in turn with the default
+        against_default,  ///< the best choice so far, alternating with the default
         settled,          ///< the choice is final
     };
     struct trial {

@@ -532,7 +532,7 @@ requires std::is_trivially_copyable_v<T>
     if constexpr (list_transport<Net>) {
         return net.template all_gather_list<T>(list, deadline);
     } else {
-        // One group goes over the link while the next one is packed.
+        // One group goes over the link while the next group is packed.
         std::array<detail::gathered_group<T>, pipelined_transport<Net> ? 2 : 1> under_way;
         std::size_t begun = 0, ended = 0;
         collective_fault fault;

@@ -450,12 +450,12 @@ private:
 
 namespace detail {
 
-/// Tells which of two halves of memory holds the residuals. A step reads that half and writes the
+/// Tells which of two halves of memory holds the residuals. A step reads one half and writes the
 /// other. So a first bucket that is tried again counts once, and the step can be taken back.
 class owed_halves {
 public:
-    /// Whether the later half holds the residuals or, during a step, the residuals that the step
-    /// leaves.
+    /// True if the later half holds the residuals. During a step, this is the half that the step
+    /// writes.
     [[nodiscard]] bool later() const noexcept { return later_; }
     /// Call this before each bucket.
     void begin(std::size_t elements_before) noexcept {

@@ -314,7 +314,7 @@ enum class nccl_calls : std::uint8_t {
 class nccl_transport {
 public:
     static constexpr bool rank_ordered = false;  ///< see the top of this header
-    /// Also for managed memory, since types can't tell.
+    /// False even for managed memory, because a pointer's type doesn't tell.
     static constexpr bool in_host_memory = false;
 
     /// `calls` must be the same on all ranks. Throws operation_error: the error of NCCL or of CUDA.

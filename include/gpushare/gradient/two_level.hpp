@@ -519,9 +519,9 @@ template <host_transport Outer>
 
 /// The ranks on this process's devices, in a group with the ranks of other processes. Each process
 /// has a two_level_devices. One thread at a time calls its members, except for abort(). All objects
-/// that the constructor refers to must outlive this one. No other code may use `outer` while a
-/// collective runs. `Pinned` allocates memory that the host, the streams' copies and the devices
-/// reach, such as gpushare::cuda::pinned_memory.
+/// that the constructor refers to must outlive the two_level_devices. No other code may use `outer`
+/// while a collective runs. `Pinned` allocates memory that the host, the streams' copies and the
+/// devices reach, such as gpushare::cuda::pinned_memory.
 template <gang_order Gangs, launcher Stream, host_transport Outer, memory_resource Pinned>
 requires copier<Stream>
 class two_level_devices {
@@ -725,7 +725,8 @@ private:
         return shard_of(elements, r, here(), std::size_t{64});
     }
 
-    /// Tells the other processes that this one makes no more calls, if the transport can be left.
+    /// Tells the other processes that this process makes no more calls, if the transport can be
+    /// left.
     void leave(std::uint32_t rank) {
         if constexpr (leaving_transport<Outer>) outer_.leave(outer_.size() + rank, errc::stopped);
     }

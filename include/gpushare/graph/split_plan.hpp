@@ -40,9 +40,9 @@ namespace graph {
 /// The order in which the nodes run. Fewer values are alive at a cut if branches run one after the
 /// other than if they alternate.
 enum class split_order : std::uint8_t {
-    best,         ///< of the other orders, the one whose plan costs least
+    best,         ///< the other order whose plan costs least
     given,        ///< the graph's order
-    depth_first,  ///< each node right before the node that needs it
+    depth_first,  ///< each node directly before the node that needs it
     narrow,       ///< the next node is the one that leaves the fewest bytes alive
 };
 
@@ -81,7 +81,7 @@ struct split_plan {
     /// The pieces in order; each place of the order is in one piece.
     std::vector<planned_piece> pieces{};
 
-    /// The nodes of the graph at a piece's places. Valid while the plan is.
+    /// The nodes of the graph at a piece's places. Valid as long as the plan.
     [[nodiscard]] std::span<const std::uint32_t> nodes(node_range places) const noexcept {
         return std::span(order).subspan(places.first, places.size());
     }

@@ -179,8 +179,8 @@ private:
 };
 
 /// A block of `Resource`, which must outlive the object. The destructor frees the block. The object
-/// can be moved, and one thread at a time uses it. Use the block on one stream only: if the
-/// resource frees in the order of a stream, on that stream.
+/// can be moved, and one thread at a time uses it. Use the block on one stream only. If the
+/// resource frees in the order of a stream, use the block on that stream.
 template <memory_resource Resource>
 class scratch_memory {
 public:

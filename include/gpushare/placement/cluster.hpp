@@ -308,9 +308,9 @@ public:
         if (const auto why = check(p, false)) throw operation_error(to_errc(why.missing), {}, describe(why).c_str());
         take(p);
     }
-    /// As apply, even if the placement doesn't fit, for placements that exist already, for example
-    /// on a device that has shrunk, is drained or was removed. Missing capacity is owed: nothing is
-    /// free there until releases have made up for it. Throws operation_error
+    /// Like apply, but also works if the placement doesn't fit. For placements that exist already,
+    /// for example on a device that has shrunk, is drained or was removed. Missing capacity is
+    /// owed: nothing is free there until releases have made up for it. Throws operation_error
     /// (invalid_specification) for a node or devices that never existed, or for another number of
     /// devices than the request wants.
     void hold(const placement& p) {

@@ -147,7 +147,7 @@ private:
         return at->second;
     }
 
-    // Releases up to `moves` of the placements in `here`, one after the other, in all combinations.
+    // Releases up to `moves` of the placements in `here` in turn, in all combinations.
     void try_node(node_id id, std::span<const std::size_t> here, std::size_t moves, double cost = 0) {
         for (std::size_t i = 0; i < here.size(); ++i) {
             const placement& p = placed_[here[i]];
@@ -170,8 +170,8 @@ private:
         }
     }
 
-    // Only here does it turn out whether the moved placements find places beside each other, and
-    // whether there is an order in which each move has room.
+    // Finds out whether the moved placements find places beside each other, and whether there is an
+    // order in which each move has room.
     std::optional<rearrangement> plan(const candidate& c) const {
         cluster without = as_is_;
         for (const auto i : c.moved) without.release(placed_[i]);

@@ -462,8 +462,8 @@ public:
         changes_ = 0;
     }
 
-    /// As `gpushare::choose`. For requests with labels, every node is rated, because their fit
-    /// doesn't depend on the node alone.
+    /// Gives the same answer as `gpushare::choose`. For requests with labels, rates every node,
+    /// because their fit doesn't depend on the node alone.
     [[nodiscard]] std::optional<placement> choose(const placement_request& r) {
         if (has_labels(r)) return gpushare::choose(policy_, cluster_, r);
         known& k = look_up(r);

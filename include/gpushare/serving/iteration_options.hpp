@@ -87,14 +87,15 @@ enum class yields_by : std::uint8_t {
 
 /// Pages and steps of an iteration_batch.
 struct iteration_options {
-    std::uint32_t page_tokens = 16;             ///< Tokens of a page; 1 or more.
-    std::uint32_t pages = 0;                    ///< Pages of the device, numbered from 0.
-    std::uint32_t host_pages = 0;               ///< Pages of the host, numbered from 0.
-    std::uint32_t step_tokens = 512;            ///< The most tokens that a step computes.
-    std::uint32_t prompt_chunk = ~0U;           ///< The most tokens of one text in a step.
-    std::uint32_t texts = 256;                  ///< The most texts that have pages at a time.
-    yields_by on_yield = yields_by::recompute;  ///< What a text that yields does with its pages.
-    bool share_prefixes = true;                 ///< Full pages are kept for texts that begin alike.
+    std::uint32_t page_tokens = 16;    ///< Tokens of a page; 1 or more.
+    std::uint32_t pages = 0;           ///< Pages of the device, numbered from 0.
+    std::uint32_t host_pages = 0;      ///< Pages of the host, numbered from 0.
+    std::uint32_t step_tokens = 512;   ///< The most tokens that a step computes.
+    std::uint32_t prompt_chunk = ~0U;  ///< The most tokens of one text in a step.
+    std::uint32_t texts = 256;         ///< The most texts that have pages at a time.
+    /// The fate of a text's pages when the text yields.
+    yields_by on_yield = yields_by::recompute;
+    bool share_prefixes = true;  ///< Full pages are kept for texts that begin alike.
 };
 
 /// A tenant's weight and limits.
@@ -117,7 +118,7 @@ struct text_request {
     instant deadline = never;          ///< No step computes the text from then on.
 };
 
-/// A text that is over, for whatever reason.
+/// A text that has ended, for any reason.
 struct ended_text {
     text_id id = 0;            ///< As try_push() or try_fork() returned it.
     std::uint32_t tenant = 0;  ///< The text's tenant.

@@ -224,11 +224,11 @@ struct operator_reference {
     std::function<void(Stream& to)> prepare{};
 };
 
-/// A candidate that isn't chosen, whatever its time.
+/// A candidate that selection leaves out, even if it is the fastest.
 struct left_out_operator {
     std::string name{};        ///< the candidate's name
     errc status = errc::none;  ///< of its submission; kernel_failed also stands for wrong results
-    /// For people: the exception's message, or what is wrong with the result.
+    /// The exception's message, or a description of the wrong result. For people.
     std::string why{};
 };
 

@@ -4,8 +4,8 @@
 //
 //   all_reduce_body<float, sum>{in, out, n, {}, {algorithm::one_shot}}(session, blocks)
 //
-// If the elements don't fit the plan's algorithm, it falls back to one that always works. The ring
-// is in ring.hpp.
+// If the elements don't fit the plan's algorithm, the body falls back to an algorithm that always
+// works. The ring is in ring.hpp.
 //
 // Faster device kernels use some techniques that these algorithms don't use, for these reasons:
 //  - Data with a flag in each word (NCCL's LL) saves one shot its wait, some 1.3 us on one device,

@@ -105,8 +105,8 @@ private:
     std::uintptr_t places_ = 0;
 };
 
-/// The outputs that ranks have signalled. Number `result` is the result, and the other outputs are
-/// the stages' arrays.
+/// The outputs at the addresses that ranks have signalled. Output `result` is the result, and the
+/// other outputs are the stages' arrays.
 struct peer_outputs {
     const peer_signal* from_rank;
     std::uint32_t of_ranks;

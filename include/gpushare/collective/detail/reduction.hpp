@@ -141,8 +141,8 @@ GPUSHARE_HD void reduce_known(Context& ctx, const Op& op, std::uint32_t ranks, e
     }
 }
 
-/// Combines element i of the arrays and the elements of P places in all, each place `step` behind
-/// the one before. All elements are loaded before any is combined.
+/// Combines element i of the arrays, and the elements of P places in all, at distances of `step`.
+/// All elements are loaded before any is combined.
 GPUSHARE_EXEC_CHECK_DISABLE
 template <class Values, std::uint32_t P, class T, std::uint32_t R, class Op, class To>
 GPUSHARE_HD void combine_held(const Op& op, const held_arrays<const T, R>& in, std::size_t i, std::size_t step,

@@ -135,8 +135,8 @@ private:
                 count_of(c));
     }
 
-    /// Takes a result from the rank before. Hands the result on, unless the next rank is the one
-    /// that made it.
+    /// Takes a result from the previous rank. Hands the result on, unless the next rank made the
+    /// result.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void take(std::size_t c) noexcept {
         const element_range mine = range(c);

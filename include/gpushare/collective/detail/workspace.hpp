@@ -80,14 +80,13 @@ struct alignas(interference_bytes) peer_signal {
 /// report lies in memory that both reach.
 struct alignas(interference_bytes) host_report {
     std::uint64_t verdict;  // a packed fault, written by the rank before it returns the fault
-    // written by the rank's first block: its epoch, with the kind and stage in the lower bits
+    // the rank's first block writes its epoch here, with the kind and stage in the lower bits
     std::uint64_t place;
-    // written by the rank: 1 once it has closed the group because of the request
+    // the rank writes 1 here once it has closed the group because of the request
     std::uint32_t heeded;
-    // in rank 0's report, written by the host: a packed fault with which to abort
+    // in rank 0's report: the host requests an abort by writing a packed fault here
     std::uint64_t request;
-    // in rank 0's report, for the host's threads: the first thread that adds here writes the
-    // request
+    // in rank 0's report: the first of the host's threads that adds here writes the request
     std::uint32_t claims;
 };
 

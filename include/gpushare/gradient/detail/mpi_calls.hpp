@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an MPI transport needs besides messages: the number of threads that may call the MPI, a
+// The parts of an MPI transport other than messages: the number of threads that may call the MPI, a
 // communicator without some ranks, and a function that combines received elements.
 #pragma once
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pages of the texts of an iteration_batch: which text has which page, which pages must be
-// copied before a text writes to them, and which pages are moved to the host. Also the moves that
-// an engine has to carry out. A value.
+// The pages of the texts of an iteration_batch. A value that knows which text has which page, which
+// pages must be copied before a text writes to them, which pages are moved to the host, and which
+// moves an engine has to carry out.
 //
 //   if (pages.fits(text, 16) == 16) pages.extend(text, 16);  // in pages that nobody else reads
 //   pages.yield(text, true);                                 // to the host, if there is room
@@ -23,10 +23,10 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// How many pages a text needs to begin, or to go on where it stopped.
+/// How many pages a text needs to begin, or to continue where it stopped.
 struct pages_to_begin {
     std::uint32_t matched = 0;  // published prefixes with the text's tokens
-    std::uint32_t unused = 0;   // those of them that no text uses so far
+    std::uint32_t unused = 0;   // the prefixes among them that no text uses yet
     std::uint32_t fresh = 0;    // further pages
 
     [[nodiscard]] std::uint32_t charged() const noexcept { return unused + fresh; }

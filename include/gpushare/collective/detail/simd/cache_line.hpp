@@ -410,7 +410,8 @@ public:
     [[gnu::always_inline]] void show(wide (&seen)[vectors]) const noexcept { show_parts(seen, all{}); }
 
 private:
-    // Indexed by constants and not by loops: only then does the array stay in registers.
+    // Constants and not loops index the array, because otherwise the array would leave the
+    // registers.
     using all = std::make_index_sequence<vectors>;
 
     template <std::size_t... I>

@@ -78,8 +78,8 @@ enum class vector_width : std::uint8_t { narrow, avx2, avx512 };
 
 #ifndef __CUDA_ARCH__  // device code must not even name a vector
 
-/// A function of its own. In a function that isn't compiled for such vectors, g++ 12 builds a
-/// vector number by number, and keeps that code when it inlines the function into one that is
+/// A separate function. In a function that isn't compiled for such vectors, g++ 12 builds a vector
+/// number by number, and keeps that code when it inlines the function into a function that is
 /// compiled for them.
 template <class T, class Raw>
 #if defined(__x86_64__) && !defined(__clang__)
