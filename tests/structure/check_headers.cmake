@@ -10,7 +10,7 @@ if(NOT LAYERS)
 endif()
 include(${LAYERS})
 
-# config.hpp -> config, memory/quota.hpp -> memory, backend/host/node.hpp -> backend/host
+# config.hpp -> config, memory/quota.hpp -> memory, backend/host/host.hpp -> backend/host
 function(layer_of path result)
     string(REGEX REPLACE "^(backend/[^/]+|[^/.]+)[/.].*$" "\\1" layer ${path})
     set(${result} ${layer} PARENT_SCOPE)

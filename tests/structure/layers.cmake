@@ -36,7 +36,7 @@ set(may_include_gradient ${base} numbers detail collective)
 set(may_include_observe config units error compute tenant)
 set(may_include_serving ${base} detail closing memory compute tenant)
 set(may_include_graph ${base} numbers detail memory compute collective serving)
-set(may_include_interop ${base} numbers detail closing memory partition collective gradient)
+set(may_include_interop ${base} detail closing memory partition)
 
 # A directory's row in docs/architecture.md: | `tenant/` | `memory/`, `compute/`, `partition/` |
 function(row_of layer result)
