@@ -12,4 +12,5 @@
 #include <gpushare/placement/defragment.hpp>
 #include <gpushare/placement/placement.hpp>
 #include <gpushare/placement/placement_policy.hpp>
+#include <gpushare/placement/tenant_planner.hpp>
 #include <gpushare/placement/value_descent.hpp>
