@@ -2,7 +2,7 @@
 // Horovod's names for arrays on devices of several processes, over the stand-in: which work waits
 // for which stream, how long arrays are kept, and the results of ranks whose devices fail.
 // tests/interop/horovod_processes_test.cpp has the results that ranks get from each other.
-#include <gpushare/interop/horovod_processes.hpp>
+#include <gpushare/gradient/horovod_processes.hpp>
 
 #include <algorithm>
 #include <chrono>

@@ -2,7 +2,7 @@
 // Horovod's names for arrays on devices, over the stand-in: which work waits for which stream, how
 // long arrays are kept, and the results of ranks whose devices fail.
 // tests/interop/horovod_devices_test.cpp has the results that ranks get from each other.
-#include <gpushare/interop/horovod_devices.hpp>
+#include <gpushare/gradient/horovod_devices.hpp>
 
 #include <chrono>
 #include <cstddef>

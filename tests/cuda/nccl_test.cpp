@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: alone
 // NCCL as an engine, over the stand-in and doubles of NCCL's functions, which record their calls.
-#include <gpushare/interop/nccl.hpp>
+#include <gpushare/gradient/nccl.hpp>
 
 #include <gpushare/backend/cuda/node.hpp>
 #include <gpushare/config.hpp>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The contributions of ranks that have joined, and the average of the others
-// (interop/horovod_devices.hpp), compiled by nvcc, against the host's results.
+// (gradient/horovod_devices.hpp), compiled by nvcc, against the host's results.
 //
 //   CHECK(jobs::trouble_of_joined(seed) == "");
 #pragma once

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // While one rank waits for other processes, calls of the other ranks answer: queries, ready
 // gradients, and a stop, which ends that wait. A gate stands for the other processes.
-#include <gpushare/interop/detail/device_steps.hpp>
+#include <gpushare/gradient/detail/device_steps.hpp>
 
 #include <chrono>
 #include <condition_variable>

@@ -2,7 +2,7 @@
 // Tags: alone
 // NCCL's own library, if it is found, on a machine without a device: it is linked, and reports that
 // there is no device.
-#include <gpushare/interop/nccl.hpp>
+#include <gpushare/gradient/nccl.hpp>
 
 #include <gpushare/config.hpp>
 

@@ -2,7 +2,7 @@
 // Horovod's names for arrays on devices, on the host backend: the results of all ranks, whatever
 // the order, and of ranks that make other calls, are late, stop or abort.
 // tests/cuda/horovod_test.cpp checks which work waits for which stream.
-#include <gpushare/interop/horovod_devices.hpp>
+#include <gpushare/gradient/horovod_devices.hpp>
 
 #include <algorithm>
 #include <array>

@@ -3,7 +3,7 @@
 // node of the host backend: the results of all ranks, with the same bits as for host arrays, and
 // the ranks that faults name. mpi/devices.cpp has processes; tests/cuda/horovod_processes_test.cpp
 // checks which work waits for which stream.
-#include <gpushare/interop/horovod_processes.hpp>
+#include <gpushare/gradient/horovod_processes.hpp>
 
 #include <atomic>
 #include <chrono>

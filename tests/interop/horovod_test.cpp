@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Horovod's names over threads: arrays that ranks pass in any order, sets of some ranks, ranks with
 // fewer batches, and faults.
-#include <gpushare/interop/horovod.hpp>
+#include <gpushare/gradient/horovod.hpp>
 
 #include <algorithm>
 #include <atomic>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Horovod's names for arrays on devices: every operator and type, with ranks that join, as over
 // every transport (conformance/named_suite.hpp). On the host backend.
-#include <gpushare/interop/horovod_devices.hpp>
+#include <gpushare/gradient/horovod_devices.hpp>
 
 #include <cstdint>
 #include <memory>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which calls ranks have in common, by their names: in any order, with ranks that join; and the
 // calls that are refused.
-#include <gpushare/interop/detail/named_calls.hpp>
+#include <gpushare/gradient/detail/named_calls.hpp>
 
 #include <cstddef>
 #include <cstdint>

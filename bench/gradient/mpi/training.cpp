@@ -211,7 +211,7 @@ private:
     double passes_ = 0;
 };
 
-/// Uses the library as interop/torch_gradients.hpp describes.
+/// Uses the library as gradient/torch_gradients.hpp describes.
 class ours : public training {
 public:
     explicit ours(std::string name, const gs::torch_gradient_options& options = {})
