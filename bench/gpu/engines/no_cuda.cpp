@@ -14,7 +14,7 @@ namespace {
 
 }  // namespace
 
-// Unlike libtorch's class, this class has no members. Only the linker sees it.
+// Unlike libtorch's class, this class has no data members. Only the linker sees it.
 struct CUDAGraph {
     explicit CUDAGraph(bool keep);
     ~CUDAGraph();

@@ -184,8 +184,8 @@ struct epilogue {
     /// Whether the epilogue can be applied to whole rows only.
     static constexpr bool whole_rows = false;
     static constexpr bool any_row = true;  ///< whether all stages are any_row_stages
-    /// Puts the addresses of this rank's arrays that sharing stages write to into a list. This
-    /// epilogue has none.
+    /// Lists the addresses of this rank's arrays to which sharing stages write. This epilogue has
+    /// none.
     GPUSHARE_HD void collect(void**) const noexcept {}
 };
 /// A stage, followed by the remaining stages.

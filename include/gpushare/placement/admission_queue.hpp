@@ -332,8 +332,8 @@ private:
         return a;
     }
 
-    // The entries, of the first `ahead`, whose capacity the placements take. With `held_only`, only
-    // the entries that hold up other requests.
+    // The entries among the first `ahead` whose capacity the placements take. With `held_only`,
+    // only the entries that hold up other requests.
     template <level_views Views>
     [[nodiscard]] std::vector<std::size_t> harmed(Views& views, std::span<const placement> taken, std::size_t ahead,
                                                   bool held_only) const {

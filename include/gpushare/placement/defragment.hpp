@@ -170,8 +170,8 @@ private:
         }
     }
 
-    // Finds out whether the moved placements find places beside each other, and whether there is an
-    // order in which each move has room.
+    // Finds places for the moved placements beside each other, and an order in which each move has
+    // room. Without both, there is no plan.
     std::optional<rearrangement> plan(const candidate& c) const {
         cluster without = as_is_;
         for (const auto i : c.moved) without.release(placed_[i]);
