@@ -364,7 +364,7 @@ concept virtual_memory = requires(V& v, const V& cv, const typename V::range& r,
 /// A stream that moves bytes and waits for other streams of its node, all in its own order.
 ///   copy(to, from, size)   both reachable from the stream's device, without overlap; they must
 ///                          last until it is done
-///   wait(point)            what is enqueued from now on starts after `point`
+///   wait(point)            work that is enqueued later starts after `point`
 template <class S>
 concept copier = timeline<S> && requires(S& s, void* to, const void* from, std::size_t size,
                                          const typename S::point& p) {

@@ -46,7 +46,7 @@ struct conflict {
     bool wrote = false;
 };
 
-/// Knows when the block of an event ended; 0 while the block runs.
+/// The time at which each block of an event ended; 0 while the block runs.
 class ended_blocks {
 public:
     void end(std::uint32_t block, std::uint64_t when, int device) { set(block, {when, device}); }

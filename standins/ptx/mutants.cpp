@@ -181,7 +181,7 @@ public:
                                                       : f.name + ", PTX line " + std::to_string(f.code[at].line);
         };
         std::string place = inlined ? place_of(l.callers[0].file, l.callers[0].line) : place_of(l.file, l.line);
-        // Nor is it requested in functions that choose the scope.
+        // A function that only selects a scope isn't the place either; its caller is.
         const bool chooses = place.starts_with("session.hpp, release:") || place.starts_with("session.hpp, acquired:");
         if (inlined && chooses && l.callers[1].line != 0) place = place_of(l.callers[1].file, l.callers[1].line);
         mutant& m = all_[{place, w.what}];

@@ -70,7 +70,7 @@ public:
         if (machine_ != nullptr) host_knows_ = machine_->ended();
     }
     [[nodiscard]] std::uint64_t known() const override { return host_knows_; }
-    /// The view of everything that happens before a kernel or copy on this stream.
+    /// Everything that happens before a new kernel or copy on this stream, as a view.
     [[nodiscard]] view_pointer before(std::uint64_t stream, std::uint64_t known) {
         constexpr std::size_t many = 256;
         const view_pointer& so_far = streams_[stream];

@@ -4,7 +4,7 @@
 // another text.
 //
 //   support::toy_decoder engine(4, 16, 8);   engine.step(plan, next);
-//   support::toy_decoder::alone(prompt, most_new, last);  // what is added to it by itself
+//   support::toy_decoder::alone(prompt, most_new, last);  // the tokens that follow it
 #pragma once
 
 #include <algorithm>

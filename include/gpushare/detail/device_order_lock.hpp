@@ -33,7 +33,7 @@ public:
     public:
         /// Takes over what `other` holds.
         guard(guard&& other) noexcept : lock_(std::exchange(other.lock_, nullptr)), held_(other.held_) {}
-        /// Exchanges what the two hold.
+        /// Swaps the locks that the two guards hold.
         guard& operator=(guard&& other) noexcept {
             std::swap(lock_, other.lock_);
             std::swap(held_, other.held_);

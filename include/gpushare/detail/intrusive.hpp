@@ -50,8 +50,8 @@ public:
         if (tail_ == nullptr) tail_ = &element;
     }
 
-    /// Inserts the element before the first one that `goes_behind(it)`, or as the last. Linear,
-    /// unless the last element doesn't go behind it.
+    /// Inserts `element` before the first element for which `goes_behind` is true, or at the end if
+    /// there is none. Takes linear time, unless the element goes to the end.
     template <class F>
     void insert(T& element, F goes_behind) noexcept {
         if (tail_ == nullptr || !goes_behind(*tail_)) return push(element);

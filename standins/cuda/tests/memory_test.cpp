@@ -203,7 +203,7 @@ TEST_CASE("memory of pools and virtual memory is for the devices that it is open
     };
     for (void* const p : {pooled, there}) {
         CHECK(copy(0, p, &host, near) == cudaSuccess);
-        CHECK(copy(1, p, &host, near) == cudaErrorInvalidValue);  // what is current has to reach it, too
+        CHECK(copy(1, p, &host, near) == cudaErrorInvalidValue);  // out of the current device's reach
         CHECK(copy(0, p, &host, far) == cudaErrorInvalidValue);
         CHECK(copy(0, &host, p, far) == cudaErrorInvalidValue);
         CHECK(cudaMemsetAsync(p, 1, 1, far) == cudaErrorInvalidValue);

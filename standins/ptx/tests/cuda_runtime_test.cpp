@@ -176,7 +176,7 @@ TEST_CASE("two plain kernels that wait for each other are a deadlock as soon as 
     CHECK(found(ptx::turns::fair, false) == "");
     CHECK(found(ptx::turns::adversarial, true) == "");
     CHECK(has(found(ptx::turns::adversarial, false), "deadlock: kernels wait for what may only run after them"));
-    // What was chosen for one machine isn't for the next.
+    // A new machine doesn't keep the options of the machine before.
     CHECK(found_by([&](cudaStream_t s, cudaStream_t t, std::uint32_t* words) {
               CHECK(meet.launch(s, words, 1) == cudaSuccess);
               CHECK(meet.launch(t, words, 2) == cudaSuccess);

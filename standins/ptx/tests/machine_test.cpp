@@ -284,8 +284,8 @@ TEST_CASE("only resident blocks run", "[ptx]") {
 
 namespace {
 
-/// Grids of one thread and of two: each raises a flag, the other one's word, and waits for its own.
-/// Whether both come to their end; what is said if they don't.
+/// A grid of one thread and a grid of two threads. Each writes the other grid's flag and waits for
+/// its own. Returns the machine's report if a grid doesn't end.
 std::string meet(ptx::machine_options o, const ptx::launch& first, const ptx::launch& second) {
     small_kernel k(
         "mov.u32 %r3, %ntid.x;\nsub.u32 %r3, %r3, 1;\nmul.wide.u32 %rd2, %r3, 4;\nadd.s64 %rd2, %rd1, %rd2;\n"
@@ -377,7 +377,7 @@ TEST_CASE("blocks need registers and shared memory", "[ptx]") {
 }
 
 TEST_CASE("the same seed is the same run, and another one another", "[ptx]") {
-    // Which thread adds when.
+    // The order in which threads add.
     const std::string body = "atom.add.relaxed.gpu.u32 %r9, [%rd1+252], 1;\n" + keep;
     const auto order = [&](std::uint64_t seed, ptx::turns who) {
         small_kernel k(body, {.seed = seed, .who = who});

@@ -29,7 +29,7 @@ std::string pass(const message& m) {
            "\nld.global.u32 %r7, [%rd1];\nst.global.u32 [%rd1+128], %r7;\nDONE:";
 }
 
-/// What is found over some seeds.
+/// Returns the races found with any of eight seeds.
 std::string races(const std::string& body) {
     std::string found;
     for (std::uint64_t seed = 1; seed <= 8; ++seed) {
@@ -299,12 +299,12 @@ TEST_CASE("bytes of one word belong to different threads", "[ptx]") {
 
 namespace {
 
-/// So that a thread isn't over before what it stored is seen by itself.
+/// Keeps a thread running until other threads can see its stores.
 const std::string linger =
     "\nmov.u32 %r8, 0;\nLINGER: add.u32 %r8, %r8, 1;\nsetp.lt.u32 %p4, %r8, 2000;\n@%p4 bra LINGER;\n";
 
-/// Threads 0 of two blocks: each stores to a word of its own and then looks at the other's. How
-/// often neither saw the other.
+/// Thread 0 of each of two blocks stores to its own word and then reads the other block's word.
+/// Returns how often neither thread saw the other's store.
 int neither_saw(const std::string& between, bool weak) {
     int neither = 0;
     for (std::uint64_t seed = 1; seed <= support::few(200U); ++seed) {

@@ -268,7 +268,7 @@ void neighbours_guarantee(const rig<Backend>& r, int /*rounds*/) {
     const auto all = r.fill(granted);
     r.check(all.size() == granted, "not what is granted");
     r.check(r.who.overpromised() == bytes{}, "what a tenant uses is others'");
-    if constexpr (requires { r.on.before_reading([] {}); }) {  // nor is what is freed meanwhile ours and free
+    if constexpr (requires { r.on.before_reading([] {}); }) {  // nor is freed memory counted twice
         r.on.before_reading([&] { r.put(all); });
         (void)r.who.overpromised();
         (void)r.on.memory().taken_by_others();  // of an owner that doesn't measure

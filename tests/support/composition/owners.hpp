@@ -162,7 +162,7 @@ public:
     bool close(gpushare::instant deadline) override { return of_mine_.close(deadline); }
     bool resize(std::size_t n) override {
         const bytes burst = n > granted / 2 ? blocks(n - granted / 2) : bytes{};
-        const bool first = n < granted || team_.resize(blocks(n), {}) == errc::none;  // what is lent is there before
+        const bool first = n < granted || team_.resize(blocks(n), {}) == errc::none;  // the lender grows first
         return first && of_mine_.resize(blocks(granted / 2), burst) == errc::none;
     }
 

@@ -124,8 +124,8 @@ public:
         return try_allocate(static_cast<std::size_t>(size.count()), alignment, why);
     }
 
-    /// errc::unknown_block or errc::wrong_size, changing nothing, if `p` isn't what an allocation
-    /// of that size and alignment returned. Null is ignored. Waits for the device, as cudaFree
+    /// If no allocation of that size and alignment returned `p`, changes nothing and returns
+    /// errc::unknown_block or errc::wrong_size. Null is ignored. Waits for the device, as cudaFree
     /// does.
     errc deallocate(void* p, std::size_t size, std::size_t alignment) noexcept {
         if (p == nullptr) return errc::none;

@@ -87,8 +87,8 @@ public:
     [[nodiscard]] bool shares(const launch_batches& other) const noexcept {
         return stream_ == other.stream_ && thread_ == other.thread_;
     }
-    /// Whether the stream is another thread's per-thread default stream: in this thread its handle
-    /// means another stream.
+    /// Whether the stream is another thread's per-thread default stream. In the calling thread the
+    /// same handle means a different stream.
     [[nodiscard]] bool is_elsewhere() const noexcept { return thread_ != 0 && thread_ != number_of_thread(); }
     [[nodiscard]] CUstream stream() const noexcept { return stream_; }
     /// Whether a thread with that current context may end a batch of another thread's launches.
@@ -110,8 +110,8 @@ public:
     void adopt() noexcept { ++adopted_; }
     [[nodiscard]] bool abandon() noexcept { return --adopted_ == 0; }
     [[nodiscard]] bool drained() const noexcept { return gone_ && !may_wait(); }
-    /// Whether nothing is in flight in another thread's per-thread default stream, of whose end no
-    /// callback tells.
+    /// Whether the stream is another thread's per-thread default stream and has nothing in flight.
+    /// No callback reports the end of such a stream.
     [[nodiscard]] bool forgettable() const noexcept { return is_elsewhere() && !may_wait(); }
     /// Whether no enqueued work is behind a wait any more.
     [[nodiscard]] bool passed_waits() const noexcept {
@@ -361,7 +361,8 @@ private:
     std::uint64_t thread_;
     bool gone_ = false;
     std::uint32_t adopted_ = 0;
-    // A wait follows the last batch, so its end isn't the next batch's beginning.
+    // Whether a wait follows the last batch. If so, the end of that batch isn't the beginning of
+    // the next.
     bool waited_ = false;
     std::uint64_t closings_ = 0;
     gpushare::detail::launch_history history_;
