@@ -274,7 +274,7 @@ class close_token;  // closing.hpp
 ///                              After any other code nothing has happened. After unknown_block,
 ///                              wrong_size or closed, no later free of the block succeeds, either,
 ///                              so a resource drops its record of the block. After all other codes
-///                              the block is out as before, and a later free may succeed
+///                              the block stays allocated, and a later free may succeed
 ///                              (submission_failed, capturing). Don't use the block until then: it
 ///                              may be overwritten
 ///   charged(size, alignment)   bytes that such an allocation really takes; bytes::max() if it can

@@ -145,7 +145,7 @@ struct pool {
     std::uint64_t reserved = 0, reserved_high = 0, used = 0, used_high = 0;
     std::map<cudaMemPoolAttr, int> switches{};
     std::set<int> open_to{};  // devices besides its own
-    bool closing = false;     // destroyed while some of its blocks are out
+    bool closing = false;     // destroyed while some of its blocks are allocated
 };
 
 /// A block of cudaMalloc, a pool or cudaHostAlloc.

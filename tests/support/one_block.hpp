@@ -9,7 +9,8 @@
 
 namespace support {
 
-/// Accepts any size and alignment. Throws std::bad_alloc while the block is out. Not thread-safe.
+/// Accepts any size and alignment. Throws std::bad_alloc while the block is allocated. Not
+/// thread-safe.
 struct one_block {
     alignas(64) std::byte place[64]{};
     bool out = false;

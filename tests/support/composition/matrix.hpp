@@ -195,8 +195,8 @@ void close_beside_traffic(const rig<Backend>& r, int /*rounds*/) {
     r.top->reach();
     r.top->settle();
     r.top.reset();
-    // When a quota closes, its owner must take back blocks that are still out. Until then they stay
-    // charged, and the device lacks them.
+    // When a quota closes, its owner must take back all blocks that are still allocated. Until then
+    // they stay charged, and the device lacks them.
     r.check(r.who.limit().usage().current == r.on.used(), "what is charged isn't what the device lacks");
     r.check(complete, "it doesn't close");
     r.check(r.who.idle() == bytes{}, "closed, with memory that is kept");

@@ -44,7 +44,7 @@ public:
     [[nodiscard]] virtual memory_type& memory() = 0;
     [[nodiscard]] virtual any_upstream& neighbour() = 0;
     [[nodiscard]] virtual gpushare::quota& neighbours_limit() = 0;
-    /// Requests more than there can be while one block is out. Always returns null.
+    /// Requests more than there can be while one block is allocated. Always returns null.
     [[nodiscard]] virtual void* ask_too_much() noexcept { return memory().try_allocate(granted * unit, 256, nullptr); }
     /// Charges a block that a library took from the device. Throws memory_error.
     [[nodiscard]] virtual gpushare::workspace declare() = 0;
@@ -62,7 +62,7 @@ public:
     /// owner has no other device.
     [[nodiscard]] virtual bool hold_close() { return false; }
     virtual void let_close() {}
-    /// Whether its close takes back blocks that are out.
+    /// Whether its close takes back allocated blocks.
     [[nodiscard]] virtual bool takes_back() { return false; }
     /// Makes the device get back memory that is kept without an owner.
     virtual void make_room() {}

@@ -77,7 +77,7 @@ public:
     [[nodiscard]] virtual bool defers() const noexcept { return false; }
     /// Whether a block that is freed during a capture can be used again only after the capture.
     [[nodiscard]] virtual bool keeps_captured() const noexcept { return false; }
-    /// Whether blocks that are out when the owner closes are taken back.
+    /// Whether a close of the owner takes back allocated blocks.
     [[nodiscard]] virtual bool is_taken_back() const noexcept { return true; }
     /// Whether it closes with its owner. If not, its work for the owner ends by itself, and the
     /// owner's close waits for that.
@@ -95,7 +95,7 @@ public:
     [[nodiscard]] virtual bool free_many(std::size_t /*n*/) { return false; }
     /// Whether put() returns the owner's answer to a free.
     [[nodiscard]] virtual bool passes_answers() const noexcept { return false; }
-    /// Misuses a block that is out. Returns the misuse that isn't refused properly; empty if all
+    /// Misuses an allocated block. Returns the misuse that isn't refused properly; empty if all
     /// are.
     [[nodiscard]] virtual std::string_view misuse(void* p) noexcept {
         return put(p) != errc::none   ? "a block isn't taken back"

@@ -83,7 +83,7 @@ struct allocation_model {
 };
 
 /// The memory of one device. Safe from any thread. Free all blocks before it is destroyed; the
-/// destructor frees blocks that are still out. Keeps the device's state alive.
+/// destructor frees blocks that are still allocated. Keeps the device's state alive.
 class device_memory {
 public:
     /// The alignment of cudaMalloc. A larger alignment can be requested, and is charged.

@@ -32,7 +32,7 @@ namespace cuda {
 
 /// Pinned memory for all devices. Models memory_resource. Each allocation is slow (a system call
 /// that pins pages), so use it for long-lived buffers. Safe from any thread. The destructor frees
-/// blocks that are still out.
+/// blocks that are still allocated.
 class pinned_memory {
 public:
     /// The alignment of every block, in bytes. A larger alignment can be requested, and is charged.
@@ -115,7 +115,7 @@ public:
     [[nodiscard]] static constexpr std::string_view owner() noexcept { return {}; }
     /// Never closes.
     [[nodiscard]] static close_token closing() noexcept { return {}; }
-    /// The charged bytes of the blocks that are out.
+    /// The charged bytes of the allocated blocks.
     [[nodiscard]] bytes used() const noexcept { return blocks_.charged(); }
 
 private:

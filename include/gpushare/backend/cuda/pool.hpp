@@ -50,12 +50,12 @@ struct memory_pool_options {
 };
 
 /// A pool's bytes. `reserved` is taken from the device, in large pieces. `used` is the part of it
-/// in blocks that are out. A maximum limits `reserved`, rounded up: a pool for 1 KiB was seen to
+/// in allocated blocks. A maximum limits `reserved`, rounded up: a pool for 1 KiB was seen to
 /// reserve 32 MiB. So a quota over the pool counts `used`. device_memory counts `used` as allocated
 /// here, and the rest of `reserved` as taken by others until trim() returns it.
 struct memory_pool_usage {
     bytes reserved{};       ///< taken from the device
-    bytes used{};           ///< the bytes in blocks that are out
+    bytes used{};           ///< the bytes in allocated blocks
     bytes reserved_peak{};  ///< the peak of `reserved`
     bytes used_peak{};      ///< the peak of `used`
 };
@@ -250,7 +250,7 @@ public:
         const auto code = cudaFreeAsync(base, s.state().native);
         const errc why = device().health().note(code, "cudaFreeAsync");
         if (why == errc::none || why == errc::device_lost) return errc::none;
-        if (base != p) (void)aligned_->add(p, base);  // the block is still out
+        if (base != p) (void)aligned_->add(p, base);  // the block is still allocated
         return code == cudaErrorInvalidValue || code == cudaErrorInvalidDevicePointer ? errc::unknown_block : why;
     }
 
@@ -280,7 +280,7 @@ public:
         check(cudaMemPoolTrimTo(native_.get(), static_cast<std::size_t>(keep.count())), "trimming a memory pool");
     }
 
-    /// Opens the pool's memory to kernels and copies of `other`, including blocks that are out. By
+    /// Opens the pool's memory to kernels and copies of `other`, including allocated blocks. By
     /// default a pool made by the library is open to its node's other devices. Use this function
     /// for a pool of the embedder, or without `peers`. (Runtime API, cudaMemPoolSetAccess:
     /// cudaDeviceEnablePeerAccess doesn't cover pools.) Once the pool is open, copy its memory to

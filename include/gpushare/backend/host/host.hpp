@@ -538,14 +538,14 @@ static_assert(sm_partitionable<device_sms>);
 }  // namespace host
 namespace host {
 
-/// A pool's bytes: `reserved` of the device, `used` of that in blocks that are out.
+/// A pool's bytes: `reserved` of the device, `used` of that in allocated blocks.
 struct memory_pool_usage {
     bytes reserved{};  ///< taken from the device
-    bytes used{};      ///< the bytes in blocks that are out
+    bytes used{};      ///< the bytes in allocated blocks
 };
 
 /// A pool of device memory. Neither copied nor moved. Safe from any thread. The node must outlive
-/// it. The destructor frees blocks that are still out.
+/// it. The destructor frees blocks that are still allocated.
 class memory_pool {
 public:
     /// The alignment of blocks, as with cudaMallocAsync.
@@ -570,8 +570,8 @@ public:
     [[nodiscard]] void* try_allocate(stream& /*s*/, std::size_t size, std::size_t alignment = natural_alignment,
                                      failure* why = nullptr) noexcept;
 
-    /// Frees the block once `s` has reached this point. unknown_block if the block isn't out. Null
-    /// is ignored.
+    /// Frees the block once `s` has reached this point. unknown_block if the block isn't allocated.
+    /// Null is ignored.
     errc deallocate(stream& s, void* p) noexcept;
 
     /// The bytes that a block takes; bytes::max() if no device can have it.
@@ -659,7 +659,7 @@ GPUSHARE_INLINE errc memory_pool::deallocate(stream& s, void* p) noexcept {
     try {
         kept_.push_back({p, at->second, s.record()});
     } catch (...) {
-        return errc::out_of_memory;  // the host's memory; the block is still out
+        return errc::out_of_memory;  // the host's memory; the block is still allocated
     }
     out_.erase(at);
     return errc::none;

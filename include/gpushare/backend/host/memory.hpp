@@ -89,7 +89,7 @@ public:
     explicit device_memory(const memory_options& options);
     device_memory(const device_memory&) = delete;
     device_memory& operator=(const device_memory&) = delete;
-    /// Returns blocks that are still out to the system.
+    /// Returns allocated blocks to the system.
     ~device_memory();
 
     /// `size` bytes aligned to `alignment` (a power of two); a unique address for 0 bytes. Contents

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Records the blocks that are out, with size and alignment, which CUDA doesn't tell. The registry
-// finds wrong frees before CUDA sees them. A part of the backend's allocators.
+// Records the allocated blocks with their sizes and alignments, which CUDA doesn't report. The
+// registry finds wrong frees before CUDA sees them. A part of the backend's allocators.
 //
 //   detail::block_registry blocks;   blocks.add(p, {.size = 64, .alignment = 256, .base = p});
 //   // errc::none, and b.base is what CUDA gave
@@ -77,21 +77,21 @@ public:
     }
     void release(const block& b) noexcept { charged_.fetch_sub(b.charge.count(), std::memory_order_relaxed); }
 
-    /// The bytes of all blocks that are out. Relaxed: a figure of one moment, from which nothing
-    /// else is inferred.
+    /// The bytes of all allocated blocks. Relaxed: a figure of one moment, from which nothing else
+    /// is inferred.
     [[nodiscard]] bytes charged() const noexcept { return bytes{charged_.load(std::memory_order_relaxed)}; }
 
     /// The bytes entered so far. Read this count before the device's free memory, and then call
     /// out_since() with the count.
     [[nodiscard]] std::uint64_t entered() const noexcept { return entered_.load(std::memory_order_acquire); }
-    /// A lower bound on the bytes that were out when the free memory was read, even if blocks came
-    /// or went meanwhile. `entered` is the result of entered() before that reading. A block enters
-    /// after the device gave it, and leaves before the device gets it back.
+    /// A lower bound on the bytes that were allocated when the free memory was read, even if blocks
+    /// came or went meanwhile. `entered` is the result of entered() before that reading. A block
+    /// enters after the device gave it, and leaves before the device gets it back.
     [[nodiscard]] bytes out_since(std::uint64_t entered) const noexcept {
         return bytes{entered} - bytes{left_.load(std::memory_order_acquire)};
     }
 
-    /// Calls f(const block&) for each block that is out. Don't call while other threads use the
+    /// Calls f(const block&) for each allocated block. Don't call while other threads use the
     /// registry.
     template <class F>
     void for_each(F f) {

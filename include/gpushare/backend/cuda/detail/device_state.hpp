@@ -95,7 +95,7 @@ public:
     void leave(bytes n) noexcept { left_.fetch_add(n.count(), std::memory_order_release); }
     /// The bytes entered so far. Read this count before the device's free memory.
     [[nodiscard]] std::uint64_t entered() const noexcept { return entered_.load(std::memory_order_acquire); }
-    /// A lower bound on the bytes that were out when the free memory was read. `entered`: the
+    /// A lower bound on the bytes that were allocated when the free memory was read. `entered`: the
     /// result of entered() before that reading.
     [[nodiscard]] bytes out_since(std::uint64_t entered) const noexcept {
         return bytes{entered} - bytes{left_.load(std::memory_order_acquire)};
@@ -144,7 +144,7 @@ public:
         const std::lock_guard lock(pools_mutex_);
         std::erase(pools_, p);
     }
-    /// The bytes of blocks that are out, of all these pools.
+    /// The bytes of allocated blocks, of all these pools.
     [[nodiscard]] bytes used_of_pools() noexcept {
         const std::lock_guard lock(pools_mutex_);
         bytes all{};
