@@ -190,7 +190,7 @@ template <class Outcome, timeline_point Point>
 }
 }  // namespace detail
 
-/// A stream that can be told to wait for a point of another one, on the device.
+/// A stream that can wait on the device for a point of another stream.
 template <class S>
 concept joining_timeline = timeline<S> && requires(S& s, const typename S::point& p) { s.wait(p); };
 

@@ -398,9 +398,9 @@ static_assert(in_order(sentences), "a line of `sentences` is missing, misplaced,
            code == errc::bad_alignment;
 }
 
-/// The reason for a refusal. Trivial to copy: costs nothing to return. `because` says what the
-/// figures mean. Without it they mean what the code implies (reason_of), and aren't shown where the
-/// code implies nothing.
+/// The reason for a refusal. Trivial to copy: costs nothing to return. `because` gives the figures
+/// a meaning. Without `because`, the code implies the meaning (reason_of); if the code implies
+/// none, messages don't show the figures.
 struct failure {
     errc code = errc::none;           ///< the error; none: no error
     std::uint64_t asked = 0;          ///< how much was asked for

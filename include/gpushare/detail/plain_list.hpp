@@ -38,7 +38,7 @@ struct plain_memory {
     void grow(std::size_t n, std::size_t each);
     /// Makes a gap of one element at place `i`; `size` counts the gap.
     void open(std::size_t i, std::size_t each);
-    /// Drops `n` elements at place `i` and moves up those behind them.
+    /// Removes `n` elements from index `i` on, and closes the gap.
     void close(std::size_t i, std::size_t n, std::size_t each) noexcept;
     void swap(plain_memory& other) noexcept {
         std::swap(data, other.data);

@@ -194,7 +194,7 @@ public:
     /// device are reached with errc::device_lost. CUDA doesn't tell which kernel caused the error:
     /// fatal() names only the call that noticed it.
     [[nodiscard]] bool lost() const noexcept {
-        // acquire: a thread that sees the loss sees what was written about it.
+        // acquire: a thread that sees the loss also sees the details that were written before.
         return lost_.load(std::memory_order_acquire);
     }
     /// The error that made the device unusable; null while the device is usable.

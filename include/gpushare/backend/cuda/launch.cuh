@@ -111,8 +111,8 @@ public:
 
     /// Waits for all threads of all blocks of a cooperative launch, and makes their writes visible.
     /// False if the launch isn't cooperative and has several blocks. Defined in cooperative.cuh,
-    /// which takes a second to compile in each file. All threads must call it equally often: unlike
-    /// on the host, the others wait for ever for a block that has returned.
+    /// which takes a second to compile in each file. All threads must call it equally often: if a
+    /// block returns early, the other blocks wait for ever, unlike on the host.
     [[nodiscard]] __device__ inline bool grid_sync() noexcept;
 
     /// Call in a loop that waits for another block. `turn`: the number of earlier calls. The first

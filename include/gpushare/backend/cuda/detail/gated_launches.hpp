@@ -873,9 +873,9 @@ private:
         note = (static_cast<std::uint64_t>(predicted.count()) + 1) | how;
         return launch_verdict::followed;
     }
-    // Another thread may wait for the host function in a way that the gate can't see. So there may
-    // be no wait in front of the function, neither in its stream, whichever client enqueued the
-    // wait, nor in the client's other streams, for whose events the stream may wait.
+    // Another thread may wait for the host function in a way that the gate can't see. So no closed
+    // wait may delay the function: no wait of any client in the function's stream, and no wait in
+    // the client's other streams, since the function's stream may wait for their events.
     [[nodiscard]] launch_verdict before_host(std::unique_lock<std::mutex>& lock, launch_owner who,
                                              const launch_call& call, std::uint64_t& note) noexcept {
         if (!in_stream_) return launch_verdict::passes;

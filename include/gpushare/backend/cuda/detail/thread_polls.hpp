@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The work that a thread polls on the device, and for how long the answer has been "not yet". A
-// part of the launch hub.
+// The work on the device that a thread polls, and the time since the first answer "not yet". A part
+// of the launch hub.
 //
 //   thread_polls& mine = thread_polls::of_thread();
 //   polled_work& w = mine.of(event);          // cuEventQuery said "not ready"
