@@ -158,8 +158,8 @@ class memory {
 public:
     void add(std::uintptr_t begin, std::size_t size, contents c, int owner = 0);
     void remove(std::uintptr_t begin);
-    /// The host makes strong accesses of system scope to this part of an area at any time. Accesses
-    /// that aren't as strong race with the host.
+    /// From now on the host may access this part of an area at any time, by strong operations of
+    /// system scope. Weaker accesses of a kernel race with the host.
     void polled_by_host(std::uintptr_t begin, std::size_t size);
     /// The area that contains the whole range.
     [[nodiscard]] area* find(std::uintptr_t begin, std::size_t size);

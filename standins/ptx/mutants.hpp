@@ -40,8 +40,8 @@ struct mutant {
 
 /// For each place that orders something: each way to weaken it by one step, or to leave it out.
 [[nodiscard]] std::vector<mutant> mutants_of(std::span<const program* const> all);
-/// The same for bounds in the source: each comparison of integers that ends or skips something, off
-/// by one in either direction.
+/// The same for bounds in the source: each integer comparison that can end or skip work, moved by
+/// one in either direction.
 [[nodiscard]] std::vector<mutant> bounds_of(std::span<const program* const> all);
 
 /// Forgets which instructions have run.

@@ -8,9 +8,10 @@
 //   // it may have gone into a capture that another thread began meanwhile
 //   if (watch.turn() != turn) refuse();
 //
-// Any thread may record on a stream for a limiter, so a record takes no lock: a point that went
-// into a capture can be dropped. Calls that would spoil a capture (waiting for a point from outside
-// of it, allocating) hold off captures instead.
+// Any thread may record on a stream for a limiter, so a record takes no lock. If a point went into
+// a capture by accident, the point can be dropped. Some calls would invalidate a capture, such as
+// an allocation or a wait for a point from outside the capture. Such calls hold off captures
+// instead.
 #pragma once
 
 #include <atomic>

@@ -693,8 +693,9 @@ private:
     [[nodiscard]] bool is_old(const client_state& c, const launch_batches& in, instant now) const noexcept {
         return now - in.open().begun >= std::max(full_batch(c), options_.batch) * 2;
     }
-    // Whether to put a wait in front of the next launch. The piece would get too long, or the words
-    // were closed since its beginning, so that the rest of the piece would run beside the request.
+    // Whether to put a wait in front of the next launch. There are two reasons: the piece would get
+    // too long, or the words were closed since its beginning, so that the rest of the piece would
+    // run beside the request.
     [[nodiscard]] bool piece_ends(const client_state& c, std::uint32_t client, const launch_batches& in,
                                   ns predicted) const noexcept {
         if (in.open().predicted + predicted > core_.piece(client, options_.piece)) return true;
