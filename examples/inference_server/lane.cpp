@@ -116,7 +116,7 @@ std::optional<refused> refusal_of(const gpushare::completion& how) noexcept {
     return std::nullopt;
 }
 
-/// Whether the host had no memory for it. A full quota is a different error.
+/// Whether the host lacked memory for the submission. A full quota is a different error.
 bool lacked_memory(const gpushare::completion& how) noexcept {
     try {
         if (how.error) std::rethrow_exception(how.error);

@@ -146,8 +146,8 @@ public:
     std::string reload();
     /// Gets the error, as reload() returns it. Exceptions of the function are dropped.
     using on_reload = std::function<void(std::string_view)>;
-    /// Calls reload() in another thread, which first waits until the file has been written, and
-    /// calls back once: also at the end of the service, and if the host has no memory. Throws
+    /// Calls reload() in another thread, which first waits until the file has been written. Calls
+    /// `done` exactly once, even at the end of the service or if the host has no memory. Throws
     /// std::bad_alloc; the function is then not called.
     void reload_soon(on_reload done);
     [[nodiscard]] gpushare::instant now() const { return shared_.now(); }
@@ -206,7 +206,7 @@ private:
     void later(std::function<void()> f, const void* whose);
     void keep_house(const std::stop_token& stop);
     static void answer_all(const std::vector<on_reload>& asked, std::string_view why) noexcept;
-    /// A request's time is over at `when`; tell_late() then tells it so.
+    /// A request's time ends at `when`; tell_late() then handles the request.
     void expect_late(gpushare::instant when) noexcept;
     void tell_late(const std::stop_token& stop);
     void reload_if_changed();
