@@ -223,10 +223,16 @@ TEST_CASE("SMs that were set apart while they were busy come to their group when
     CHECK(s.next()->work == 2);
     s.put_back(a);
     s.release(0);
-    CHECK(s.free_sms() == 2);
     CHECK(s.size_of(0) == 2);
+    s.offer(3, priority{}, 3, false);
+    CHECK(drain(s) == std::vector{3, 3});  // both SMs are free
+    s.release(0);
+    CHECK(drain(s) == std::vector{3});
+    s.release(0);
+    s.release(1);
     CHECK(s.set_apart(2) == a);  // numbers are used again
-    CHECK(s.free_sms() == 2);
+    s.offer(4, priority{}, 3, false, a);
+    CHECK(drain(s) == std::vector{4, 4});
 }
 
 TEST_CASE("random groups: nobody is outside of its own, and no SM idles while somebody may have it", "[host]") {
@@ -274,7 +280,6 @@ TEST_CASE("random groups: nobody is outside of its own, and no SM idles while so
         }
         // No cooperative head has started in part, and none is waiting that could start.
         for (const auto& [which, w] : offered) right &= !w.cooperative || w.claimed == 0;
-        right &= s.free_sms() == sms - running.size();
         for (const auto& [which, w] : offered) {
             if (std::ranges::any_of(offered, [](const auto& o) { return o.second.cooperative; })) break;
             const auto busy = std::ranges::count_if(
@@ -288,6 +293,23 @@ TEST_CASE("random groups: nobody is outside of its own, and no SM idles while so
         }
     }
     CHECK(right);
+
+    // No SM was lost: without groups and running work, one piece of work has all of them at once.
+    do {
+        for (const auto sm : running) s.release(sm);
+        running.clear();
+        while (const auto c = s.next()) {
+            work& w = offered.at(c->work);
+            w.claimed += c->count;
+            if (w.claimed == w.blocks) offered.erase(c->work);
+            running.push_back(c->sm);
+        }
+    } while (!running.empty());
+    CHECK(offered.empty());
+    for (const auto& g : groups) s.put_back(g.first);
+    CHECK(s.size_of(0) == sms);
+    s.offer(0, priority{}, sms, true);
+    CHECK(drain(s).size() == sms);
 }
 
 TEST_CASE("work goes onto a taken SM only above the work there, and only where it may run", "[host][yield]") {

@@ -138,8 +138,6 @@ public:
         prepare();
         return plan_;
     }
-    /// The order in which gradients became ready in the last step.
-    [[nodiscard]] std::span<const std::uint32_t> seen_order() const noexcept { return seen_; }
     /// The bytes on the wire of this rank's gradients, for one step.
     [[nodiscard]] bytes wire_bytes() const noexcept {
         bytes all;

@@ -84,8 +84,6 @@ public:
     }
     /// Whether gradient g is ready here.
     [[nodiscard]] bool is_marked(std::uint32_t g) const noexcept { return bit(mine_, g); }
-    /// Whether gradient g is known to be ready on all ranks.
-    [[nodiscard]] bool is_agreed(std::uint32_t g) const noexcept { return bit(agreed_, g); }
     /// Whether this rank has ready gradients that aren't agreed yet.
     [[nodiscard]] bool is_waiting() const noexcept {
         for (std::uint32_t w = 0; w < mine_.size(); ++w)

@@ -216,7 +216,6 @@ public:
         }
         task f = std::move(tasks_[e.index]);
         free_tasks_.push_back(e.index);
-        ++happened_;
         f();
         return true;
     }
@@ -236,8 +235,6 @@ public:
     /// Calls `f` with every kernel at its end. Tests check meters against these spans.
     void on_kernel(gpushare::detail::inplace_function<void(const kernel_span&), 48> f) { on_kernel_ = std::move(f); }
 
-    /// The number of events so far.
-    [[nodiscard]] std::uint64_t happened() const noexcept { return happened_; }
     /// The total time of the device's completed kernels.
     [[nodiscard]] ns device_time(device_id d) const noexcept { return devices_[d.index].busy; }
 
@@ -352,7 +349,6 @@ private:
         const auto stream = d.running;
         stream_state& s = streams_[stream];
         items_.release(*s.items.pop());
-        ++happened_;
         d.busy += now_ - d.began;
         d.runs = false;
         s.offered = false;
@@ -368,7 +364,7 @@ private:
     std::vector<device_state> devices_;
     std::vector<stream_state> streams_;  // closed streams are kept
     gpushare::detail::pool<item> items_;
-    std::uint64_t offered_ = 0, happened_ = 0;
+    std::uint64_t offered_ = 0;
     gpushare::detail::inplace_function<void(const kernel_span&), 48> on_kernel_;
 };
 

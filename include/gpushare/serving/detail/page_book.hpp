@@ -38,7 +38,6 @@ public:
     [[nodiscard]] std::uint32_t free() const noexcept { return free_count_; }
     /// The number of taken pages.
     [[nodiscard]] std::uint32_t out() const noexcept { return out_count_; }
-    [[nodiscard]] std::uint32_t slabs_there() const noexcept { return there_; }
     [[nodiscard]] slab_stage stage(std::uint32_t s) const noexcept { return slabs_[s].stage; }
     [[nodiscard]] bool is_out(std::uint32_t page) const noexcept { return page < pages() && get(out_, page); }
 

@@ -55,11 +55,6 @@ public:
     }
 
     [[nodiscard]] std::uint32_t sms() const noexcept { return static_cast<std::uint32_t>(group_of_.size()); }
-    [[nodiscard]] std::uint32_t free_sms() const noexcept {
-        std::size_t sum = 0;
-        for (const sm_group& g : groups_) sum += g.free.size();
-        return static_cast<std::uint32_t>(sum);
-    }
 
     /// Sets apart `count` >= 1 SMs of group 0, which must have as many. Returns the group's number,
     /// from 1; numbers are used again. Other blocks on these SMs run to their end.
