@@ -137,7 +137,10 @@ struct plan_words {
         if (first == line.npos) return w;
         line.remove_prefix(first);
         const auto word = line.substr(0, line.find_first_of(blanks));
-        if (w.count == w.all.size()) return w.more = true, w;
+        if (w.count == w.all.size()) {
+            w.more = true;
+            return w;
+        }
         w.all[w.count++] = word;
         line.remove_prefix(word.size());
     }

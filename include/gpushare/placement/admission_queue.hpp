@@ -431,7 +431,10 @@ private:
                 apply_gang(after, *found.placements);
                 const cluster before = views.of(r.level);
                 const carried how = carry(std::span<const placement>(*found.placements), views);
-                if (how == carried::dropped) return a.outcome = admission_result::refused, true;
+                if (how == carried::dropped) {
+                    a.outcome = admission_result::refused;
+                    return true;
+                }
                 if (how == carried::elsewhere) {
                     if (views.of(r.level) != before) continue;
                     a.why = {shortage::consent};

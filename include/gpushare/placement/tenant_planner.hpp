@@ -478,7 +478,10 @@ private:
             who = of.admit(spec, where.front());
             return carried::out;
         } catch (const operation_error& e) {
-            if (!is_of_room(e.code())) return thrown = std::current_exception(), carried::dropped;
+            if (!is_of_room(e.code())) {
+                thrown = std::current_exception();
+                return carried::dropped;
+            }
             of.learn(where.front(), view);
             return carried::elsewhere;
         } catch (...) {

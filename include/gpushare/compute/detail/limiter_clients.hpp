@@ -272,7 +272,8 @@ struct limiter_client {
         usage.failed += times;
         const auto before = std::exchange(failures_in_row, failures_in_row + times);
         if (before >= quarantine_after || failures_in_row < quarantine_after) return false;
-        return quarantined = true;
+        quarantined = true;
+        return true;
     }
 
     /// How long the client's work in flight and `more` submissions last at most. Unbounded if its

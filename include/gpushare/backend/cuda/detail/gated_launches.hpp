@@ -324,7 +324,10 @@ public:
     // open until the thread gets its answer, launches, or stops polling.
     [[nodiscard]] bool polls(const launch_owner* who, const sync_call& call,
                              std::optional<instant>& since) noexcept override {
-        if (!in_stream_ || launch_hub::in_child() || !concerns(call)) return since.reset(), false;
+        if (!in_stream_ || launch_hub::in_child() || !concerns(call)) {
+            since.reset();
+            return false;
+        }
         const std::lock_guard lock(mutex_);
         const instant now = time_.now();
         const auto there = find_poll(call.awaited());
@@ -333,7 +336,10 @@ public:
             return true;
         }
         end_polls(now);
-        if (closed_ || device_->health().lost()) return since.reset(), false;
+        if (closed_ || device_->health().lost()) {
+            since.reset();
+            return false;
+        }
         const client_state* const c = who != nullptr ? find(*who) : nullptr;
         const auto own = c != nullptr ? std::optional(who->client) : std::nullopt;
         settle_all(c != nullptr && is_gated(*c) ? *own : nobody, call.context, now);

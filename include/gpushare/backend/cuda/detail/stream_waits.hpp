@@ -119,7 +119,10 @@ public:
     /// A client of the level is added. Returns false if there is no pinned memory for a word.
     /// Throws std::bad_alloc.
     [[nodiscard]] bool join(int number) {
-        if (level* const there = find(number)) return ++there->clients, true;
+        if (level* const there = find(number)) {
+            ++there->clients;
+            return true;
+        }
         levels_.reserve(levels_.size() + 1);
         auto* const memory = words_.take();
         if (memory == nullptr) return false;
