@@ -220,8 +220,8 @@ TEST_CASE("kernels of two streams race unless something orders them, whichever r
     standin::reset(jobs::roomy);
 }
 
-/// Those of this program, for each architecture that PTX is generated for; some of them run for one
-/// only.
+/// The kernels of this program for the architecture that runs here, and the kernels of tests/device
+/// for each architecture that PTX is generated for.
 TEST_CASE("every instruction of our kernels is known, on every architecture", "[compiled]") {
     std::istringstream files(GPUSHARE_ALL_PTX);
     std::size_t count = 0;
