@@ -1,7 +1,8 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
 """A search in the text of the site's pages, beside Doxygen's in names and titles: what full_text.html loads, by lunr, without
-a server. Also looks for pages that the navigation forgets, and for Doxygen's commands in pages, where it has lost its way.
+a server. Also looks for pages that the navigation forgets, and for links to no heading, and
+for Doxygen's commands in pages, where it has lost its way.
 
   full_text.py HTML_DIR LAYOUT   the folder that Doxygen wrote, and its navigation; says how many parts of pages can be found, or what can't be
 """
@@ -86,6 +87,15 @@ def parts_of(page):
             yield {"ref": part["ref"], "title": f"{title}: {heading}" if heading else title, "text": text}
 
 
+def broken_links(html):
+    """Of the pages, links to a place that no page has: "page: link"."""
+    texts = {page.name: page.read_text() for page in html.glob("md_docs_*.html")}
+    places = {name: set(re.findall(r'\b(?:id|name)="([^"]+)"', text)) for name, text in texts.items()}
+    links = [(name, *link) for name, text in texts.items() for link in re.findall(r'href="([^":/]*)#([^"]+)"', text)]
+    return sorted({f"{name}: {page}#{place}" for name, page, place in links
+                   if page.endswith(".md") or place not in places.get(page or name, {place})})
+
+
 def main():
     html = Path(sys.argv[1])
     places = Path(sys.argv[2]).read_text()
@@ -96,6 +106,8 @@ def main():
     unread = [part["ref"] for part in documents if re.search(r"[@\\\\](ref|code|endcode)\b", part["text"])]
     if unread:
         sys.exit(f"full_text: Doxygen didn't understand these pages: {', '.join(unread)}")
+    if astray := broken_links(html):
+        sys.exit("full_text: links to headings that aren't there: " + ", ".join(astray))
     index = lunr(ref="ref", fields=[{"field_name": "title", "boost": 5}, "text"], documents=documents)
     for words, wanted in KNOWN.items():
         found = [hit["ref"] for hit in index.search(words)]
