@@ -7,28 +7,34 @@
 //
 // Pairs of key=value, with blanks or line ends between them. If a # stands in place of a key, the
 // rest of the line is a comment. Keys:
-//  name       anything without blanks, up to 63 characters memory     of all devices together: a
-//  whole number of B, KiB, MiB, GiB or TiB burst      bytes beyond that, while others don't use
-//  them: as memory, or all: as much as its devices have unit       in which memory and burst are
-//  whole on each device devices    how many, 1 to 1024 on         which: device numbers with commas
-//  between compute    of the time of each device: 0.1% to 100%, in steps of 0.1%; without it none
-//  is promised priority   -1000 to 1000; 0 is ordinary narrowest  the least part of the SMs that
-//  calls are believed to fill that declare one: 0.1% to 100% ceiling    the highest priority that
-//  its requests may have: -1000 to 1000; its own slice      where a device's SMs are sliced
-//  (tenancy::slice), in which slice: a number from 0, or any stack      what its memory is made of:
-//  pool, direct, arena or stream_ordered (memory_stack); the tenancy's default scrub      when its
-//  memory is overwritten: on_hand_over, on_free or off; the tenancy's default wait       how long
-//  an allocation waits for bytes: a whole number of ns, us, ms or s; 0s: not at all spill      how
-//  much may be on the host when bytes lack: as memory; 0B: nothing lends_asleep  no or yes: what
-//  its guarantee leaves free while it sleeps is lent to others cap        the most of the time of
-//  each device: 0.1% to 100% soft_cap   no or yes: the cap holds only while others want the device
-//  slo        how long after its arrival work is due: a whole number of ns, us, ms or s; 0s: no
-//  objective longest    the longest kernel: a whole number of ns, us, ms or s; 0s: learnt
-//  yields_within  how often its work yields at least: a whole number of ns, us, ms or s; 0s: it
-//  doesn't keeps      the part of the SMs that its level keeps free of long work below: 0.1% to
-//  100% group      which class of a policy_tree it is in: a number from 0
-//  streams    on each device, 1 to 1024 queue_limit  how many submissions may wait: a number; 0: as
-//  the limiter has it
+//  name           anything without blanks, up to 63 characters
+//  memory         guaranteed, of all devices together: a whole number of B, KiB, MiB, GiB or TiB
+//  burst          bytes to borrow beyond that: as memory, or all: as much as its devices have
+//  unit           memory and burst must be multiples of it on each device
+//  devices        how many, 1 to 1024
+//  on             which devices: numbers with commas between them
+//  compute        share of each device's time: 0.1% to 100%, in steps of 0.1%; default: none
+//  priority       -1000 to 1000; 0 is ordinary
+//  narrowest      calls with a declared width count as at least so wide: 0.1% to 100% of the SMs
+//  ceiling        the highest priority of its requests: -1000 to 1000; default: its priority
+//  slice          the slice of each device (tenancy::slice): a number from 0, or any
+//  stack          its kind of memory (memory_stack): pool, direct, arena or stream_ordered;
+//                 default: the tenancy's
+//  scrub          when its memory is overwritten: on_hand_over, on_free or off; default: the
+//                 tenancy's
+//  wait           how long an allocation waits for bytes: a whole number of ns, us, ms or s;
+//                 0s: not at all
+//  spill          bytes that may move to the host when bytes lack: as memory; 0B: none
+//  lends_asleep   no or yes: lends the unused part of its guarantee while it sleeps
+//  cap            the most of each device's time: 0.1% to 100%
+//  soft_cap       no or yes: the cap holds only while others want the device
+//  slo            how long after its arrival work is due: as wait; 0s: no objective
+//  longest        the longest kernel: as wait; 0s: learnt
+//  yields_within  the longest time between two yields of its work: as wait; 0s: doesn't yield
+//  keeps          SMs that its level keeps free of long work of lower levels: 0.1% to 100%
+//  group          its class in a policy_tree: a number from 0
+//  streams        on each device, 1 to 1024
+//  queue_limit    how many submissions may wait; 0: the limiter's default
 //
 // read_environment and read_kubernetes make a specification of a cluster's settings for a
 // container: of the environment variables that tell the container its part of the GPUs, or of the
@@ -41,39 +47,39 @@
 //   auto pods = gpushare::read_kubernetes(labels, {.name = pod});  // 4 GiB on each of two devices
 //
 // Variables of Alibaba Cloud's cGPU, which shares a GPU among containers:
-//  ALIYUN_COM_GPU_MEM_CONTAINER     memory of each device for this container ALIYUN_COM_GPU_MEM_DEV
-//  memory that each device has: at least as much ALIYUN_COM_GPU_MEM_UNIT          of both: GiB or
-//  GB (GiB is meant), MiB or MB; GiB where it isn't set ALIYUN_COM_GPU_MEM_IDX           the
-//  device, or several with commas between ALIYUN_COM_GPU_VISIBLE_DEVICES   likewise; UUIDs can't be
-//  resolved here ALIYUN_COM_GPU_HIGH_PRIO         1: before others CGPU_DISABLE
-//  true or 1: cGPU's variables are not enforced, and not read ALIYUN_COM_GPU_SCHD_WEIGHT       of
-//  each device's time so many parts, of which a device has max_inst (an option of cGPU's kernel
-//                                   module; here environment_options::cgpu_max_inst). A weight over 1 turns on cGPU's
-//                                   policy 2, which divides the time by the weights of present containers, so never less than this
-//  ALIYUN_COM_GPU_MEM_POD, _ASSIGNED, _ASSUME_TIME, _ASSIGN_TIME
-//                                   nothing that one tenant's specification could say; passed over
-// Variables of HAMi, which does the same in Kubernetes:
-//  CUDA_DEVICE_MEMORY_LIMIT         bytes of each device, or with k, m, g behind; 0 is no limit: no
-//  byte is guaranteed, and all that
-//                                   are free may be used (burst)
-//  CUDA_DEVICE_MEMORY_LIMIT_0, _1   of the first device, the second: all the same
-//  CUDA_DEVICE_SM_LIMIT, _0, _1     percent of each device's time; 0 is no limit: no share
-//  promised, and no cap CUDA_TASK_PRIORITY               0: level 1, before others; 1: level 0
-//  GPU_CORE_UTILIZATION_POLICY      default only, and CUDA_OVERSUBSCRIBE false only: errors
-//  otherwise, as the tenancy's policy, `burst` and
-//                                   `spill` say it here
+//  ALIYUN_COM_GPU_MEM_CONTAINER    memory of each device for this container
+//  ALIYUN_COM_GPU_MEM_DEV          memory of the whole device; at least the value above
+//  ALIYUN_COM_GPU_MEM_UNIT         the unit of both: GiB or GB (means GiB), MiB or MB; default: GiB
+//  ALIYUN_COM_GPU_MEM_IDX          the device, or several with commas between them
+//  ALIYUN_COM_GPU_VISIBLE_DEVICES  the same; UUIDs can't be resolved here
+//  ALIYUN_COM_GPU_HIGH_PRIO        1: before others
+//  CGPU_DISABLE                    true or 1: cGPU's variables aren't enforced, and not read
+//  ALIYUN_COM_GPU_SCHD_WEIGHT      parts of each device's time, of max_inst parts in all
+// max_inst is an option of cGPU's kernel module (here environment_options::cgpu_max_inst). A weight
+// over 1 turns on cGPU's policy 2, which divides the time by the weights of the present containers,
+// so a container never gets less than its parts. ALIYUN_COM_GPU_MEM_POD, _ASSIGNED, _ASSUME_TIME
+// and _ASSIGN_TIME say nothing about a single tenant, and are skipped.
 //
-// Resources and labels, whose numbers may have any form that Kubernetes writes (3000 comes back as
-// 3k), as long as they are whole. Of Alibaba Cloud (ACK, shared GPU scheduling):
-//  aliyun.com/gpu-mem               GiB of all devices together
-//  aliyun.com/gpu-count             devices, on one node; gpu-mem must be a multiple of it
-//  aliyun.com/gpu-core.percentage   of the time of each device, 1 to 100
-// Of HAMi, another scheduler of shared GPUs:
-//  nvidia.com/gpu                   devices nvidia.com/gpumem                MiB of each device
-//  nvidia.com/gpumem-percentage     of the memory of each device, 1 to 100; needs to know that
-//  memory nvidia.com/gpucores              percent of the time of each device; 0 asks for none in
-//  particular nvidia.com/priority              0: level 1, before others; 1, HAMi's default: level
-//  0
+// Variables of HAMi, which shares GPUs in Kubernetes:
+//  CUDA_DEVICE_MEMORY_LIMIT        bytes of each device, also with k, m or g; 0: no limit, so no
+//                                  guarantee, and all free bytes may be used (burst)
+//  CUDA_DEVICE_MEMORY_LIMIT_0, _1  of the first device, the second: all must be the same
+//  CUDA_DEVICE_SM_LIMIT, _0, _1    percent of each device's time; 0: no limit, so no share, no cap
+//  CUDA_TASK_PRIORITY              0: level 1, before others; 1: level 0
+//  GPU_CORE_UTILIZATION_POLICY     default; other values are errors: use the tenancy's policy
+//  CUDA_OVERSUBSCRIBE              false; other values are errors: use `burst` and `spill`
+//
+// Numbers of resources and labels may have any form that Kubernetes writes (3000 comes back as 3k),
+// but must be whole. Resources and labels of Alibaba Cloud (ACK, shared GPU scheduling):
+//  aliyun.com/gpu-mem              GiB of all devices together
+//  aliyun.com/gpu-count            devices, on one node; gpu-mem must be a multiple of it
+//  aliyun.com/gpu-core.percentage  of the time of each device, 1 to 100
+// Resources of HAMi, another scheduler of shared GPUs:
+//  nvidia.com/gpu                  devices
+//  nvidia.com/gpumem               MiB of each device
+//  nvidia.com/gpumem-percentage    of each device's memory, 1 to 100; needs to know its size
+//  nvidia.com/gpucores             percent of each device's time; 0: no particular share
+//  nvidia.com/priority             0: level 1, before others; 1, HAMi's default: level 0
 // Every other key below aliyun.com and nvidia.com is an error, as a part of a GPU that isn't read
 // would be dropped in silence: gpu.shared and mig-* name slices whose memory and share are written
 // elsewhere. Keys by which nodes describe themselves (nvidia.com/gpu.product, mig.strategy,
