@@ -27,9 +27,9 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
 namespace detail {
-/// Whether a free with this answer has left the block out, so that a later free may succeed. After
-/// any other answer the block isn't the caller's any more, and a resource that has a record of the
-/// block drops the record: the block is back, or no later free of it succeeds either.
+/// Whether a free with this answer has left the block allocated, so that a later free may succeed.
+/// After any other answer the block isn't the caller's any more, and a resource that has a record
+/// of the block drops the record: the block is back, or no later free of it succeeds either.
 [[nodiscard]] constexpr bool stays_out(errc answer) noexcept {
     return answer != errc::none && answer != errc::unknown_block && answer != errc::wrong_size &&
            answer != errc::closed;

@@ -31,7 +31,7 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Refers to a block until the block is freed, and to nothing from then on. A default-constructed
+/// Refers to a block until the block is freed, and afterwards to no block. A default-constructed
 /// handle refers to no block. A handle is valid only in the table that made it.
 struct block_handle {
     std::uint32_t slot = std::numeric_limits<std::uint32_t>::max();  ///< its place in the table
@@ -43,8 +43,8 @@ struct block_handle {
 };
 
 /// Knows which handles are valid, and for which block and tenant. Thread-safe: one mutex, held for
-/// one look-up. Allocates only when more blocks are out than ever before. A slot serves 2^32 - 1
-/// blocks and is then given up, so that no generation comes twice.
+/// one look-up. Takes host memory only when more blocks are allocated than ever before. A slot
+/// serves 2^32-1 blocks and is then retired, so that no generation comes twice.
 class handle_table {
 public:
     /// Throws std::bad_alloc if the host has no memory for the entry.
@@ -119,8 +119,8 @@ public:
         entries_[h.slot].what = now;
         entries_[h.slot].moving = false;
     }
-    /// A second block that goes with the handle, of an earlier move: its pointer is null if there
-    /// is none. Only between begin_free() or begin_move() and the end.
+    /// A second block of the handle, which an earlier move left behind: its pointer is null if
+    /// there is none. Only between begin_free() or begin_move() and the end.
     [[nodiscard]] block left_over(block_handle h) const noexcept {
         const std::lock_guard lock(mutex_);
         return entries_[h.slot].left_over;
@@ -293,7 +293,7 @@ private:
         struct moved {
             handle_resource& of;
             block_handle h;
-            // which goes back: the new block, unless exchanged, then the old one
+            // the block that goes back: the new block or, after an exchange, the old block
             block now, spare{};
             ~moved() {
                 of.table_->refer_to(h, now);

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Records the blocks that are out, with size, alignment and label. The table tells a correct free
-// from a free of an unknown block, a double free and a free of the wrong size. It also makes leak
-// reports, with stack traces if wanted. The entries lie in host memory, since the host can't read
-// device memory.
+// Records the allocated blocks, with size, alignment and label. The table detects frees of unknown
+// blocks, double frees and frees of the wrong size. It also makes leak reports, with stack traces
+// on request. The entries lie in host memory, since the host can't read device memory.
 //
 //   gpushare::block_table blocks;
 //   blocks.insert({p, 4096_B, 256, "kv-cache"});
@@ -27,7 +26,7 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// The blocks that are out. Thread-safe: one mutex, held for a hash-table operation.
+/// The allocated blocks. Thread-safe: one mutex, held for a hash-table operation.
 class block_table {
 public:
     /// With `capture`, each block's entry has the stack trace of its allocation, which costs some
@@ -52,12 +51,12 @@ public:
         block what_{};
         detail::trace_store::id trace_ = detail::trace_store::none;
     };
-    /// As remove(), and `entry` gets what the table knew of the block. After errc::none call
-    /// forget() if the block could be freed, and put_back() if not.
+    /// As remove(), and `entry` gets the removed entry. After errc::none call forget() if the block
+    /// could be freed, and put_back() if not.
     [[nodiscard]] errc take_out(void* pointer, bytes size, std::size_t alignment, taken& entry) noexcept;
     /// After take_out(): the block is back.
     void forget(const taken& entry) noexcept;
-    /// After take_out(): the block is out as before, with its label and trace.
+    /// After take_out(): the block stays allocated, with its label and trace.
     void put_back(const taken& entry) noexcept;
 
     /// The block that begins at `pointer`, if one is in the table.
@@ -73,7 +72,7 @@ public:
     /// this throws std::bad_alloc, no entry was removed.
     void take_traces(std::span<leak> of);
 
-    /// How many blocks are out.
+    /// The number of allocated blocks.
     [[nodiscard]] std::size_t size() const noexcept;
 
 private:

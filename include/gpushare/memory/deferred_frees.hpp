@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Frees in stream order: while kernels may still use a freed block, the block stays charged and
-// isn't handed out again. The block goes back to its resource once the stream has reached the point
-// that was recorded for the free.
+// isn't reused. The block goes back to its resource once the stream has reached the point that was
+// recorded for the free.
 //
 //   gpushare::deferred_frees<gpushare::host::point, resource> frees{mine};      // mine: a resource
 //   frees.add(stream.record(), p, 4096, 256);
@@ -175,7 +175,7 @@ private:
         return reached;
     }
 
-    // False: the block is out, and a later free may succeed.
+    // False: the block is still allocated, and a later free may succeed.
     bool give_back(void* p, std::size_t size, std::size_t alignment, const when_back& note) noexcept {
         if (detail::stays_out(as_upstream(*resource_).deallocate(p, size, alignment))) return false;
         if (note.tell != nullptr) note.tell(note.to, note.size);

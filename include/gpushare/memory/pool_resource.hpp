@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A pool over any upstream: takes memory in segments and hands it out in blocks of any size, in
-// constant time and without touching it. Over a quota_resource the quota counts what the pool
-// holds.
+// A pool over any upstream: takes memory in segments and allocates blocks of any size from them, in
+// constant time and without touching the memory. Over a quota_resource, the quota counts the memory
+// that the pool holds.
 //
 //   // or pool_resource pool{mine}, without streams
 //   gpushare::pool_resource<resource, gpushare::host::point> pool{mine};
@@ -380,8 +380,8 @@ public:
     }
     pool_resource(const pool_resource&) = delete;
     pool_resource& operator=(const pool_resource&) = delete;
-    /// Waits until streams have reached all frees, then gives everything back, blocks that are
-    /// still out included. Call drain() first to bound the wait. Its caches must be gone.
+    /// Waits until streams have reached all frees, then gives everything back, allocated blocks
+    /// included. Call drain() first to bound the wait. Its caches must be gone.
     ~pool_resource() {
         closes_.reset();
         // by the close that this has just waited for
@@ -508,8 +508,8 @@ public:
     }
 
     /// Frees the block for all threads at once: all work that uses the block must be done.
-    /// unknown_block or wrong_size, and nothing changes, if the block isn't out or has another size
-    /// or alignment. Null is ignored.
+    /// unknown_block or wrong_size, and nothing changes, if the block isn't allocated or has
+    /// another size or alignment. Null is ignored.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         return p == nullptr ? errc::none : store_.free(p, size, alignment);
     }
@@ -530,7 +530,7 @@ public:
         return deallocate_after(used, p, static_cast<std::size_t>(size.count()), alignment);
     }
 
-    /// The block that is out at `p`, as it was asked for, without its label. Takes the pool's lock.
+    /// The allocated block at `p`, as it was asked for, without its label. Takes the pool's lock.
     [[nodiscard]] std::optional<block> find(const void* p) const noexcept {
         return store_.find(const_cast<void*>(p));  // NOLINT: an address
     }
@@ -572,9 +572,9 @@ public:
     /// From now on every call is refused with errc::closed. Waits for blocks that were freed on
     /// streams, and gives free memory back to the upstream. False if a stream hasn't reached a free
     /// by the deadline, if the upstream doesn't take free memory back now, or if a thread is still
-    /// in the upstream, perhaps in a hook: call it again. Blocks that are still out are left to the
-    /// upstream; the pool doesn't touch them any more. Called when the upstream closes. Private
-    /// pools over it close first.
+    /// in the upstream, perhaps in a hook: call it again. Blocks that are still allocated are left
+    /// to the upstream; the pool doesn't touch them any more. Called when the upstream closes.
+    /// Private pools over it close first.
     bool close(instant deadline) {
         const bool above = closing_.close(deadline);
         if (!store_.close(deadline) || !store_.drain(deadline) || !above) return false;
@@ -583,11 +583,11 @@ public:
         detached_.store(true, std::memory_order_relaxed);
         return true;
     }
-    /// From now on every allocation is refused with errc::closed. Blocks that are out can still be
+    /// From now on every allocation is refused with errc::closed. Allocated blocks can still be
     /// freed.
     void stop() noexcept { store_.stop(); }
-    /// After stop(): takes back all blocks that are out, and enters them into `found`. Nothing may
-    /// use these blocks any more. False: a call overlaps, and another take_back() sees its block.
+    /// After stop(): takes back all allocated blocks, and enters them into `found`. Nothing may use
+    /// these blocks any more. False: a call overlaps, and another take_back() sees its block.
     /// Throws std::bad_alloc, and then nothing was taken back.
     [[nodiscard]] bool take_back(std::vector<leak>& found) { return store_.take_back(found); }
     /// For resources that keep memory of the pool: tells them when it closes.

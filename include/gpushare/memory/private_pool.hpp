@@ -63,8 +63,7 @@ public:
     }
     private_pool(const private_pool&) = delete;
     private_pool& operator=(const private_pool&) = delete;
-    /// Gives everything back to the pool, blocks that are still out included. The graph must be
-    /// gone.
+    /// Gives everything back to the pool, allocated blocks included. The graph must be gone.
     ~private_pool() {
         closes_.reset();
         close();
@@ -167,8 +166,8 @@ public:
     }
 
     /// From now on everything is refused with errc::closed. All memory goes back to the pool,
-    /// blocks that are out included, so no graph that uses them may be launched any more. Called
-    /// when the pool closes.
+    /// allocated blocks included, so no graph that uses them may be launched any more. Called when
+    /// the pool closes.
     void close() noexcept {
         const std::lock_guard lock(mutex_);
         closed_ = true;
@@ -203,7 +202,7 @@ public:
         const std::lock_guard lock(mutex_);
         return closed_ ? bytes{} : bytes{reserved_};
     }
-    /// Bytes in blocks that are out.
+    /// Bytes in allocated blocks.
     [[nodiscard]] bytes used() const noexcept {
         const std::lock_guard lock(mutex_);
         return closed_ ? bytes{} : bytes{reserved_ - fit_.free_bytes()};

@@ -133,7 +133,7 @@ public:
     [[nodiscard]] bytes attainable() const noexcept;
     /// Why `n` bytes could never be charged here, whatever is released: over_quota, out_of_memory
     /// (a quota above is too small), size_overflow, closed, with the figures. errc::none if they
-    /// could. It counts the limits alone: others' guarantees may be changed, by a hook too (see
+    /// could. Only the limits count: others' guarantees can change, for example in a hook (see
     /// attainable()).
     [[nodiscard]] failure refuses(bytes n) const noexcept;
 
@@ -142,8 +142,8 @@ public:
     void stop() noexcept;
     /// Ends the quota: stop(), and then resources that registered with closing() give back the
     /// memory they keep. True once they have. False if some of it is in use at the deadline: call
-    /// again. Bytes that stay charged after that belong to blocks that are out, and to granted
-    /// claims (quota_wait.hpp) that still exist.
+    /// again. Bytes that stay charged after that belong to allocated blocks, and to granted claims
+    /// (quota_wait.hpp) that still exist.
     bool close(instant deadline) noexcept;
     /// Whether stop() or close() has been called.
     [[nodiscard]] bool closed() const noexcept { return stopped(); }
@@ -165,9 +165,9 @@ public:
     /// begins with a new cursor.
     [[nodiscard]] bool ask_next(detail::hook_cursor& asked, bytes n, bool below = false) noexcept;
 
-    /// Whether that thread is in a call of one of the tree's hooks. Such a thread doesn't have the
-    /// memory yet that it requested, and may wait for anything: a lock, another thread. So a thread
-    /// that waits for a call that calls hooks mustn't wait for that thread.
+    /// Whether that thread is in a call of one of the tree's hooks. Such a thread doesn't have its
+    /// requested memory yet, and may wait for anything: a lock, another thread. So a thread that
+    /// waits for calls which call hooks mustn't wait for such a thread.
     [[nodiscard]] bool in_hook(std::thread::id thread) const noexcept;
 
     /// The figures of a refusal of `n` bytes, for error messages.

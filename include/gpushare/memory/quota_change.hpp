@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A charge or a resize of a quota in two steps: it is prepared, then committed or abandoned. So the
-// quotas of several devices are charged together or not at all; partition/reservation.hpp does it
-// for any number.
+// quotas of several devices are charged together or not at all; partition/reservation.hpp does so
+// for any number of quotas.
 //
 //   #include <gpushare/partition/reservation.hpp>      // for several at once
 //   std::array both{gpushare::quota_charge{first, 1_GiB}, gpushare::quota_charge{second, 1_GiB}};

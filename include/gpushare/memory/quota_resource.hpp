@@ -135,10 +135,10 @@ public:
     }
 
     /// Gives the block back to the upstream, and then credits the quota, so that no request is
-    /// granted bytes that the upstream still holds. wrong_size, and the block stays out, if fewer
-    /// bytes are charged. Null is ignored. Over a deferring_upstream the quota is credited once
-    /// that upstream has the block back. If the upstream doesn't notice wrong frees, the caller
-    /// must avoid them, or check with a block_table as a direct tenant_memory does.
+    /// granted bytes that the upstream still holds. wrong_size, and the block stays allocated, if
+    /// fewer bytes are charged. Null is ignored. Over a deferring_upstream the quota is credited
+    /// once that upstream has the block back. If the upstream doesn't notice wrong frees, the
+    /// caller must avoid them, or check with a block_table as a direct tenant_memory does.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         if (p == nullptr) return errc::none;  // null was never charged
         const bytes takes = charged(size, alignment);

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// What happens when a quota lacks bytes: hooks make room, and a caller that is willing to wait does
-// so, first come first served, until a deadline or a stop request.
+// The ways to get bytes from a full quota: hooks make room, and callers that can wait do so, first
+// come first served, until a deadline or a stop request.
 //
 //   const gpushare::patience until{node.get_clock(), node.get_clock().now() + 50ms, stop};
 //   // throws memory_error: deadline_exceeded, stopped, ...
 //   void* p = mine.allocate_until(512_MiB, 256, until);
 //   if (gpushare::charge_until(chat, 1_MiB, until).code == gpushare::errc::none) ...
 //
-// A waiting thread first asks the hooks of the tree, and tells them the deadline. Then it joins the
+// A waiting thread first calls the hooks of the tree, with the deadline. Then the thread joins the
 // queue. One of the waiting threads collects frees as streams reach them; the library makes no
-// other thread for that.
+// thread for this purpose.
 //
-// A program that has no thread to wait with takes a claim, which doesn't block:
+// A program without a thread that may wait makes a claim, which doesn't block:
 //
 //   gpushare::quota_claim claim{chat, 512_MiB};  // in the queue, unless the bytes are there now
 //   // ... later: chat.release(512_MiB)
@@ -23,27 +23,31 @@
 //   // 10: its order, lower ones are asked first
 //   gpushare::quota_hook spill{chat, 10, [&](const gpushare::reclaim_request& r) { return cache.evict(r.missing); }};
 //
-// Which hooks are called. If a request's own quota refuses it, the hooks of that quota are called,
-// to free memory of their own tenant. If a quota above refuses it, the hooks on the way up are
-// called as well, and those of quotas that have borrowed from there, each for at most the bytes
-// that it has borrowed: burst is lent, and this is how it is called back. Guaranteed bytes are
-// never called back. A hook learns how many bytes are missing and until when the request can wait.
-// It frees what it can, now or until then, and returns how much it has freed already. The request
-// is then tried again, and refused if that fails.
+// The library chooses hooks by the quota that refuses the request. If the request's own quota
+// refuses, the library calls the hooks of that quota, which free memory of the same tenant. If a
+// quota above refuses, the library also calls the hooks on the way up, and the hooks of quotas that
+// have borrowed from the refusing quota. A borrower's hook is asked for at most the borrowed bytes:
+// in this way burst is called back. Guaranteed bytes are never called back.
 //
-// The requesting thread calls the hooks in ascending order, under no lock; several threads that
-// request call several at once. An exception counts as nothing freed. If a thread may allocate
-// under a lock of the program's, a hook must only try that lock: that thread may be the one that
-// calls the hook. A hook may allocate, from any pool. A thread that lacks memory of a pool waits
-// for memory that is on its way between the pool and its upstream, but not for a thread that is in
-// a hook (quota::in_hook), so two hooks that allocate from each other's pool don't wait for each
-// other.
+// A hook learns how many bytes are missing and until when the request can wait. The hook frees
+// memory, now or until then, and returns how much it has freed already. The library then tries the
+// request again, and refuses it if that fails.
 //
-// An allocation inside a hook calls no hook of that tree, whatever quota of the tree it uses. So no
-// hook calls itself, even by way of another tree, and none is called below another one that may
-// hold a lock. The guard is by tree and thread, because it guards a thread's stack and the locks
-// that the thread holds. Another thread isn't guarded: if a hook waits for a thread that allocates,
-// that thread calls the hooks once more, and the program must make sure that this ends.
+// The requesting thread calls the hooks in ascending order, under no lock. Several requesting
+// threads may call several hooks at once. If a hook throws, it counts as having freed nothing. If a
+// program allocates under one of its locks, a hook must use try_lock for that lock, since the
+// thread that calls the hook may hold the lock.
+//
+// A hook may allocate, from any pool. A thread that lacks memory of a pool waits for memory that is
+// on its way between the pool and its upstream, but not for a thread in a hook (quota::in_hook). So
+// two hooks that allocate from each other's pools don't deadlock.
+//
+// An allocation inside a hook calls no hook of the same tree, whatever quota of the tree it uses.
+// So no hook calls itself, even by way of another tree, and no hook runs inside another hook that
+// may hold a lock. This guard works by tree and thread, because it protects a thread's stack and
+// the locks that the thread holds. Other threads aren't guarded: if a hook waits for a thread that
+// allocates, that thread calls the hooks once more, and the program must make sure that this
+// recursion ends.
 #pragma once
 
 #include <algorithm>

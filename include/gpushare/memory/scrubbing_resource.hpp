@@ -139,8 +139,8 @@ public:
 
     /// Frees a block that no work uses any more. The block is back in the upstream once it is
     /// scrubbed. Null is ignored. submission_failed if the stream takes no work: the block stays
-    /// out, so that no tenant sees its contents, and the caller may free it again. If the scrubbing
-    /// fails later, the block is lost. closed: nothing happened.
+    /// allocated, so that no tenant sees its contents, and the caller may free it again. If the
+    /// scrubbing fails later, the block is lost. closed: nothing happened.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         return free_after(nullptr, p, size, alignment, {});
     }
@@ -158,7 +158,7 @@ public:
                           std::size_t alignment = alignof(std::max_align_t)) noexcept {
         return deallocate_after(used, p, static_cast<std::size_t>(size.count()), alignment);
     }
-    /// As deallocate; `note` is told once the block is back in the upstream.
+    /// As deallocate; `note` is called once the block is back in the upstream.
     errc deallocate_then(void* p, std::size_t size, std::size_t alignment, const when_back& note) noexcept {
         return free_after(nullptr, p, size, alignment, note);
     }

@@ -41,7 +41,7 @@ inline namespace GPUSHARE_ABI {
 struct statistics_options {
     /// capture_stack, from stack_trace.hpp: traces of allocations
     trace_function trace = nullptr;
-    /// called by the destructor for each block that is still out
+    /// called by the destructor for each block that is still allocated
     std::function<void(const leak&)> on_leak{};
 };
 
@@ -55,7 +55,7 @@ public:
         : upstream_(upstream), on_leak_(std::move(options.on_leak)), statistics_(options.trace) {}
     statistics_resource(const statistics_resource&) = delete;
     statistics_resource& operator=(const statistics_resource&) = delete;
-    /// Reports the blocks that are out. Doesn't free them, since work may still use them. To free
+    /// Reports the allocated blocks. Doesn't free them, since work may still use them. To free
     /// them, call take_back() first.
     ~statistics_resource() {
         if (!on_leak_) return;
@@ -132,7 +132,7 @@ public:
         return deallocate_after(used, p, static_cast<std::size_t>(size.count()), alignment);
     }
     /// Gives a block of any scope back to the upstream and returns the upstream's answer. If a
-    /// later free may succeed (concepts.hpp), the block is out as before. A wrong free changes
+    /// later free may succeed (concepts.hpp), the block stays allocated. A wrong free changes
     /// nothing and returns unknown_block or wrong_size. Null is ignored.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         if (p == nullptr) return errc::none;
@@ -148,10 +148,10 @@ public:
     [[nodiscard]] memory_statistics statistics() const noexcept {
         return statistics_of(detail::scoped_statistics::whole);
     }
-    /// The blocks that are out, the largest first. Throws std::bad_alloc.
+    /// The allocated blocks, the largest first. Throws std::bad_alloc.
     [[nodiscard]] std::vector<leak> leaks() const { return statistics_.leaks(); }
-    /// Frees every block that is out, and returns a record of each. Nothing may use them any more.
-    /// Blocks that the upstream doesn't take back now stay out, and have no record.
+    /// Frees every allocated block, and returns a record of each. Nothing may use them any more.
+    /// Blocks that the upstream doesn't take back now stay allocated, and have no record.
     std::vector<leak> take_back() {
         auto all = statistics_.leaks();
         detail::erase_where(all, [&](const leak& l) {
@@ -163,7 +163,8 @@ public:
     /// The resource below.
     [[nodiscard]] Upstream& upstream() const noexcept { return upstream_.resource(); }
 
-    /// The upstream's answers; see concepts.hpp. Blocks out at its close stay in leaks().
+    /// The upstream's answers; see concepts.hpp. Blocks that are allocated at its close stay in
+    /// leaks().
     [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
         return upstream_.charged(size, alignment);
     }

@@ -64,7 +64,7 @@ enum class claim_state : std::uint8_t {
 /// figures always are.
 struct pool_usage {
     bytes reserved{};   ///< held from the upstream: what a quota below the pool counts
-    bytes used{};       ///< in blocks that are out
+    bytes used{};       ///< in allocated blocks
     bytes requested{};  ///< of these, what the callers asked for; the rest is rounding
     bytes cached{};     ///< freed, and kept in caches
     bytes pending{};    ///< freed on streams that haven't reached the free
@@ -81,15 +81,15 @@ struct pool_usage {
     [[nodiscard]] constexpr bytes free() const noexcept { return reserved - used - cached - pending; }
     /// The part of `used` that is rounding, 0 to 1.
     [[nodiscard]] constexpr double internal_fragmentation() const noexcept { return missing(requested, used); }
-    /// Fragmentation: bytes held for each requested byte that is out, at least 1. The overhead is
-    /// rounding, caches, idle segments, and gaps between small blocks. As in any allocator that
-    /// moves nothing, no bound holds for every sequence of requests. There are no gaps if all
-    /// blocks have one size, or once all are back and trim() was called; large blocks never make
-    /// any. A test keeps the value below 1.5 in this setting: 256 long-lived blocks of 1 to 32 MiB
-    /// are out among 64 short-lived ones of 256 B to 1 MiB (sizes log-uniform, one cache, default
-    /// options), one of the former is replaced for each ten of the latter, and the first quarter of
-    /// the run isn't counted. `memory.pool_fragmentation_max` (bench/README.md) measures it with
-    /// such mixes. trim() gives back idle memory.
+    /// Fragmentation: bytes held for each requested byte that is allocated, at least 1. The
+    /// overhead is rounding, caches, idle segments, and gaps between small blocks. As in any
+    /// allocator that moves nothing, no bound holds for every sequence of requests. There are no
+    /// gaps if all blocks have one size, or once all are back and trim() was called; large blocks
+    /// never make any. A test keeps the value below 1.5 in this setting: 256 long-lived blocks of 1
+    /// to 32 MiB are mixed with 64 short-lived blocks of 256 B to 1 MiB (sizes log-uniform, one
+    /// cache, default options). One long-lived block is replaced for each ten short-lived blocks.
+    /// The first quarter of the run isn't counted. `memory.pool_fragmentation_max`
+    /// (bench/README.md) measures it with such mixes. trim() gives back idle memory.
     [[nodiscard]] constexpr double held_over_live() const noexcept {
         return requested == bytes{} ? 1
                                     : static_cast<double>(reserved.count()) / static_cast<double>(requested.count());
@@ -106,7 +106,7 @@ private:
 /// The figures are consistent with each other. Those of a scope include the scopes in it.
 struct memory_statistics {
     bytes current{};                ///< allocated and not freed
-    bytes peak{};                   ///< the most that was out at once
+    bytes peak{};                   ///< the most that was allocated at once
     bytes total{};                  ///< of all allocations so far
     bytes largest{};                ///< the largest of them
     std::uint64_t allocations = 0;  ///< granted so far

@@ -126,7 +126,7 @@ struct pool_traffic {
         freed += more.freed;
         return *this;
     }
-    /// Bytes out. Never below 0, even while calls under way are counted in part.
+    /// Allocated bytes. Never below 0, even while calls under way are counted in part.
     [[nodiscard]] std::uint64_t requested() const noexcept { return allocated - std::min(allocated, freed); }
 };
 
@@ -187,8 +187,8 @@ private:
     std::array<std::uint64_t, Bins / word + 2> words_{};  // one extra for starting_at()
 };
 
-/// Bins of one worker. All members may be called from any thread. Blocks in a bin aren't out (their
-/// tags are 0), nor are they free for the pool.
+/// Bins of one worker. All members may be called from any thread. Blocks in a bin aren't allocated
+/// (their tags are 0), nor are they free for the pool.
 class pool_bins {
 public:
     using layout = bin_layout;
@@ -226,8 +226,8 @@ public:
     /// returns.
     [[nodiscard]] freed put(const pool_index& index, void* p, std::size_t size, std::size_t alignment) noexcept;
 
-    /// Keeps a block that was never out. Returns false if its bin is full or missing: the caller
-    /// keeps the block.
+    /// Keeps a block that was never allocated. Returns false if its bin is full or missing: the
+    /// caller keeps the block.
     [[nodiscard]] bool stock(pool_block& block) noexcept;
 
     /// Hands some blocks for such requests on to `other`, which is never asked for any. Each block

@@ -28,10 +28,11 @@ inline constexpr std::size_t pool_granule = 256;
     return (std::max<std::uint64_t>(size, 1) + pool_granule - 1) & ~std::uint64_t{pool_granule - 1};
 }
 
-/// A block that is out, in one word: the requested size and alignment, and the block's begin. 0 if
-/// the block isn't out. From bit 56 down: 1 bit live, 6 log2(alignment), 50 size xor address. The
-/// record of a block may be used for another one while a wrong free looks at it, and must not match
-/// then. The word holds nothing else, so that a thread that frees a block knows the whole word.
+/// An allocated block, in one word: the requested size and alignment, and the block's begin. 0 if
+/// the block isn't allocated. From bit 56 down: 1 bit live, 6 log2(alignment), 50 size xor address.
+/// The record of a block may be used for another one while a wrong free looks at it, and must not
+/// match then. The word holds nothing else, so that a thread that frees a block knows the whole
+/// word.
 struct pool_tag {
     static constexpr unsigned size_bits = 50;
     static constexpr std::uint64_t size_limit = std::uint64_t{1} << size_bits;
@@ -68,7 +69,7 @@ struct pool_tag {
 };
 
 /// A part of a range that the pool holds: free, in a worker's bin, on its way through a stream, or
-/// out. It has a cache line of its own, because workers on different cores free each other's
+/// allocated. It has a cache line of its own, because workers on different cores free each other's
 /// blocks.
 struct alignas(64) pool_block {
     std::byte* begin = nullptr;
@@ -87,7 +88,7 @@ struct alignas(64) pool_block {
     pool_block* next = nullptr;                      // in a list of free blocks, or in a pool_chain
     union {
         pool_block* previous = nullptr;  // in a list of free blocks
-        const char* label;               // while it is out: its holder writes it, before the tag
+        const char* label;               // while it is allocated: its holder writes it, before the tag
     };
 
     [[nodiscard]] bool whole_range() const noexcept { return before == nullptr && after == nullptr; }
@@ -95,9 +96,9 @@ struct alignas(64) pool_block {
         return (reinterpret_cast<std::uintptr_t>(begin) & (alignment - 1)) == 0;
     }
 
-    /// Marks the block as out, for its new owner. Release: a thread that takes back blocks that are
-    /// out (pool_store::take_back) reads the label after the tag. The thread that frees a block got
-    /// its pointer from here.
+    /// Marks the block as allocated, for its new owner. Release: a thread that takes back allocated
+    /// blocks (pool_store::take_back) reads the label after the tag. The thread that frees a block
+    /// got its pointer from here.
     [[nodiscard]] void* hand_out(std::uint64_t asked, std::size_t alignment, std::string_view text) noexcept {
         label = text.data();
         label_size = static_cast<std::uint32_t>(std::min<std::size_t>(text.size(), ~std::uint32_t{0}));
@@ -109,7 +110,7 @@ static_assert(sizeof(pool_block) == 64);
 
 struct pool_request;
 
-/// Blocks that are out, linked through their `next`. The last one in is the first one out.
+/// A stack of blocks that are in no list of free blocks, linked through their `next`.
 class pool_chain {
 public:
     [[nodiscard]] bool empty() const noexcept { return first_ == nullptr; }

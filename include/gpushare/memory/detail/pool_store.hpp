@@ -289,8 +289,8 @@ public:
 
     // --- the end
 
-    /// From now on the store hands out no block: all bins are empty and stay empty. Blocks that are
-    /// out can still be freed.
+    /// From now on the store allocates no block: all bins are empty and stay empty. Allocated
+    /// blocks can still be freed.
     void stop() noexcept {
         spent done(*this);
         auto lock = locked();
@@ -314,10 +314,9 @@ public:
         return stopped_;
     }
 
-    /// After stop(): takes back all blocks that are out, and enters them into `found`. False: a
-    /// call between this store and its caller has a block that it has taken or is about to give
-    /// back; another take_back() sees that block. Throws std::bad_alloc, and then nothing was taken
-    /// back.
+    /// After stop(): takes back all allocated blocks, and enters them into `found`. False: a call
+    /// between this store and its caller has a block that it has taken or is about to give back;
+    /// another take_back() sees that block. Throws std::bad_alloc, and then nothing was taken back.
     [[nodiscard]] bool take_back(std::vector<leak>& found) {
         const auto lock = locked();
         std::size_t out = 0;
@@ -389,7 +388,7 @@ public:
         const auto lock = locked();
         return stopped_ ? nullptr : counted(take_kept(r), r);
     }
-    /// Takes from all memory held, if at most `most` bytes are out then.
+    /// Takes from all memory held, if at most `most` bytes are allocated then.
     [[nodiscard]] pool_block* take_within(pool_request r, std::uint64_t most) noexcept {
         spent done(*this);
         auto lock = locked();
@@ -433,7 +432,7 @@ public:
         return {b, b == nullptr && changes_ != seen};
     }
 
-    /// The block that is out at `p`, as it was asked for.
+    /// The allocated block at `p`, as it was asked for.
     [[nodiscard]] std::optional<gpushare::block> find(void* p) const noexcept {
         const auto lock = locked();
         const pool_block* const b = fit_.index().find(p);
@@ -442,7 +441,8 @@ public:
         const auto [size, alignment] = pool_tag::asked(tag, p);
         return gpushare::block{p, bytes{size}, alignment, {}};
     }
-    /// Frees a block. unknown_block or wrong_size, and nothing changes, if no such block is out.
+    /// Frees a block. unknown_block or wrong_size, and nothing changes, if no such block is
+    /// allocated.
     errc free(void* p, std::size_t size, std::size_t alignment) noexcept {
         const auto lock = locked();
         if (closed_) return errc::closed;
@@ -454,7 +454,7 @@ public:
         return errc::none;
     }
     /// As free, but once `point` is reached. If the host has no memory to remember the block, waits
-    /// for the point. submission_failed, and the block is out as before, if that wait fails.
+    /// for the point. submission_failed, and the block stays allocated, if that wait fails.
     errc free_after(const Point& point, void* p, std::size_t size, std::size_t alignment) noexcept {
         if (!point.reached()) {
             const auto lock = locked();
@@ -559,7 +559,7 @@ public:
         const auto lock = locked();
         try {
             (void)segments_.add(fit_, s, s.own);
-        } catch (...) {  // the host has no memory to remember it: it stays out
+        } catch (...) {  // the host has no memory to remember it: it stays allocated
         }
         moves_.remove(m);
         changed_.notify_all();

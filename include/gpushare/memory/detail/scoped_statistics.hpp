@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// An allocator's statistics, for the whole and for each scope: the bytes that are out, their peak
-// and total, and the counts of calls and failures. It also remembers the caller of each block that
-// is out. statistics_resource.hpp has one.
+// An allocator's statistics, for the whole and for each scope: the allocated bytes, their peak and
+// total, and the counts of calls and failures. It also remembers the caller of each allocated
+// block. statistics_resource.hpp has one.
 //
 //   gpushare::detail::scoped_statistics all;
 //   const auto prefill = all.open(all.whole, "prefill");
@@ -30,7 +30,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// A scope. The id is valid while the scope is open or a block that was allocated in it is out.
+/// A scope. The id is valid while the scope is open or a block that was allocated in it still
+/// exists.
 struct scope_id {
     std::uint32_t index = 0;
 };
@@ -58,14 +59,14 @@ public:
         ++scopes_[in.index].users;
         return {index};
     }
-    /// Call after the scope's last allocation. Blocks that are out still count for the scopes
-    /// around it.
+    /// Call after the scope's last allocation. Allocated blocks still count for the scopes around
+    /// it.
     void close(scope_id s) noexcept {
         const std::lock_guard lock(mutex_);
         leave(s.index);
     }
 
-    /// A block is out. Throws std::bad_alloc if the host has no memory for the entry.
+    /// A block has been allocated. Throws std::bad_alloc if the host has no memory for the entry.
     void enter(scope_id s, const block& b) {
         const captured_trace callers(capture_);
         const std::lock_guard lock(mutex_);
@@ -114,7 +115,7 @@ public:
         traces_.drop(gone.trace);
         leave(gone.scope);
     }
-    /// The block is out as before.
+    /// The block stays allocated.
     void put_back(const struck& still) noexcept {
         const std::lock_guard lock(mutex_);
         blocks_.put_back(still.what.pointer, still);
@@ -134,7 +135,7 @@ public:
         const std::lock_guard lock(mutex_);
         return scopes_[s.index].figures;
     }
-    /// Every block that is out, the largest first.
+    /// Every allocated block, the largest first.
     [[nodiscard]] std::vector<leak> leaks() const {
         std::vector<leak> all;
         const std::lock_guard lock(mutex_);
