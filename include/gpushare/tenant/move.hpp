@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Moves a running tenant to other devices, to defragment a node or to make room there. It first
-// reserves what the tenant is promised on the new devices, then copies the tenant's blocks, and
-// then gives back the old place. If a step fails before the last one, nothing has changed.
+// Moves a running tenant to other devices, to defragment a node or to make room there. The move
+// first reserves the tenant's memory and share on the new devices, then copies the tenant's blocks,
+// and then gives up the old place. If a step before the last fails, nothing has changed.
 //
 //   std::vector<gpushare::moving_block> blocks{{.at = weights, .size = 1 << 30}};
 //   auto moved = gpushare::move_tenant(shared, chat, {gpushare::device_id{3}}, blocks, now + 5s);
 //   chat = std::move(moved.successor);      weights = blocks[0].at;
 //
 // If there isn't room for both places, park the tenant: take it off its devices with its data, and
-// put it on other devices later. So two tenants can change places, or one can make room for an
-// urgent one. A parked tenant has only host memory, and neither its name nor a promise.
+// put it on other devices later. So two tenants can change places, or a tenant can make room for an
+// urgent tenant. A parked tenant has only host memory. Its name is free, and no resources are
+// promised to it.
 //
 //   // pinned: memory of the host, as a resource
 //   auto parked = gpushare::park_tenant(chat, blocks, pinned, now + 5s);

@@ -6,7 +6,7 @@
 //   // gpushare::tenancy shared{node, options}
 //   gpushare::tenancy_options options{.wait = 50ms, .spill = 32_GiB, .spill_to = &pinned};
 //
-// Memory that goes with a tenant which is moved or parked (move.hpp):
+// The blocks to take along when a tenant is moved or parked (move.hpp):
 //
 //   std::vector<gpushare::moving_block> blocks{{.at = weights, .size = 1 << 30}, {.part = 1, .at = cache, .size = 1 << 28}};
 //
@@ -19,8 +19,8 @@
 //       return gpushare::equal_split_over(spec.memory, std::vector(rooms.begin(), rooms.begin() + spec.devices), spec.unit);
 //   };  // shared.choose_devices(first)
 //
-// The readers of specifications (tenant/specification_text.hpp) throw an error that names the key
-// which can't be read:
+// The readers of specifications (tenant/specification_text.hpp) throw an error that names the
+// unreadable key:
 //
 //   try { auto spec = gpushare::parse_specification(text); }
 //   catch (const gpushare::specification_error& e) { log(e.what()); mark(e.key()); }
@@ -60,8 +60,8 @@ inline constexpr std::uint32_t any_slice = ~0U;
 
 /// The layers of a tenant's memory() above its quota.
 enum class memory_stack : std::uint8_t {
-    /// each block is the device's own: freed memory is everybody's at once; each call is a driver
-    /// call
+    /// each block comes from the device: freed memory is available to all tenants at once; each
+    /// call is a driver call
     direct,
     /// Blocks out of segments that the tenant keeps: no driver call while the segments suffice.
     /// Only blocks below 16 KiB share a segment. Such a segment has 128 KiB, or a sixteenth of the
@@ -190,9 +190,10 @@ struct tenant_usage {
     bytes peak{};  ///< the most that was charged at once; sums each device's own
     /// freed in stream order, and still charged: the stream hasn't reached the free
     bytes pending{};
-    /// the largest block that it could have now, on the device with the largest
+    /// the largest block that could be allocated now, on the device with the largest such block
     bytes largest_free{};
-    /// overwritten so far, so that no tenant reads another's; memory that comes as zeros isn't
+    /// bytes overwritten so far, so that no tenant reads another's data; zeroed memory isn't
+    /// counted
     bytes scrubbed{};
     bytes total{};                  ///< of all allocations of memory() so far
     std::uint64_t allocations = 0;  ///< of memory(), so far
@@ -225,9 +226,9 @@ struct recall_forecast {
 struct tenant_event {
     /// The kind of event.
     enum class kind : std::uint8_t {
-        leak,  ///< a block that was still out at close; it was taken back
-        /// a free of a block that isn't out, or isn't of that size; nothing was changed, but an
-        /// adaptor for other libraries then frees the block at that address
+        leak,  ///< a block that was still allocated at close, and was taken back
+        /// a free of a block that isn't allocated, or isn't of that size; nothing was changed, but
+        /// an adaptor for other libraries then frees the block at that address
         wrong_free,
         overcommitted,  ///< something other than tenants took `size` bytes of promised memory
         /// work was still on the device when closing gave up; the memory stays charged until it
@@ -298,7 +299,7 @@ enum class close_wait : std::uint8_t {
 /// at the deadline.
 struct close_report {
     bool complete = false;            ///< everything was returned
-    std::uint64_t leaked_blocks = 0;  ///< blocks of memory() that were out, and were taken back
+    std::uint64_t leaked_blocks = 0;  ///< leaked blocks of memory(), taken back
     bytes leaked{};                   ///< their sizes
     /// to the tenant's quotas, by arenas, workspaces and pending frees that must end first
     bytes still_charged{};
@@ -377,7 +378,7 @@ public:
 
     /// The kind of error.
     [[nodiscard]] kind why() const noexcept { return why_; }
-    /// The key that is to blame.
+    /// The key with the error.
     [[nodiscard]] const std::string& key() const noexcept { return key_; }
     /// A sentence for people. Characters of the input that can't be printed are escaped.
     [[nodiscard]] const char* what() const noexcept override { return std::runtime_error::what(); }

@@ -35,16 +35,16 @@
 //   auto adapter = chat.allocate_spillable(512_MiB);
 //   if (auto use = adapter.use()) chat.submit([&](auto& s) { s.launch(shape, reads{use.data()}); }).wait();
 //
-// A vendor's library, such as cuBLAS, takes device memory for a tenant by itself, past the tenant's
+// A vendor's library, such as cuBLAS, allocates device memory for a tenant without the tenant's
 // allocator. Once declared, such a workspace is charged to the tenant, and isn't set aside as
-// overhead of the device. (The workspaces of collectives are something else.)
+// overhead of the device. (Workspaces of collectives aren't meant here.)
 //
 //   // after the library took it; charged as long as `blas` lives
 //   auto blas = chat.declare_workspace(32_MiB);
 //
-// A tenant is a node, too: its devices, with the tenant's memory on them. If an object takes a node
-// and allocates there, such as a communicator with its workspaces, its memory is charged to the
-// tenant and ends with it:
+// A tenant can also be used as a node, which has the tenant's devices and the tenant's memory on
+// them. If an object takes a node and allocates there, such as a communicator with its workspaces,
+// the memory is charged to the tenant and ends with the tenant:
 //
 //   gpushare::tenant_node mine{node, chat};
 //   // its workspaces are of chat's memory

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tenant's memory on one device: a quota, an allocator that keeps to it, the table of blocks that
-// are out, and the frees that wait for their stream. It models the concept gpushare::memory, so
-// that containers and other resources can use it. tenant_spec::stack chooses what backs it
+// A tenant's memory on one device: a quota, an allocator that keeps to it, the table of allocated
+// blocks, and the frees that wait for their stream. It models the concept gpushare::memory, so that
+// containers and other resources can use it. tenant_spec::stack chooses what backs it
 // (memory_stack): a pool of the tenant's own (the default), single blocks of the device, chunks
 // that tenants pass on, or a pool of the device.
 //
@@ -143,9 +143,9 @@ public:
         return try_allocate_until(static_cast<std::size_t>(size.count()), alignment, until, why, label);
     }
 
-    /// Frees a block that no work uses any more. If the block isn't out, or has another size:
+    /// Frees a block that no work uses any more. If the block isn't allocated, or has another size:
     /// unknown_block or wrong_size, an event, and nothing is freed. closed, without an event, once
-    /// the tenant is closed. After any other code the block is out as before, and a later free may
+    /// the tenant is closed. After any other code the block stays allocated, and a later free may
     /// succeed. submission_failed: the block must be overwritten, and the device doesn't tell when
     /// that is done. Null is ignored.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = default_alignment) noexcept;
@@ -163,7 +163,7 @@ public:
         return deallocate_after(point, p, static_cast<std::size_t>(size.count()), alignment);
     }
 
-    /// The block that is out at `p`, as it was asked for. For adaptors of libraries that free by
+    /// The allocated block at `p`, as it was asked for. For adaptors of libraries that free by
     /// address: not for a hot path.
     [[nodiscard]] std::optional<block> find(const void* p) const noexcept;
 
@@ -175,13 +175,13 @@ public:
     bool drain(instant deadline);
 
     /// From now on every allocation is refused with errc::closed, and freed bytes go to the
-    /// device's other tenants. Blocks that are out stay valid until take_back(). To close the
+    /// device's other tenants. Allocated blocks stay valid until take_back(). To close the
     /// resources built on it, call limit().close(deadline), under no lock.
     void close() noexcept;
     /// Whether close() was called. Acquire: a thread that sees it closed sees what was done before.
     [[nodiscard]] bool closed() const noexcept;
 
-    /// After close(): frees every block that is out, with an event each. No work may use the blocks
+    /// After close(): frees every allocated block, with an event each. No work may use the blocks
     /// any more. Returns true if no overlapping call is still on its way to the device, so that
     /// only frees in stream order are left to drain. Returns false if one still is, for example in
     /// a hook or a slow driver, at the deadline or stop request of `until`, or soon if this thread

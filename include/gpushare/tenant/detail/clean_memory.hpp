@@ -103,7 +103,7 @@ public:
         return source_ != nullptr ? source_->deallocate(p, size, alignment) : below_->deallocate(p, size, alignment);
     }
 
-    /// Whether an owner's own blocks are overwritten as soon as they are free.
+    /// Whether blocks are overwritten as soon as their owner frees them.
     [[nodiscard]] bool on_free() const noexcept { return policy_ == scrub_policy::on_free && fill_; }
     /// Enqueues overwriting a block of the tenant's that is free after `after`, and returns the
     /// point when that is done. If the block can't be overwritten, returns `after`, or a reached

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tenant's memory in which every block is one of the device's: a table of the blocks that are
-// out, and the frees that wait for their stream. tenant_memory uses it or pooled_memory.
+// A tenant's memory in which every block is one of the device's: a table of the allocated blocks,
+// and the frees that wait for their stream. tenant_memory uses it or pooled_memory.
 //
 //   detail::direct_memory<quota_resource<device>, point> blocks{resource, trace};
 //   void* p = blocks.try_allocate(4096, 256, "weights", why);      blocks.deallocate(p, 4096, 256);
@@ -79,15 +79,14 @@ public:
     void collect() noexcept { frees_.collect(); }
     bool drain(instant deadline) { return frees_.drain(deadline); }
 
-    /// From now on no block is handed out. The quota has no limit to charge any more.
+    /// From now on no block is allocated, since the quota refuses every charge.
     void close() noexcept {
         closed_.store(true, std::memory_order_release);
         resource_->limit().stop();
     }
     [[nodiscard]] bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
 
-    /// Takes back the blocks that are out, and enters them into `leaks`. See
-    /// tenant_memory::take_back.
+    /// Takes back the allocated blocks, and enters them into `leaks`. See tenant_memory::take_back.
     template <clock Clock>
     bool take_back(std::vector<leak>& leaks, const patience<Clock>& until) {
         turns turn(until, resource_->in_hook(std::this_thread::get_id()));

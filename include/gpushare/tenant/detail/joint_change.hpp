@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Changes several tenants as one: first everything that they give up, then everything that they
-// get. So tenants that trade, such as memory for device time, don't wait for each other.
+// Changes several tenants as one: first all resources that they give up, then all resources that
+// they get. So tenants that trade, such as memory for device time, don't block each other.
 //
 //   detail::joint_change<Node, Policy> change(shared);
 //   change.add(state, {.memory = 20_MiB});      change.add(other, {.memory = 10_MiB});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A tenant's memory from a pool of its own. An allocation is one operation of the pool, which also
-// serves as the table of blocks that are out, and keeps the frees that wait for their stream. The
+// serves as the table of allocated blocks, and keeps the frees that wait for their stream. The
 // quota counts the bytes that the pool holds. The pool gives unused memory back as soon as it is
 // lacking: to this tenant, to a neighbour whose guarantee covers it, or because the quota has
 // become smaller.
@@ -146,8 +146,7 @@ public:
     }
     [[nodiscard]] bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
 
-    /// Takes back all blocks that are out, and enters them into `leaks`. See
-    /// tenant_memory::take_back.
+    /// Takes back all allocated blocks, and enters them into `leaks`. See tenant_memory::take_back.
     template <clock Clock>
     bool take_back(std::vector<leak>& leaks, const patience<Clock>& until) {
         turns turn(until, quota_->in_hook(std::this_thread::get_id()));
@@ -345,7 +344,7 @@ private:
         return why == errc::over_quota || why == errc::out_of_memory;
     }
     // Returns null, and sets `why` if the free bytes would suffice as one block, but lie in pieces
-    // between blocks that are out (fragmentation).
+    // between allocated blocks (fragmentation).
     [[gnu::noinline]] void* refused(std::size_t size, std::size_t alignment, failure& why) noexcept {
         if (why.code != errc::over_quota && why.code != errc::out_of_memory) return nullptr;
         const bytes n = charged(size, alignment), all = free();
