@@ -588,10 +588,10 @@ private:
 
 }  // namespace detail
 
-/// Settings that the variables don't have.
+/// Settings of cGPU's kernel module, which no environment variable contains.
 struct environment_options {
-    /// how many parts cGPU cuts the time of a device into: max_inst of its module, whose default it
-    /// is
+    /// max_inst, the number of parts into which cGPU divides a device's time; this is cGPU's
+    /// default
     std::uint32_t cgpu_max_inst = 20;
 };
 

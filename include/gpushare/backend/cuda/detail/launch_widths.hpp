@@ -36,7 +36,7 @@ public:
     /// noted.
     [[nodiscard]] bool begin() noexcept {
         std::thread::id nobody{};
-        // acquire: the noting thread finds its state as the thread before left it.
+        // acquire: a thread that notes a launch sees what the previous noting thread wrote.
         if (!by_.compare_exchange_strong(nobody, std::this_thread::get_id(), std::memory_order_acquire,
                                          std::memory_order_relaxed))
             return false;
