@@ -14,11 +14,11 @@
 //  - sm_partitionable, sm_timeline: SM partitions; how much of the SMs work used
 //  - node, gang_order: devices with all of this; an order for work on several of them
 //
-// Calls that wait take a patience: they wait until a deadline of some clock, or until a stop is
-// requested.
+// Calls that may wait for memory take a patience: until a deadline by some clock, or until a stop
+// is requested. Without a patience, the same call doesn't wait.
 //
 //   const gpushare::patience until{clock, clock.now() + 50ms, stop};
-//   auto* p = pool.allocate_until(512_MiB, 256, until);
+//   auto* p = pool.allocate(512_MiB, 256, until);
 #pragma once
 
 #include <algorithm>

@@ -4,5 +4,5 @@
 #include <gpushare/memory/quota_wait.hpp>
 
 gpushare::failure wait(gpushare::quota& q) {
-    return gpushare::charge_until(q, gpushare::bytes{1}, gpushare::patience{gpushare::never});
+    return q.try_charge(gpushare::bytes{1}, gpushare::patience{gpushare::never});
 }

@@ -238,23 +238,22 @@ TEST_CASE_METHOD(fixture, "a thread that waits for a pool's memory has it once a
     };
     const gpushare::patience until{told_clock{&asked, &times}};
     gpushare::failure why;
-    void* const p = pool.allocate_until(other_stream, size, 256, until);
+    void* const p = pool.allocate(other_stream, size, 256, until);
     CHECK(p != nullptr);
     CHECK(times == 3);
     const auto at = [&](int ms) { return gpushare::instant{ms * 1ms}; };
-    CHECK(memory.try_allocate_until(size, 256, gpushare::patience{until.time, at(6)}, &why) == nullptr);
+    CHECK(memory.try_allocate(size, 256, gpushare::patience{until.time, at(6)}, &why) == nullptr);
     CHECK(why.code == errc::deadline_exceeded);
     CHECK(why.asked == size);
     CHECK(times == 6);
-    CHECK_THROWS_AS((void)memory.allocate_until(size, 256, gpushare::patience{until.time, at(7)}), std::bad_alloc);
+    CHECK_THROWS_AS((void)memory.allocate(size, 256, gpushare::patience{until.time, at(7)}), std::bad_alloc);
     std::stop_source stop;
     stop.request_stop();
-    CHECK(pool.try_allocate_until(s, size, 256, gpushare::patience{until.time, never, stop.get_token()}, &why) ==
-          nullptr);
+    CHECK(pool.try_allocate(s, size, 256, gpushare::patience{until.time, never, stop.get_token()}, &why) == nullptr);
     CHECK(why.code == errc::stopped);
-    CHECK(pool.try_allocate_until(s, size * 3, 256, until, &why) == nullptr);  // more than the device has
+    CHECK(pool.try_allocate(s, size * 3, 256, until, &why) == nullptr);  // more than the device has
     CHECK(why.code == errc::out_of_memory);
-    CHECK(pool.try_allocate_until(s, 1, 384, until, &why) == nullptr);
+    CHECK(pool.try_allocate(s, 1, 384, until, &why) == nullptr);
     CHECK(why.code == errc::bad_alignment);
     CHECK(cudaPeekAtLastError() == cudaSuccess);
     CHECK(pool.deallocate(other_stream, p) == errc::none);

@@ -172,12 +172,12 @@ TEST_CASE("a tenant waits for memory until its neighbour's stream gets there", "
     s.enqueue(1ms);
     CHECK(b.memory().deallocate_after(s.record(), p, 48 << 20) == errc::none);
     const gpushare::patience briefly{gpushare::host::steady_clock{}, gpushare::host::steady_clock::now() + 5ms};
-    CHECK_THROWS_AS((void)a.memory().allocate_until(32 << 20, briefly), std::bad_alloc);
+    CHECK_THROWS_AS((void)a.memory().allocate(32 << 20, briefly), std::bad_alloc);
     std::jthread gets_there([&] {
         while (a.memory().limit().usage().waiting == 0) std::this_thread::yield();
         let_go(s);
     });
-    p = a.memory().allocate_until(32 << 20, gpushare::patience{gpushare::host::steady_clock{}, soon()});
+    p = a.memory().allocate(32 << 20, gpushare::patience{gpushare::host::steady_clock{}, soon()});
     gets_there.join();
     CHECK(b.memory().pending() == 0_B);
     CHECK(a.memory().deallocate(p, 32 << 20) == errc::none);
@@ -373,7 +373,7 @@ TEST_CASE("a lost device holds no tenant and no name, whatever the tenant's memo
         CHECK(there.try_allocate(1 << 20, 256, &why) == nullptr);
         CHECK(why.code == errc::device_lost);
         const gpushare::patience until{node.get_clock(), soon()};
-        CHECK(there.try_allocate_until(1 << 20, 256, until, &why) == nullptr);
+        CHECK(there.try_allocate(1 << 20, 256, until, &why) == nullptr);
         CHECK(why.code == errc::device_lost);
         void* const healthy = a.memory(1 - lost).allocate(size);
         CHECK(a.memory(1 - lost).deallocate(healthy, size) == errc::none);

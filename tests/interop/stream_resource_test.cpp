@@ -176,10 +176,10 @@ TEST_CASE("A pool frees in stream order as well", "[interop][stream]") {
     CHECK(ordered.deallocate(p, 6 * MiB) == errc::unknown_block);
     const gpushare::patience now{gpushare::host::steady_clock{}, gpushare::instant::min()};
     gpushare::failure why;
-    CHECK(ordered.try_allocate_until(6 * MiB, 256, now, &why) == nullptr);
+    CHECK(ordered.try_allocate(6 * MiB, 256, now, &why) == nullptr);
     CHECK(why.code == errc::deadline_exceeded);
     f.let_go();
-    void* const waited = ordered.allocate_until(6 * MiB, 256, support::forever());
+    void* const waited = ordered.allocate(6 * MiB, 256, support::forever());
     CHECK(ordered.deallocate(waited, 6 * MiB) == errc::none);
     gpushare::sizeless_memory blocks{pool};
     void* const q = blocks.try_allocate(6 * MiB, 256);

@@ -95,7 +95,7 @@ TEST_CASE("several ranges are committed together or not at all", "[memory][arena
     CHECK(code.try_commit(std::span<const gpushare::arena_range>{}).code == errc::none);
     CHECK(rig.code.usage().current == 0_B);
     const gpushare::patience late{gpushare::host::steady_clock{}, gpushare::host::steady_clock{}.now()};
-    CHECK(lanes.try_commit_until(std::array{range(0, 4), range(9, 1)}, late).code == errc::deadline_exceeded);
+    CHECK(lanes.try_commit(std::array{range(0, 4), range(9, 1)}, late).code == errc::deadline_exceeded);
     CHECK(rig.chat.usage().current == rig.chunks(12));
 }
 
@@ -456,17 +456,17 @@ TEST_CASE("chunks that are given up go to whoever lacks bytes, without a commit"
 TEST_CASE("a commit waits in the queue, until its deadline, a stop, or a close", "[memory][arena][waiting]") {
     arena_rig rig;
     auto arena = rig.arena(rig.chat, 1);
-    CHECK(arena.try_commit_until(0_B, rig.chunks(12), support::within(ns{0})).code == errc::none);
+    CHECK(arena.try_commit(0_B, rig.chunks(12), support::within(ns{0})).code == errc::none);
     CHECK(arena.try_decommit(0_B, rig.chunks(12), {}).code == errc::none);
-    CHECK(arena.try_commit_until(0_B, rig.chunks(13), support::forever()).code == errc::over_quota);  // never
+    CHECK(arena.try_commit(0_B, rig.chunks(13), support::forever()).code == errc::over_quota);  // never
     REQUIRE(rig.chat.try_charge(rig.chunks(10)) == errc::none);
-    CHECK(arena.try_commit_until(0_B, rig.chunks(4), support::within(std::chrono::milliseconds(1))).code ==
+    CHECK(arena.try_commit(0_B, rig.chunks(4), support::within(std::chrono::milliseconds(1))).code ==
           errc::deadline_exceeded);
-    CHECK_THROWS_AS(arena.commit_until(0_B, rig.chunks(4), support::within(ns{0})), gpushare::error);
+    CHECK_THROWS_AS(arena.commit(0_B, rig.chunks(4), support::within(ns{0})), gpushare::error);
     CHECK(rig.chat.usage().current == rig.chunks(10));
     errc answer = errc::backend_failed;  // of the thread that waits
     {
-        std::jthread waits([&] { answer = arena.try_commit_until(0_B, rig.chunks(4), support::forever()).code; });
+        std::jthread waits([&] { answer = arena.try_commit(0_B, rig.chunks(4), support::forever()).code; });
         support::wait_for_line(rig.chat, 1);
         CHECK(rig.chat.try_charge(rig.chunks(1)) != errc::none);  // it came first
         CHECK(rig.chat.release(rig.chunks(2)));
@@ -477,7 +477,7 @@ TEST_CASE("a commit waits in the queue, until its deadline, a stop, or a close",
     const auto one_more = [&](const std::stop_token& stop) {
         auto until = support::forever();
         until.stop = stop;
-        answer = arena.try_commit_until(rig.chunks(4), rig.chunks(1), until).code;
+        answer = arena.try_commit(rig.chunks(4), rig.chunks(1), until).code;
     };
     {
         std::jthread waits(one_more);

@@ -166,16 +166,16 @@ TEST_CASE("everything that stands on closed memory refuses with closed", "[memor
     CHECK(refusal(counted) == errc::closed);
     const auto waits = [](auto& resource) {
         failure why;
-        return resource.try_allocate_until(64, 8, support::forever(), &why) == nullptr ? why.code : errc::none;
+        return resource.try_allocate(64, 8, support::forever(), &why) == nullptr ? why.code : errc::none;
     };
     CHECK(waits(mine) == errc::closed);
     CHECK(waits(pool) == errc::closed);
     CHECK(waits(cache) == errc::closed);
     CHECK(waits(counted) == errc::closed);
     CHECK(waits(scrubbed) == errc::closed);
-    CHECK(handles.try_allocate_until(64, 8, support::forever()).code() == errc::closed);
+    CHECK(handles.try_allocate(64, 8, support::forever()).code() == errc::closed);
     CHECK(handles.try_resize(h, 200, [](void*, const void*, std::size_t) {}).code == errc::closed);
-    CHECK(gpushare::charge_until(rig.chat, 1_B, support::forever()).code == errc::closed);
+    CHECK(rig.chat.try_charge(1_B, support::forever()).code == errc::closed);
     for (const auto& r : {mine.refuses(64, 8), pool.refuses(64, 8), cache.refuses(64, 8), graph.refuses(64, 8),
                           scrubbed.refuses(64, 8), counted.refuses(64, 8)})
         CHECK(r.code == errc::closed);
@@ -185,7 +185,7 @@ TEST_CASE("everything that stands on closed memory refuses with closed", "[memor
           errc::closed);
     CHECK(handles.pointer(h) == nullptr);  // it may be somebody else's by now
     CHECK(arena.try_commit(0_B, rig.chunk, never).code == errc::closed);
-    CHECK(arena.try_commit_until(0_B, rig.chunk, support::forever()).code == errc::closed);
+    CHECK(arena.try_commit(0_B, rig.chunk, support::forever()).code == errc::closed);
     CHECK(spills.spill(never) == errc::closed);
     CHECK(spills.restore() == errc::closed);
     CHECK(spills.data() == nullptr);

@@ -92,7 +92,7 @@ TEST_CASE("who waits for bytes of a quota is woken by the end of a scrub", "[mem
     void* p = mine.allocate(32 * MiB, 256);
     CHECK(mine.deallocate(p, 32 * MiB, 256) == errc::none);
     const patience until{gpushare::host::steady_clock{}, gpushare::host::steady_clock::now() + 5s};
-    p = mine.try_allocate_until(32 * MiB, 256, until);
+    p = mine.try_allocate(32 * MiB, 256, until);
     CHECK(p != nullptr);
     CHECK(mine.deallocate(p, 32 * MiB, 256) == errc::none);
     CHECK(scrubbed.drain(never));
@@ -180,7 +180,7 @@ TEST_CASE("hooks of strangers aren't asked for who waits, and the others for wha
                           [](instant) { return false; }};
     REQUIRE(a.try_charge(16_MiB) == errc::none);
     const patience until{asking_clock{&missing}, instant{5ns}};
-    CHECK(gpushare::charge_until(a, 1_MiB, until).code == errc::deadline_exceeded);
+    CHECK(a.try_charge(1_MiB, until).code == errc::deadline_exceeded);
     CHECK(strangers == 0);
     REQUIRE(missing.size() >= 2);  // once before it waited
     CHECK(std::ranges::all_of(missing, [](bytes n) { return n == 1_MiB; }));

@@ -75,7 +75,7 @@ public:
     template <class Clock = support::manual_clock>
     customer(Source& from, std::size_t size, std::atomic<unsigned>& served, const patience<Clock>& until = until_told())
         : thread_([this, &from, size, &served, until] {
-              void* const p = from.try_allocate_until(size, 256, until, &why_);
+              void* const p = from.try_allocate(size, 256, until, &why_);
               turn_ = ++served;
               if (p != nullptr) from.deallocate(p, size, 256);
           }) {}
@@ -102,21 +102,21 @@ TEST_CASE("a wait for a pool's memory ends at its deadline, and says why in its 
           "[memory][pool][waiters]") {
     full_pool f;
     failure why;
-    CHECK(f.pool.try_allocate_until(MiB, 256, within(1ms), &why) == nullptr);
+    CHECK(f.pool.try_allocate(MiB, 256, within(1ms), &why) == nullptr);
     CHECK(why.code == errc::deadline_exceeded);
     CHECK(why.asked == MiB);
     CHECK(why.left == 0);
     CHECK(why.limit == 4 * MiB);
     CHECK_THROWS_WITH(
-        (void)f.pool.allocate_until(MiB, 256, within(1ms)),
+        (void)f.pool.allocate(MiB, 256, within(1ms)),
         "tenant 'chat': allocate from a pool: asked 1 MiB, 0 B of 4 MiB left (deadline exceeded); the pool "
         "holds 4 MiB, of which 0 B are free, 0 B in one block");
-    CHECK_THROWS_AS((void)f.pool.allocate_until(MiB, 256, within(0ms)), std::bad_alloc);
+    CHECK_THROWS_AS((void)f.pool.allocate(MiB, 256, within(0ms)), std::bad_alloc);
     auto cache = f.pool.make_cache();
-    CHECK_THROWS_AS((void)cache.allocate_until(MiB, 256, within(0ms)), gpushare::memory_error);
+    CHECK_THROWS_AS((void)cache.allocate(MiB, 256, within(0ms)), gpushare::memory_error);
     CHECK(f.pool.waiting() == 0);
     f.let_go();
-    void* const p = cache.allocate_until(MiB, 256, within(0ms));  // a deadline that has passed lets through what fits
+    void* const p = cache.allocate(MiB, 256, within(0ms));  // a deadline that has passed lets through what fits
     CHECK(cache.deallocate(p, MiB, 256) == errc::none);
 }
 
@@ -143,7 +143,7 @@ TEST_CASE("a deadline holds while there is always something to try", "[memory][p
     upstream.fail_next(refuse);
     const ticking_clock clock;
     failure why;
-    CHECK(pool.try_allocate_until(KiB, 256, patience{clock, gpushare::instant{gpushare::ns{100}}}, &why) == nullptr);
+    CHECK(pool.try_allocate(KiB, 256, patience{clock, gpushare::instant{gpushare::ns{100}}}, &why) == nullptr);
     CHECK(why.code == errc::deadline_exceeded);
     CHECK(*clock.looks <= 102);
 }
@@ -152,18 +152,18 @@ TEST_CASE("what can never be had from a pool, or isn't for want of memory, isn't
           "[memory][pool][waiters]") {
     full_pool f;
     failure why;
-    CHECK(f.pool.try_allocate_until(4 * MiB + 1, 256, forever(), &why) == nullptr);
+    CHECK(f.pool.try_allocate(4 * MiB + 1, 256, forever(), &why) == nullptr);
     CHECK(why.code == errc::over_quota);
-    CHECK(f.pool.try_allocate_until(~std::size_t{0}, 256, forever(), &why) == nullptr);
+    CHECK(f.pool.try_allocate(~std::size_t{0}, 256, forever(), &why) == nullptr);
     CHECK(why.code == errc::size_overflow);
-    CHECK(f.pool.try_allocate_until(1, 3, forever(), &why) == nullptr);
+    CHECK(f.pool.try_allocate(1, 3, forever(), &why) == nullptr);
     CHECK(why.code == errc::bad_alignment);
     f.let_go();
     gpushare::pool_resource bare(f.upstream, {.segment = 64_KiB});
     f.upstream.fail_next([] { throw std::runtime_error("device lost"); });
-    CHECK_THROWS_WITH((void)bare.allocate_until(MiB, 256, forever()), "device lost");
+    CHECK_THROWS_WITH((void)bare.allocate(MiB, 256, forever()), "device lost");
     f.upstream.fail_next();  // out of memory: asked again
-    void* const p = bare.allocate_until(MiB, 256, forever());
+    void* const p = bare.allocate(MiB, 256, forever());
     CHECK(bare.deallocate(p, MiB, 256) == errc::none);
 }
 
@@ -173,9 +173,9 @@ TEST_CASE("what can never be had isn't waited for behind others, either", "[memo
     customer first(f.pool, MiB, served);
     wait_for_line(f.pool, 1);
     failure why;
-    CHECK(f.pool.try_allocate_until(4 * MiB + 1, 256, within(50ms), &why) == nullptr);
+    CHECK(f.pool.try_allocate(4 * MiB + 1, 256, within(50ms), &why) == nullptr);
     CHECK(why.code == errc::over_quota);
-    CHECK(f.pool.try_allocate_until(MiB, 256, within(1ms), &why) == nullptr);
+    CHECK(f.pool.try_allocate(MiB, 256, within(1ms), &why) == nullptr);
     CHECK(why.code == errc::deadline_exceeded);
     f.let_go();
     CHECK(first.turn() == 1);
@@ -185,14 +185,13 @@ TEST_CASE("a stop request ends the wait for a pool's memory, before it and durin
     full_pool f;
     std::stop_source stop;
     failure why;
-    std::jthread waiter([&] {
-        (void)f.pool.try_allocate_until(1, 256, patience<support::real_clock>{.stop = stop.get_token()}, &why);
-    });
+    std::jthread waiter(
+        [&] { (void)f.pool.try_allocate(1, 256, patience<support::real_clock>{.stop = stop.get_token()}, &why); });
     wait_for_line(f.pool, 1);
     stop.request_stop();
     waiter.join();
     CHECK(why.code == errc::stopped);
-    CHECK(f.pool.try_allocate_until(1, 256, patience<support::real_clock>{.stop = stop.get_token()}, &why) == nullptr);
+    CHECK(f.pool.try_allocate(1, 256, patience<support::real_clock>{.stop = stop.get_token()}, &why) == nullptr);
     CHECK(why.code == errc::stopped);
     CHECK(f.pool.waiting() == 0);
 }
@@ -232,9 +231,8 @@ TEST_CASE("who leaves a pool's line lets those behind go on", "[memory][pool][wa
     f.let_go();
     void* const most = f.pool.allocate(3 * MiB, 256);
     std::stop_source stop;
-    std::jthread big([&] {
-        (void)f.pool.try_allocate_until(4 * MiB, 256, patience<support::real_clock>{.stop = stop.get_token()});
-    });
+    std::jthread big(
+        [&] { (void)f.pool.try_allocate(4 * MiB, 256, patience<support::real_clock>{.stop = stop.get_token()}); });
     wait_for_line(f.pool, 1);
     std::atomic<unsigned> served{0};
     customer small(f.pool, MiB, served);
@@ -305,9 +303,8 @@ TEST_CASE("a cache keeps what is freed again once nobody waits", "[memory][pool]
     void* const p = f.pool.allocate(4 * MiB - 64 * KiB, 256);
     void* const q = before.allocate(KiB, 256);
     std::stop_source stop;
-    std::jthread big([&] {
-        (void)f.pool.try_allocate_until(4 * MiB, 256, patience<support::real_clock>{.stop = stop.get_token()});
-    });
+    std::jthread big(
+        [&] { (void)f.pool.try_allocate(4 * MiB, 256, patience<support::real_clock>{.stop = stop.get_token()}); });
     wait_for_line(f.pool, 1);
     auto during = f.pool.make_cache();
     CHECK(during.deallocate(q, KiB, 256) == errc::none);
@@ -343,8 +340,8 @@ void queue_up(unsigned threads, int rounds) {
             const bool patient = !any.one_in(3);
             failure why;
             const auto from = [&](auto& source) {
-                return patient ? source.try_allocate_until(size, 256, until_told(), &why)
-                               : source.try_allocate_until(size, 256, within(50us), &why);
+                return patient ? source.try_allocate(size, 256, until_told(), &why)
+                               : source.try_allocate(size, 256, within(50us), &why);
             };
             void* const p = any.one_in(2) ? from(cache) : from(pool);
             if (p == nullptr) {
@@ -412,21 +409,21 @@ TEST_CASE(
     }
     SECTION("a deadline, a stop request, a close and what can never be end a wait") {
         failure why;
-        CHECK(graph.try_allocate_until(KiB, 256, within(1ms), &why) == nullptr);
+        CHECK(graph.try_allocate(KiB, 256, within(1ms), &why) == nullptr);
         CHECK(why.code == errc::deadline_exceeded);
         CHECK(why.asked == KiB);
         CHECK(why.limit == 2 * MiB);
-        CHECK_THROWS_AS((void)graph.allocate_until(KiB, 256, within(0ms)), gpushare::memory_error);
-        CHECK(graph.try_allocate_until(5 * MiB, 256, forever(), &why) == nullptr);
+        CHECK_THROWS_AS((void)graph.allocate(KiB, 256, within(0ms)), gpushare::memory_error);
+        CHECK(graph.try_allocate(5 * MiB, 256, forever(), &why) == nullptr);
         CHECK(why.code == errc::over_quota);
-        CHECK(graph.try_allocate_until(KiB, 3, forever(), &why) == nullptr);
+        CHECK(graph.try_allocate(KiB, 3, forever(), &why) == nullptr);
         CHECK(why.code == errc::bad_alignment);
         std::stop_source stop;
         const auto waits = [&](errc expected) {
             return std::jthread([&, expected] {
                 const patience until{support::manual_clock{}, gpushare::never, stop.get_token()};
                 failure ended;
-                if (graph.try_allocate_until(KiB, 256, until, &ended) == nullptr && ended.code == expected) ++served;
+                if (graph.try_allocate(KiB, 256, until, &ended) == nullptr && ended.code == expected) ++served;
             });
         };
         auto stopped = waits(errc::stopped);

@@ -121,8 +121,8 @@ void fire(std::uint64_t steps, bool two_levels) {
                 void* p = nullptr;
                 upstream.failed = false;
                 if (any.one_in(8)) {
-                    p = mine.try_allocate_until(
-                        size, 64, gpushare::patience{gpushare::host::steady_clock{}, gpushare::never}, &why);
+                    p = mine.try_allocate(size, 64, gpushare::patience{gpushare::host::steady_clock{}, gpushare::never},
+                                          &why);
                 } else if (any.one_in(8)) {
                     try {
                         p = mine.allocate(size, 64);

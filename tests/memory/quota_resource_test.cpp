@@ -252,7 +252,7 @@ TEST_CASE("the last refusal counts, not what the upstream threw before a hook wa
     CHECK(code_of([&] { return mine.allocate(1000, 8); }) == errc::over_quota);
     CHECK(q.release(1_MiB));
     upstream.fail_next();
-    CHECK(code_of([&] { return mine.allocate_until(1000, 8, support::within(1ms)); }) == errc::deadline_exceeded);
+    CHECK(code_of([&] { return mine.allocate(1000, 8, support::within(1ms)); }) == errc::deadline_exceeded);
     CHECK(q.release(1_MiB));
 }
 

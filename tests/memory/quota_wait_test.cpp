@@ -33,7 +33,6 @@ namespace quota_wait_test {
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
 using gpushare::bytes;
-using gpushare::charge_until;
 using gpushare::errc;
 using gpushare::failure;
 using gpushare::instant;
@@ -54,15 +53,15 @@ TEST_CASE("a wait ends at its deadline, and says what was left and who holds the
     fault_resource upstream;
     quota_resource mine{chat, upstream, "chat"};
     failure why;
-    CHECK(mine.try_allocate_until(2 << 20, 256, within(1ms), &why) == nullptr);
+    CHECK(mine.try_allocate(2 << 20, 256, within(1ms), &why) == nullptr);
     CHECK(why.code == errc::deadline_exceeded);
     CHECK(why.asked == (2_MiB).count());
     CHECK(why.left == (1_MiB).count());
     CHECK(why.limit == (4_MiB).count());
     CHECK_THROWS_WITH(
-        (void)mine.allocate_until(2 << 20, 256, within(1ms)),
+        (void)mine.allocate(2 << 20, 256, within(1ms)),
         "tenant 'chat': allocate: asked 2 MiB, 1 MiB of 4 MiB left (deadline exceeded); 3 MiB lent to 'code'");
-    CHECK_THROWS_AS((void)mine.allocate_until(2 << 20, 256, within(0ms)), std::bad_alloc);
+    CHECK_THROWS_AS((void)mine.allocate(2 << 20, 256, within(0ms)), std::bad_alloc);
     CHECK(device.usage().waiting == 0);
     CHECK(code.try_charge(1_B) == errc::out_of_memory);  // the guarantee of chat
     CHECK(mine.try_allocate(1 << 20, 256) != nullptr);   // which is there still
@@ -72,10 +71,10 @@ TEST_CASE("a wait ends at its deadline, and says what was left and who holds the
 TEST_CASE("a deadline that has passed lets through what fits", "[memory][waiters]") {
     quota q{1_KiB};
     const patience late{real_clock{}, instant::min()};
-    CHECK(charge_until(q, 1_KiB, late).code == errc::none);
-    CHECK(charge_until(q, 1_B, late).code == errc::deadline_exceeded);
-    CHECK(charge_until(q, 2_KiB, forever()).code == errc::over_quota);  // never
-    CHECK(charge_until(q, bytes::max(), forever()).code == errc::size_overflow);
+    CHECK(q.try_charge(1_KiB, late).code == errc::none);
+    CHECK(q.try_charge(1_B, late).code == errc::deadline_exceeded);
+    CHECK(q.try_charge(2_KiB, forever()).code == errc::over_quota);  // never
+    CHECK(q.try_charge(bytes::max(), forever()).code == errc::size_overflow);
     CHECK(q.usage().waiting == 0);
     CHECK(q.release(1_KiB));
 }
@@ -87,27 +86,27 @@ TEST_CASE("what others' guarantees leave no room for isn't waited for", "[memory
     CHECK(b.attainable() == 70_MiB);      // below has 10 of the 80
     CHECK(below.attainable() == 80_MiB);  // and all of them
     CHECK(device.attainable() == 40_MiB);
-    const auto refused = charge_until(below, 81_MiB, forever());
+    const auto refused = below.try_charge(81_MiB, forever());
     CHECK(refused.code == errc::out_of_memory);
     CHECK(refused.because == gpushare::reason::guaranteed_to_others);
     CHECK(refused.left == (80_MiB).count());
-    CHECK(charge_until(b, 71_MiB, forever()).because == gpushare::reason::guaranteed_to_others);
-    CHECK(charge_until(device, 41_MiB, forever()).code == errc::over_quota);
-    CHECK(charge_until(a, 51_MiB, forever()).because == gpushare::reason::size_left);  // its own limit
+    CHECK(b.try_charge(71_MiB, forever()).because == gpushare::reason::guaranteed_to_others);
+    CHECK(device.try_charge(41_MiB, forever()).code == errc::over_quota);
+    CHECK(a.try_charge(51_MiB, forever()).because == gpushare::reason::size_left);  // its own limit
     // What is lent, or charged, may come back: that is waited for.
     REQUIRE(a.try_charge(30_MiB) == errc::none);
-    CHECK(charge_until(below, 80_MiB, within(1ms)).code == errc::deadline_exceeded);
+    CHECK(below.try_charge(80_MiB, within(1ms)).code == errc::deadline_exceeded);
     fault_resource upstream;
     quota_resource resource{below, upstream, "below"};
     gpushare::pool_resource pool{resource};
     failure why;
-    CHECK(pool.try_allocate_until(81 << 20, 256, forever(), &why) == nullptr);
+    CHECK(pool.try_allocate(81 << 20, 256, forever(), &why) == nullptr);
     CHECK(why.because == gpushare::reason::guaranteed_to_others);
-    CHECK(pool.try_allocate_until(80 << 20, 256, within(1ms), &why) == nullptr);
+    CHECK(pool.try_allocate(80 << 20, 256, within(1ms), &why) == nullptr);
     CHECK(why.code == errc::deadline_exceeded);
     // Who waits when the guarantees change goes with them.
     errc waited = errc::none;
-    std::jthread waits([&] { waited = charge_until(below, 75_MiB, forever()).code; });
+    std::jthread waits([&] { waited = below.try_charge(75_MiB, forever()).code; });
     wait_for_line(device, 1);
     CHECK(a.resize(30_MiB, 20_MiB) == errc::none);
     waits.join();
@@ -119,7 +118,7 @@ TEST_CASE("what others' guarantees leave no room for isn't waited for", "[memory
                                          CHECK(a.resize(0_B, 50_MiB) == errc::none);
                                          return 30_MiB;
                                      }};
-    CHECK(charge_until(below, 100_MiB, forever()).code == errc::none);
+    CHECK(below.try_charge(100_MiB, forever()).code == errc::none);
     CHECK(below.release(100_MiB));
     a.stop();
     CHECK(a.attainable() == 0_B);
@@ -130,12 +129,12 @@ TEST_CASE("a stop request ends the wait, before it and during it", "[memory][wai
     REQUIRE(q.try_charge(1_KiB) == errc::none);
     std::stop_source stop;
     std::atomic<errc> why{errc::none};
-    std::jthread waiter([&] { why = charge_until(q, 1_B, patience<real_clock>{.stop = stop.get_token()}).code; });
+    std::jthread waiter([&] { why = q.try_charge(1_B, patience<real_clock>{.stop = stop.get_token()}).code; });
     wait_for_line(q, 1);
     stop.request_stop();
     waiter.join();
     CHECK(why.load() == errc::stopped);
-    CHECK(charge_until(q, 1_B, patience<real_clock>{.stop = stop.get_token()}).code == errc::stopped);
+    CHECK(q.try_charge(1_B, patience<real_clock>{.stop = stop.get_token()}).code == errc::stopped);
     CHECK(q.release(1_KiB));
     CHECK(q.usage().waiting == 0);
 }
@@ -151,7 +150,7 @@ TEST_CASE("threads are served in the order in which they came, the big one first
         std::vector<std::jthread> threads;
         for (unsigned i = 0; i < 4; ++i) {
             threads.emplace_back([&, i] {
-                if (charge_until(q, sizes[i], forever()).code == errc::none) order[i] = ++served;
+                if (q.try_charge(sizes[i], forever()).code == errc::none) order[i] = ++served;
             });
             wait_for_line(q, i + 1);
         }
@@ -185,7 +184,7 @@ TEST_CASE("a wait for memory ends when a stream reaches a free, a neighbour's to
     void* p = from.allocate(1024, 8);
     frees.add(stream.record(), p, 1024, 8);
     CHECK(mine.try_allocate(1024, 8) == nullptr);
-    std::jthread waiter([&] { p = mine.allocate_until(1024, 8, forever()); });
+    std::jthread waiter([&] { p = mine.allocate(1024, 8, forever()); });
     wait_for_line(device, 1);
     stream.reach_all();
     waiter.join();
@@ -237,11 +236,11 @@ void queue_up(unsigned threads, int rounds, std::size_t leaves = 0) {
             if (how == 0) {
                 charged = q.try_charge(n) == errc::none;
             } else if (how == 1) {
-                const auto why = charge_until(q, n, within(50us)).code;
+                const auto why = q.try_charge(n, within(50us)).code;
                 if (why != errc::none && why != errc::deadline_exceeded) failed.fetch_add(1);
                 charged = why == errc::none;
             } else {
-                charged = charge_until(q, n, forever()).code == errc::none;
+                charged = q.try_charge(n, forever()).code == errc::none;
                 if (!charged) failed.fetch_add(1);
             }
             if (!charged) continue;
@@ -283,7 +282,7 @@ TEST_CASE("no wake-up is lost between a release and a wait", "[memory][waiters]"
     support::together(2, [&](unsigned rank) {
         quota& q = rank == 0 ? a : b;
         for (int i = 0; i < 1'000; ++i)
-            if (charge_until(q, 100_B, forever()).code != errc::none || !q.release(100_B)) failed.fetch_add(1);
+            if (q.try_charge(100_B, forever()).code != errc::none || !q.release(100_B)) failed.fetch_add(1);
     });
     CHECK(failed.load() == 0);
     CHECK(device.usage().current == 0_B);

@@ -71,22 +71,22 @@ TEST_CASE("who waits gets a block once it is scrubbed, or is told why not", "[me
     gpushare::handle_resource handles{table, {1}, mine};
     void* p = mine.allocate(64 << 10, 256);
     gpushare::failure why;
-    CHECK(mine.try_allocate_until(64 << 10, 256, support::within(std::chrono::milliseconds(3)), &why) == nullptr);
+    CHECK(mine.try_allocate(64 << 10, 256, support::within(std::chrono::milliseconds(3)), &why) == nullptr);
     CHECK(why.code == errc::deadline_exceeded);
-    CHECK(mine.try_allocate_until(65 << 10, 256, support::forever(), &why) == nullptr);  // never
+    CHECK(mine.try_allocate(65 << 10, 256, support::forever(), &why) == nullptr);  // never
     CHECK(why.code == errc::over_quota);
     std::stop_source stop;
     stop.request_stop();
-    CHECK(handles.try_allocate_until(8, 8, gpushare::patience{support::real_clock{}, never, stop.get_token()}).code() ==
+    CHECK(handles.try_allocate(8, 8, gpushare::patience{support::real_clock{}, never, stop.get_token()}).code() ==
           errc::stopped);
-    CHECK_THROWS_AS((void)handles.allocate_until(8, 8, support::within(std::chrono::milliseconds(1))),
+    CHECK_THROWS_AS((void)handles.allocate(8, 8, support::within(std::chrono::milliseconds(1))),
                     gpushare::memory_error);
     CHECK(table.size() == 0);
     scrubber.by_itself();
     CHECK(mine.deallocate(p, 64 << 10, 256) == errc::none);
-    p = mine.allocate_until(64 << 10, 256, support::forever());
+    p = mine.allocate(64 << 10, 256, support::forever());
     CHECK(mine.deallocate(p, 64 << 10, 256) == errc::none);
-    const auto h = handles.allocate_until(64 << 10, 256, support::forever(), "waited");
+    const auto h = handles.allocate(64 << 10, 256, support::forever(), "waited");
     CHECK(handles.deallocate(h) == errc::none);
     CHECK(mine.drain(never));
     CHECK(device.used() == 0_B);

@@ -154,24 +154,43 @@ TEST_CASE("a scope waits as what is below it does, and counts what came of it", 
     statistics_resource counted{mine};
     memory_scope engine{counted, "engine"};
     const auto soon = support::within(std::chrono::milliseconds(1));
-    void* const p = engine.allocate_until(1000, 8, soon, "kv-cache");
+    void* const p = engine.allocate(1000, 8, soon, "kv-cache");
     errc code = errc::none;
     try {
-        (void)engine.allocate_until(1000, 8, soon);
+        (void)engine.allocate(1000, 8, soon);
     } catch (const gpushare::memory_error& e) {
         code = e.code();
     }
     CHECK(code == errc::deadline_exceeded);
     gpushare::failure why;
-    CHECK(engine.try_allocate_until(1000, 8, soon, &why) == nullptr);
+    CHECK(engine.try_allocate(1000, 8, soon, &why) == nullptr);
     CHECK(why.code == errc::deadline_exceeded);
     CHECK(engine.statistics().failures == 2);
     CHECK(engine.deallocate(p, 1000, 8) == errc::none);
-    void* const q = engine.try_allocate_until(1000, 8, soon, &why);
+    void* const q = engine.try_allocate(1000, 8, soon, &why);
     CHECK(q != nullptr);
     CHECK(engine.statistics().allocations == 2);
     CHECK(engine.deallocate(q, 1000, 8) == errc::none);
     CHECK(limit.usage().current == 0_B);
+}
+
+namespace {
+template <class R>
+concept waits = requires(R& r, const gpushare::patience<support::real_clock>& until, gpushare::failure* why) {
+    r.allocate(1, 1, until);
+    r.try_allocate(1, 1, until, why);
+};
+using over_quota = gpushare::quota_resource<fault_resource>;
+}  // namespace
+
+TEST_CASE("only over memory that can wait do a counting allocator and its scopes take a patience",
+          "[memory][statistics][waiting]") {
+    STATIC_REQUIRE(waits<over_quota>);
+    STATIC_REQUIRE(waits<statistics_resource<over_quota>>);
+    STATIC_REQUIRE(waits<memory_scope<over_quota>>);
+    STATIC_REQUIRE_FALSE(waits<fault_resource>);
+    STATIC_REQUIRE_FALSE(waits<statistics_resource<fault_resource>>);
+    STATIC_REQUIRE_FALSE(waits<memory_scope<fault_resource>>);
 }
 
 namespace {

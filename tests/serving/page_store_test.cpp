@@ -161,7 +161,7 @@ TEST_CASE("a store at its cap waits for pages that were freed", "[serving]") {
     CHECK(cache.free(take(cache, 3), rig.kernels.record()) == errc::none);
     pages two(2);
     const gpushare::patience until{gpushare::host::steady_clock{}, gpushare::host::steady_clock{}.now() + 20s};
-    CHECK(cache.try_allocate_until(two, until).code == errc::none);
+    CHECK(cache.try_allocate(two, until).code == errc::none);
 }
 
 TEST_CASE("a call waits for what another brings only where that gives up no later", "[serving]") {
@@ -324,7 +324,7 @@ TEST_CASE("a wait for memory ends with pages that another thread frees", "[servi
     std::atomic<bool> got{false};
     pages mine(3);
     {
-        std::jthread waiter([&] { got = cache.try_allocate_until(mine, until).code == errc::none; });
+        std::jthread waiter([&] { got = cache.try_allocate(mine, until).code == errc::none; });
         while (rig.chat.usage().waiting == 0) std::this_thread::yield();
         // One of each slab: no chunk can be given back, and no byte of the quota is free.
         CHECK(cache.free(pages{p[0], p[4], p[8]}) == errc::none);
@@ -335,11 +335,11 @@ TEST_CASE("a wait for memory ends with pages that another thread frees", "[servi
     CHECK(rig.chat.usage().current == rig.chunks(12));
     // And stopped, or late, it has none.
     const gpushare::patience late{gpushare::host::steady_clock{}, gpushare::host::steady_clock{}.now()};
-    CHECK(cache.try_allocate_until(mine, late).code == errc::deadline_exceeded);
+    CHECK(cache.try_allocate(mine, late).code == errc::deadline_exceeded);
     std::stop_source stop;
     stop.request_stop();
     const gpushare::patience stopped{gpushare::host::steady_clock{}, never, stop.get_token()};
-    CHECK(cache.try_allocate_until(mine, stopped).code == errc::stopped);
+    CHECK(cache.try_allocate(mine, stopped).code == errc::stopped);
 }
 
 TEST_CASE("a store closes with its quota, behind the work that uses its pages", "[serving]") {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How long a test waits for memory, by the real clock.
 //
-//   pool.try_allocate_until(4096, 256, support::within(1ms));      pool.allocate_until(4096, 256, support::forever());
+//   pool.try_allocate(4096, 256, support::within(1ms));      pool.allocate(4096, 256, support::forever());
 #pragma once
 
 #include <cstdint>

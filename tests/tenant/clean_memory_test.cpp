@@ -230,7 +230,7 @@ TEST_CASE("a close for ever is complete though threads wait and have been grante
         for (int i = 0; i < 2; ++i)
             waiting.emplace_back([&] {
                 try {
-                    void* const p = memory.allocate_until(12 * mib, support::forever());
+                    void* const p = memory.allocate(12 * mib, support::forever());
                     (void)memory.deallocate(p, 12 * mib);
                 } catch (const gpushare::memory_error&) {  // closed
                 }

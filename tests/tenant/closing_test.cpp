@@ -564,12 +564,12 @@ TEST_CASE("everything of a closed tenant is refused as closed", "[tenant][close]
     CHECK(code_of([&] { (void)a.estimate(); }) == errc::closed);
     CHECK(code_of([&] { (void)a.declare_workspace(1_KiB); }) == errc::closed);
     CHECK(a.try_declare_workspace(1_KiB).code() == errc::closed);
-    CHECK(a.try_declare_workspace_until(1_KiB, until).code() == errc::closed);
+    CHECK(a.try_declare_workspace(1_KiB, until).code() == errc::closed);
     CHECK(a.try_resize({.memory = 8_MiB}).code == errc::closed);
     CHECK(shared.try_admit({.name = "too much", .memory = 1_GiB}).code() == errc::no_room);
     CHECK(shared.try_admit({.memory = 1_MiB}).code() == errc::invalid_specification);
     CHECK(code_of([&] { a.resize({.memory = 8_MiB}); }) == errc::closed);
-    CHECK(code_of([&] { a.resize_until({.memory = 8_MiB}, until); }) == errc::closed);
+    CHECK(code_of([&] { a.resize({.memory = 8_MiB}, until); }) == errc::closed);
     CHECK(code_of([&] { (void)move_tenant(shared, a, there, none); }) == errc::closed);
     CHECK(code_of([&] { (void)park_tenant(a, none, aside); }) == errc::closed);
     CHECK_FALSE(a.sleep());
@@ -580,7 +580,7 @@ TEST_CASE("everything of a closed tenant is refused as closed", "[tenant][close]
     CHECK(memory.try_allocate(1000, 256, &why) == nullptr);
     CHECK(why.code == errc::closed);
     CHECK(code_of([&] { (void)memory.allocate(1000); }) == errc::closed);
-    CHECK(code_of([&] { (void)memory.allocate_until(1000, until); }) == errc::closed);
+    CHECK(code_of([&] { (void)memory.allocate(1000, until); }) == errc::closed);
     CHECK(memory.deallocate(left, 1000) == errc::closed);
     CHECK(memory.deallocate_after(host::stream::point{}, left, 1000) == errc::closed);
     CHECK(events == std::vector{gpushare::tenant_event::kind::leak});

@@ -224,8 +224,8 @@ TEST_CASE("a library's workspace is the tenant's, and measured memory isn't set 
         CHECK(code_of([&] { (void)a.declare_workspace(1_B, 1); }) == errc::no_device);
         const gpushare::patience brief{host::steady_clock{}, host::steady_clock::now() + 2ms};
         CHECK(a.try_declare_workspace(25_MiB).code() == errc::over_quota);
-        CHECK(a.try_declare_workspace_until(25_MiB, brief).code() == errc::deadline_exceeded);
-        CHECK(a.declare_workspace_until(24_MiB, brief).size() == 24_MiB);
+        CHECK(a.try_declare_workspace(25_MiB, brief).code() == errc::deadline_exceeded);
+        CHECK(a.declare_workspace(24_MiB, brief).size() == 24_MiB);
     }
     CHECK(a.usage().current == 0_B);
     CHECK(shared.remeasure() == 0_B);
@@ -278,7 +278,7 @@ TEST_CASE("a tenant waits for its memory: for its streams, its neighbours' burst
     auto code = shared.admit({.name = "code", .memory = 8_MiB, .compute = 30_pct, .burst = 56_MiB});
     void* p = code.memory().allocate(56 << 20);
     const gpushare::patience soon{host::steady_clock{}, host::steady_clock::now() + 1ms};
-    CHECK_THROWS_WITH((void)chat.memory().allocate_until(16 << 20, soon),
+    CHECK_THROWS_WITH((void)chat.memory().allocate(16 << 20, soon),
                       "tenant 'chat': allocate: asked 16 MiB, 8 MiB of 64 MiB left (deadline exceeded); "
                       "48 MiB lent to 'code'");
     CHECK(chat.usage().refused == 1);
@@ -287,7 +287,7 @@ TEST_CASE("a tenant waits for its memory: for its streams, its neighbours' burst
         auto& stream = code.work_stream();
         stream.enqueue(20ms);
         CHECK(code.memory().deallocate_after(stream.record(), p, 56 << 20) == errc::none);
-        p = chat.memory().allocate_until(16 << 20, long_enough);
+        p = chat.memory().allocate(16 << 20, long_enough);
         CHECK(code.memory().pending() == 0_B);
     }
     SECTION("a neighbour's free") {
@@ -295,7 +295,7 @@ TEST_CASE("a tenant waits for its memory: for its streams, its neighbours' burst
             while (chat.memory().limit().usage().waiting == 0) std::this_thread::yield();
             code.memory().deallocate(p, 56 << 20);
         });
-        void* const mine = chat.memory().allocate_until(16 << 20, 256, long_enough, "waited for");
+        void* const mine = chat.memory().allocate(16 << 20, 256, long_enough, "waited for");
         other.join();
         p = mine;
     }
@@ -305,7 +305,7 @@ TEST_CASE("a tenant waits for its memory: for its streams, its neighbours' burst
                                             code.memory().deallocate(p, 56 << 20);
                                             return 56_MiB;
                                         }};
-        p = chat.memory().allocate_until(16 << 20, soon);
+        p = chat.memory().allocate(16 << 20, soon);
     }
     CHECK(chat.memory().deallocate(p, 16 << 20) == errc::none);
 }
@@ -316,14 +316,12 @@ TEST_CASE("what could never be promised is refused at once, however long one wou
     auto a = shared.admit({.name = "a", .memory = 8_MiB, .compute = 30_pct, .burst = 56_MiB});
     void* const p = a.memory().allocate(60 << 20);  // lent: not in the way of what follows
     const gpushare::patience for_ever{host::steady_clock{}};
-    CHECK(shared.try_admit_until({.name = "c", .memory = 65_MiB}, for_ever).code() == errc::no_room);
-    CHECK(shared.try_admit_until({.name = "c", .memory = 57_MiB}, for_ever).code() == errc::no_room);
-    CHECK(shared.try_admit_until({.name = "c", .memory = 57_MiB, .on = {{0}}}, for_ever).code() == errc::no_room);
-    CHECK(shared.try_admit_until({.name = "c", .memory = 2_MiB, .devices = 2}, for_ever).code() ==
-          errc::too_few_devices);
-    CHECK(shared.try_admit_until({.name = "c", .memory = 1_MiB, .compute = 71_pct}, for_ever).code() ==
-          errc::share_exceeded);
-    CHECK(a.try_resize_until({.memory = 65_MiB}, for_ever).code == errc::no_room);
+    CHECK(shared.try_admit({.name = "c", .memory = 65_MiB}, for_ever).code() == errc::no_room);
+    CHECK(shared.try_admit({.name = "c", .memory = 57_MiB}, for_ever).code() == errc::no_room);
+    CHECK(shared.try_admit({.name = "c", .memory = 57_MiB, .on = {{0}}}, for_ever).code() == errc::no_room);
+    CHECK(shared.try_admit({.name = "c", .memory = 2_MiB, .devices = 2}, for_ever).code() == errc::too_few_devices);
+    CHECK(shared.try_admit({.name = "c", .memory = 1_MiB, .compute = 71_pct}, for_ever).code() == errc::share_exceeded);
+    CHECK(a.try_resize({.memory = 65_MiB}, for_ever).code == errc::no_room);
     CHECK(shared.promisable()[0].free == 56_MiB);
     CHECK(a.memory().deallocate(p, 60 << 20) == errc::none);
 }
@@ -338,9 +336,9 @@ TEST_CASE("an admission calls burst back, and names who doesn't give it", "[tena
     SECTION("nobody is there to be asked") {
         const gpushare::patience briefly{host::steady_clock{}, host::steady_clock::now() + 3ms};
         CHECK_THROWS_WITH(
-            (void)shared.admit_until(chat, briefly),
+            (void)shared.admit(chat, briefly),
             "tenant 'chat': asked 32 MiB, 16 MiB of 64 MiB left (deadline exceeded); 40 MiB lent to 'code'");
-        CHECK(shared.try_admit_until(chat, briefly).code() == errc::deadline_exceeded);
+        CHECK(shared.try_admit(chat, briefly).code() == errc::deadline_exceeded);
         CHECK(code.memory().deallocate(p, 48 << 20) == errc::none);
     }
     SECTION("a borrower that gives back at once") {
@@ -351,7 +349,7 @@ TEST_CASE("an admission calls burst back, and names who doesn't give it", "[tena
             return 48_MiB;
         });
         const gpushare::patience now{host::steady_clock{}, gpushare::instant::min()};
-        auto made = shared.try_admit_until(chat, now);
+        auto made = shared.try_admit(chat, now);
         REQUIRE(made);
         auto& a = *made;
         a.memory().deallocate(a.memory().allocate(32 << 20), 32 << 20);
@@ -363,7 +361,7 @@ TEST_CASE("an admission calls burst back, and names who doesn't give it", "[tena
             while (!told) std::this_thread::yield();
             code.memory().deallocate(p, 48 << 20);
         });
-        auto a = shared.admit_until(chat, gpushare::patience{host::steady_clock{}});
+        auto a = shared.admit(chat, gpushare::patience{host::steady_clock{}});
         CHECK(a.memory().free() == 32_MiB);
     }
     SECTION("a resize that needs it") {
@@ -372,20 +370,20 @@ TEST_CASE("an admission calls burst back, and names who doesn't give it", "[tena
             code.memory().deallocate(p, 48 << 20);
             return 48_MiB;
         });
-        b.resize_until({.memory = 32_MiB}, gpushare::patience{host::steady_clock{}, gpushare::instant::min()});
+        b.resize({.memory = 32_MiB}, gpushare::patience{host::steady_clock{}, gpushare::instant::min()});
         CHECK(b.memory().free() == 32_MiB);
         std::stop_source stop;
         stop.request_stop();
         const gpushare::patience stopped{host::steady_clock{}, gpushare::never, stop.get_token()};
         try {
-            b.resize_until({.memory = 60_MiB}, stopped);
+            b.resize({.memory = 60_MiB}, stopped);
             FAIL("more than others' guarantees leave");  // so nobody waits for it, or stops waiting
         } catch (const gpushare::operation_error& e) {
             CHECK(e.code() == errc::no_room);
             CHECK(e.figures().asked == (60_MiB).count());
         }
-        CHECK(b.try_resize_until({.memory = 60_MiB}, stopped).code == errc::no_room);
-        CHECK(b.try_resize_until({.memory = 16_MiB}, stopped).code == errc::none);
+        CHECK(b.try_resize({.memory = 60_MiB}, stopped).code == errc::no_room);
+        CHECK(b.try_resize({.memory = 16_MiB}, stopped).code == errc::none);
         CHECK(b.spec().memory == 16_MiB);
     }
 }

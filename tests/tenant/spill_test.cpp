@@ -115,7 +115,7 @@ TEST_CASE_METHOD(fixture, "burst that a neighbour was promised comes back by spi
         shared.admit({.name = "a", .memory = 8_MiB, .compute = 50_pct, .burst = 48_MiB, .on = {{0}}, .stack = stack});
     std::vector<block> lent;
     for (int i = 0; i < 5; ++i) fill(lent.emplace_back(a.allocate_spillable(8_MiB)), i + 1);
-    auto b = shared.admit_until({.name = "b", .memory = 48_MiB, .compute = 50_pct, .on = {{0}}}, within(10s));
+    auto b = shared.admit({.name = "b", .memory = 48_MiB, .compute = 50_pct, .on = {{0}}}, within(10s));
     CHECK(b.memory().capacity() == 48_MiB);
     CHECK(a.usage().current <= 16_MiB);
     for (int i = 0; i < 5; ++i) CHECK(holds(lent[static_cast<std::size_t>(i)], i + 1));
@@ -153,18 +153,18 @@ TEST_CASE_METHOD(fixture, "what can't be spilled, or not come back, says so and 
 TEST_CASE_METHOD(fixture, "a spillable block waits for its bytes, as any other", "[tenant][spill][waiters]") {
     auto a = shared.admit({.name = "a", .memory = 16_MiB, .compute = 50_pct, .on = {{0}}, .stack = stack});
     void* const p = a.memory().allocate(12 << 20);
-    CHECK(a.try_allocate_spillable_until(8_MiB, within(1ms)).code() == errc::deadline_exceeded);
-    CHECK(code_of([&] { (void)a.allocate_spillable_until(8_MiB, within(1ms)); }) == errc::deadline_exceeded);
-    CHECK(a.try_allocate_spillable_until(17_MiB, within(1min)).code() == errc::over_quota);  // at once
-    CHECK(a.try_allocate_spillable_until(1_KiB, within(1ms), 7).code() == errc::no_device);
+    CHECK(a.try_allocate_spillable(8_MiB, within(1ms)).code() == errc::deadline_exceeded);
+    CHECK(code_of([&] { (void)a.allocate_spillable(8_MiB, within(1ms)); }) == errc::deadline_exceeded);
+    CHECK(a.try_allocate_spillable(17_MiB, within(1min)).code() == errc::over_quota);  // at once
+    CHECK(a.try_allocate_spillable(1_KiB, within(1ms), 7).code() == errc::no_device);
     std::jthread frees([&] {
         while (a.memory().limit().usage().waiting == 0) std::this_thread::yield();
         a.memory().deallocate(p, 12 << 20);
     });
-    auto first = a.allocate_spillable_until(8_MiB, within(1min));
+    auto first = a.allocate_spillable(8_MiB, within(1min));
     frees.join();
     fill(first, 1);
-    auto second = a.allocate_spillable_until(12_MiB, within(1min));  // for which the first one leaves
+    auto second = a.allocate_spillable(12_MiB, within(1min));  // for which the first one leaves
     CHECK_FALSE(first.resident());
     fill(second, 2);
     CHECK(holds(first, 1));
@@ -246,7 +246,7 @@ TEST_CASE_METHOD(fixture, "a spill that was given up goes on with the next one, 
         });
         while (!inside) std::this_thread::yield();
         const auto brief = within(5ms);
-        CHECK(a.memory().try_allocate_until(8 << 20, 256, brief) == nullptr);
+        CHECK(a.memory().try_allocate(8 << 20, 256, brief) == nullptr);
         CHECK_FALSE(first.resident());  // on its way
         end = true;
         CHECK(busy.wait(shared.now() + 10s));

@@ -316,7 +316,7 @@ TEST_CASE("what a pool keeps and nobody uses is a neighbour's, whoever asks", "[
             while (b.memory().limit().usage().waiting == 0) std::this_thread::yield();
             for (void* p : blocks) a.memory().deallocate(p, mib - 4096);
         });
-        void* const p = b.memory().allocate_until(40 * mib, gpushare::patience{host::steady_clock{}, soon()});
+        void* const p = b.memory().allocate(40 * mib, gpushare::patience{host::steady_clock{}, soon()});
         frees.join();
         CHECK(b.memory().deallocate(p, 40 * mib) == errc::none);
     }
@@ -587,7 +587,7 @@ TEST_CASE("who waits in a tenant that shrank is served by its own frees", "[tena
     a.resize({.memory = 4_MiB});  // 8 MiB are in blocks, and none of what pins them is back before the last are freed
     const gpushare::patience long_enough{host::steady_clock{}, soon()};
     void* had = nullptr;
-    std::jthread waits([&] { had = a.memory().allocate_until(4096, long_enough); });
+    std::jthread waits([&] { had = a.memory().allocate(4096, long_enough); });
     while (kept.size() > 1024) {
         CHECK(a.memory().deallocate(kept.back(), 4096) == errc::none);
         kept.pop_back();
@@ -602,11 +602,11 @@ TEST_CASE("who waits in a tenant that shrank is served by its own frees", "[tena
     CHECK(a.usage().current > 4_MiB);                // over its limit still
     failure why;
     const gpushare::patience briefly{host::steady_clock{}, host::steady_clock::now() + 3ms};
-    CHECK(a.memory().try_allocate_until(4096, 256, briefly, &why) == nullptr);
+    CHECK(a.memory().try_allocate(4096, 256, briefly, &why) == nullptr);
     CHECK(why.code == errc::deadline_exceeded);
     auto& memory = a.memory();  // memory() throws once the tenant is closed, perhaps before this thread begins
     void* got = &why;
-    std::jthread late([&] { got = memory.try_allocate_until(4096, 256, long_enough, &why); });
+    std::jthread late([&] { got = memory.try_allocate(4096, 256, long_enough, &why); });
     std::this_thread::sleep_for(2ms);
     (void)a.close(soon());
     late.join();
@@ -832,7 +832,7 @@ TEST_CASE("a pooled tenant waits for its own frees, its streams and its neighbou
     const gpushare::patience long_enough{host::steady_clock{}, soon()};
     void* p = b.memory().allocate(56 * mib);
     try {
-        (void)a.memory().allocate_until(16 * mib, briefly);
+        (void)a.memory().allocate(16 * mib, briefly);
         FAIL("there is no room");
     } catch (const gpushare::memory_error& e) {
         CHECK(e.code() == errc::deadline_exceeded);
@@ -842,19 +842,19 @@ TEST_CASE("a pooled tenant waits for its own frees, its streams and its neighbou
         std::this_thread::sleep_for(5ms);
         b.memory().deallocate(p, 56 * mib);
     });
-    p = a.memory().allocate_until(16 * mib, long_enough);
+    p = a.memory().allocate(16 * mib, long_enough);
     frees.join();
     void* const rest = a.memory().allocate(40 * mib);
     auto& stream = a.work_stream();
     stream.enqueue(5ms);
     CHECK(a.memory().deallocate_after(stream.record(), p, 16 * mib) == errc::none);
-    p = a.memory().allocate_until(16 * mib, long_enough);
+    p = a.memory().allocate(16 * mib, long_enough);
     CHECK(a.memory().deallocate(p, 16 * mib) == errc::none);
     CHECK(a.memory().deallocate(rest, 40 * mib) == errc::none);
-    CHECK_THROWS_AS((void)a.memory().allocate_until(65 * mib, long_enough), gpushare::memory_error);  // at once
+    CHECK_THROWS_AS((void)a.memory().allocate(65 * mib, long_enough), gpushare::memory_error);  // at once
     CHECK(a.close(soon()).complete);
     try {
-        (void)a.memory().allocate_until(4096, long_enough);
+        (void)a.memory().allocate(4096, long_enough);
         FAIL("closed");
     } catch (const gpushare::error& e) {
         CHECK(e.code() == errc::closed);

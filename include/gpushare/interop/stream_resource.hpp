@@ -93,31 +93,31 @@ public:
                                      failure* why = nullptr) noexcept {
         return try_allocate(static_cast<std::size_t>(size.count()), alignment, why);
     }
-    /// Like allocate(), but waits as the memory does.
-    template <class Patience>
-    requires requires(Memory& m, const Patience& until) { m.allocate_until(1, 1, until); }
-    [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const Patience& until) {
-        return memory_->allocate_until(size, alignment, until);
+    /// As allocate(), but waits as the memory does.
+    template <clock Clock>
+    requires requires(Memory& m, const patience<Clock>& until) { m.allocate(1, 1, until); }
+    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment, const patience<Clock>& until) {
+        return memory_->allocate(size, alignment, until);
     }
-    /// allocate_until() for a size with its unit.
-    template <class Patience>
-    requires requires(Memory& m, const Patience& until) { m.allocate_until(1, 1, until); }
-    [[nodiscard]] void* allocate_until(bytes size, std::size_t alignment, const Patience& until) {
-        return allocate_until(static_cast<std::size_t>(size.count()), alignment, until);
+    /// The same for a size with its unit.
+    template <clock Clock>
+    requires requires(Memory& m, const patience<Clock>& until) { m.allocate(1, 1, until); }
+    [[nodiscard]] void* allocate(bytes size, std::size_t alignment, const patience<Clock>& until) {
+        return allocate(static_cast<std::size_t>(size.count()), alignment, until);
     }
-    /// Like allocate_until(), but returns null instead of throwing.
-    template <class Patience>
-    requires requires(Memory& m, const Patience& until) { m.try_allocate_until(1, 1, until); }
-    [[nodiscard]] void* try_allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
-                                           failure* why = nullptr) noexcept {
-        return memory_->try_allocate_until(size, alignment, until, why);
+    /// The same, but returns null instead of throwing.
+    template <clock Clock>
+    requires requires(Memory& m, const patience<Clock>& until) { m.try_allocate(1, 1, until); }
+    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, const patience<Clock>& until,
+                                     failure* why = nullptr) noexcept {
+        return memory_->try_allocate(size, alignment, until, why);
     }
-    /// try_allocate_until() for a size with its unit.
-    template <class Patience>
-    requires requires(Memory& m, const Patience& until) { m.try_allocate_until(1, 1, until); }
-    [[nodiscard]] void* try_allocate_until(bytes size, std::size_t alignment, const Patience& until,
-                                           failure* why = nullptr) noexcept {
-        return try_allocate_until(static_cast<std::size_t>(size.count()), alignment, until, why);
+    /// The same for a size with its unit.
+    template <clock Clock>
+    requires requires(Memory& m, const patience<Clock>& until) { m.try_allocate(1, 1, until); }
+    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment, const patience<Clock>& until,
+                                     failure* why = nullptr) noexcept {
+        return try_allocate(static_cast<std::size_t>(size.count()), alignment, until, why);
     }
     /// The memory's answer; see concepts.hpp.
     [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {

@@ -193,31 +193,32 @@ public:
 
     /// As allocate(), but waits for memory until the deadline or stop request of `until`, where the
     /// upstream can wait.
-    template <class Patience>
-    [[nodiscard]] block_handle allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
-                                              std::string_view label = {}) {
-        void* const p = upstream_.resource().allocate_until(size, alignment, until);
+    template <clock Clock>
+    [[nodiscard]] block_handle allocate(std::size_t size, std::size_t alignment, const patience<Clock>& until,
+                                        std::string_view label = {}) {
+        void* const p = upstream_.resource().allocate(size, alignment, until);
         return entered({upstream_, {p, bytes{size}, alignment, label}});
     }
     /// The same, of a size with its unit.
-    template <class Patience>
-    [[nodiscard]] block_handle allocate_until(bytes size, std::size_t alignment, const Patience& until,
-                                              std::string_view label = {}) {
-        return allocate_until(static_cast<std::size_t>(size.count()), alignment, until, label);
+    template <clock Clock>
+    [[nodiscard]] block_handle allocate(bytes size, std::size_t alignment, const patience<Clock>& until,
+                                        std::string_view label = {}) {
+        return allocate(static_cast<std::size_t>(size.count()), alignment, until, label);
     }
-    /// As allocate_until(), with the reason instead of an exception.
-    template <class Patience>
-    [[nodiscard]] result<block_handle> try_allocate_until(std::size_t size, std::size_t alignment,
-                                                          const Patience& until, std::string_view label = {}) noexcept {
+    /// The same, with the reason instead of an exception.
+    template <clock Clock>
+    [[nodiscard]] result<block_handle> try_allocate(std::size_t size, std::size_t alignment,
+                                                    const patience<Clock>& until,
+                                                    std::string_view label = {}) noexcept {
         failure why{.code = errc::out_of_memory, .asked = size, .because = reason::size};
-        void* const p = upstream_.resource().try_allocate_until(size, alignment, until, &why);
+        void* const p = upstream_.resource().try_allocate(size, alignment, until, &why);
         return try_entered({upstream_, {p, bytes{size}, alignment, label}}, why);
     }
     /// The same, of a size with its unit.
-    template <class Patience>
-    [[nodiscard]] result<block_handle> try_allocate_until(bytes size, std::size_t alignment, const Patience& until,
-                                                          std::string_view label = {}) noexcept {
-        return try_allocate_until(static_cast<std::size_t>(size.count()), alignment, until, label);
+    template <clock Clock>
+    [[nodiscard]] result<block_handle> try_allocate(bytes size, std::size_t alignment, const patience<Clock>& until,
+                                                    std::string_view label = {}) noexcept {
+        return try_allocate(static_cast<std::size_t>(size.count()), alignment, until, label);
     }
 
     /// The block's address. Null if the handle is another tenant's, if the block was freed, or once

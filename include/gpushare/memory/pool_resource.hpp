@@ -31,8 +31,8 @@
 //
 //   const gpushare::patience until{node.get_clock(), node.get_clock().now() + 50ms, stop};
 //   // throws memory_error: deadline_exceeded, stopped, ...
-//   void* large = pool.allocate_until(512_MiB, 256, until);
-//   gpushare::failure why;    void* small = cache.try_allocate_until(4_KiB, 256, until, &why);
+//   void* large = pool.allocate(512_MiB, 256, until);
+//   gpushare::failure why;    void* small = cache.try_allocate(4_KiB, 256, until, &why);
 //
 // While a thread waits, caches keep nothing, every free wakes the first of the queue, and a later
 // request that doesn't wait is refused. So small requests don't starve a big one. The first also
@@ -174,32 +174,32 @@ public:
                                      failure* why = nullptr, std::string_view label = {}) noexcept {
         return try_allocate(static_cast<std::size_t>(size.count()), alignment, why, label);
     }
-    /// See pool_resource::allocate_until.
-    template <class Patience>
-    [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const Patience& until) {
+    /// See pool_resource::allocate with a patience.
+    template <clock Clock>
+    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment, const patience<Clock>& until) {
         void* const p = try_allocate_kept(size, alignment);
-        return p != nullptr ? p : pool_->obtain_until_or_throw(size, alignment, until, worker_.get());
+        return p != nullptr ? p : pool_->obtain_or_throw(size, alignment, worker_.get(), until);
     }
     /// The same, of a size with its unit.
-    template <class Patience>
-    [[nodiscard]] void* allocate_until(bytes size, std::size_t alignment, const Patience& until) {
-        return allocate_until(static_cast<std::size_t>(size.count()), alignment, until);
+    template <clock Clock>
+    [[nodiscard]] void* allocate(bytes size, std::size_t alignment, const patience<Clock>& until) {
+        return allocate(static_cast<std::size_t>(size.count()), alignment, until);
     }
-    /// See pool_resource::try_allocate_until.
-    template <class Patience>
-    [[nodiscard]] void* try_allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
-                                           failure* why = nullptr, std::string_view label = {}) noexcept {
+    /// See pool_resource::try_allocate with a patience.
+    template <clock Clock>
+    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, const patience<Clock>& until,
+                                     failure* why = nullptr, std::string_view label = {}) noexcept {
         if (void* const p = try_allocate_kept(size, alignment, label)) return p;
         typename Pool::refusal r;
-        void* const p = pool_->obtain_until(size, alignment, until, r, worker_.get(), label);
+        void* const p = pool_->obtain(size, alignment, until, r, worker_.get(), label);
         if (p == nullptr && why != nullptr) *why = r.why;
         return p;
     }
     /// The same, of a size with its unit.
-    template <class Patience>
-    [[nodiscard]] void* try_allocate_until(bytes size, std::size_t alignment, const Patience& until,
-                                           failure* why = nullptr, std::string_view label = {}) noexcept {
-        return try_allocate_until(static_cast<std::size_t>(size.count()), alignment, until, why, label);
+    template <clock Clock>
+    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment, const patience<Clock>& until,
+                                     failure* why = nullptr, std::string_view label = {}) noexcept {
+        return try_allocate(static_cast<std::size_t>(size.count()), alignment, until, why, label);
     }
     /// See pool_resource::deallocate. On a stream the block is free here at once, and elsewhere in
     /// stream order.
@@ -401,7 +401,7 @@ public:
     /// and the like from the upstream, size_overflow, bad_alignment. Exceptions of the upstream
     /// pass through.
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t)) {
-        return obtain_or_throw(size, alignment);
+        return obtain_or_throw(size, alignment, nullptr);
     }
     /// The same, of a size with its unit.
     [[nodiscard]] void* allocate(bytes size, std::size_t alignment = alignof(std::max_align_t)) {
@@ -426,29 +426,29 @@ public:
     /// figures of the last refusal. Throws at once in two cases: the request exceeds the upstream's
     /// limit, or the bytes that others' guarantees leave of that limit; or lack of memory isn't the
     /// reason for the refusal.
-    template <class Patience>
-    [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const Patience& until) {
-        return obtain_until_or_throw(size, alignment, until);
+    template <clock Clock>
+    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment, const patience<Clock>& until) {
+        return obtain_or_throw(size, alignment, nullptr, until);
     }
     /// The same, of a size with its unit.
-    template <class Patience>
-    [[nodiscard]] void* allocate_until(bytes size, std::size_t alignment, const Patience& until) {
-        return allocate_until(static_cast<std::size_t>(size.count()), alignment, until);
+    template <clock Clock>
+    [[nodiscard]] void* allocate(bytes size, std::size_t alignment, const patience<Clock>& until) {
+        return allocate(static_cast<std::size_t>(size.count()), alignment, until);
     }
-    /// Null where allocate_until would throw.
-    template <class Patience>
-    [[nodiscard]] void* try_allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
-                                           failure* why = nullptr, std::string_view label = {}) noexcept {
+    /// The same, null instead of an exception; `why`, if given, receives the reason.
+    template <clock Clock>
+    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, const patience<Clock>& until,
+                                     failure* why = nullptr, std::string_view label = {}) noexcept {
         refusal r;
-        void* const p = obtain_until(size, alignment, until, r, nullptr, label);
+        void* const p = obtain(size, alignment, until, r, nullptr, label);
         if (p == nullptr && why != nullptr) *why = r.why;
         return p;
     }
     /// The same, of a size with its unit.
-    template <class Patience>
-    [[nodiscard]] void* try_allocate_until(bytes size, std::size_t alignment, const Patience& until,
-                                           failure* why = nullptr, std::string_view label = {}) noexcept {
-        return try_allocate_until(static_cast<std::size_t>(size.count()), alignment, until, why, label);
+    template <clock Clock>
+    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment, const patience<Clock>& until,
+                                     failure* why = nullptr, std::string_view label = {}) noexcept {
+        return try_allocate(static_cast<std::size_t>(size.count()), alignment, until, why, label);
     }
     /// As try_allocate, but takes only from the memory that the pool holds outside of caches, and
     /// calls neither the upstream nor a stream. For code that must not call them, for example while
@@ -489,10 +489,10 @@ public:
     /// The same, but waits, first come first served, for a block that is freed here, or whose
     /// stream reaches its free. Calls `most` for the limit before each try. Once `most` returns no
     /// limit, returns null, and `why` is none.
-    template <class Most, class Patience>
-    [[nodiscard]] void* try_allocate_within_until(Most most, std::size_t size, std::size_t alignment,
-                                                  const Patience& until, failure& why,
-                                                  std::string_view label = {}) noexcept {
+    template <class Most, clock Clock>
+    [[nodiscard]] void* try_allocate_within(Most most, std::size_t size, std::size_t alignment,
+                                            const patience<Clock>& until, failure& why,
+                                            std::string_view label = {}) noexcept {
         why = {};
         if (detail::pool_tag::check(size, alignment) != errc::none) {
             why = detail::pool_tag::why(size, alignment);
@@ -648,16 +648,11 @@ private:
 
     using refusal = upstream_refusal;  // `final`: no free could change it
 
-    void* obtain_or_throw(std::size_t size, std::size_t alignment, worker* own = nullptr) {
+    // `until`: a patience, or none.
+    template <class... Until>
+    void* obtain_or_throw(std::size_t size, std::size_t alignment, worker* own, const Until&... until) {
         refusal r;
-        void* const p = obtain(size, alignment, r, own);
-        if (p == nullptr) refuse(r);
-        return p;
-    }
-    template <class Patience>
-    void* obtain_until_or_throw(std::size_t size, std::size_t alignment, const Patience& until, worker* own = nullptr) {
-        refusal r;
-        void* const p = obtain_until(size, alignment, until, r, own);
+        void* const p = obtain(size, alignment, until..., r, own);
         if (p == nullptr) refuse(r);
         return p;
     }
@@ -698,9 +693,9 @@ private:
             limit_idle();
         return b == nullptr ? nullptr : out(*b, size, alignment, label);
     }
-    template <class Patience>
-    [[nodiscard]] void* obtain_until(std::size_t size, std::size_t alignment, const Patience& until, refusal& r,
-                                     worker* own, std::string_view label = {}) noexcept {
+    template <clock Clock>
+    [[nodiscard]] void* obtain(std::size_t size, std::size_t alignment, const patience<Clock>& until, refusal& r,
+                               worker* own, std::string_view label = {}) noexcept {
         if (void* const p = obtain(size, alignment, r, own, label); p != nullptr || r.final) return p;
         for (detail::pool_waiter<Point> waiter(store_);;) {
             const errc over = waiter.wait(until);

@@ -56,10 +56,10 @@ public:
     private_pool(Pool& pool, bytes reserve) : pool_(&pool) {
         set_aside(reserve, [&](std::size_t size) { return pool.allocate(size, detail::pool_granule); });
     }
-    /// The same, but waits as the pool's allocate_until. Throws what that throws.
+    /// The same, but waits as the pool does. Throws what the pool throws then.
     template <clock Clock>
     private_pool(Pool& pool, bytes reserve, const patience<Clock>& until) : pool_(&pool) {
-        set_aside(reserve, [&](std::size_t size) { return pool.allocate_until(size, detail::pool_granule, until); });
+        set_aside(reserve, [&](std::size_t size) { return pool.allocate(size, detail::pool_granule, until); });
     }
     private_pool(const private_pool&) = delete;
     private_pool& operator=(const private_pool&) = delete;
@@ -98,21 +98,21 @@ public:
     /// pool holds. Calls neither the device nor a stream. Then throws memory_error:
     /// deadline_exceeded, stopped; at once for a request that the pool could never grant.
     template <clock Clock>
-    [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const patience<Clock>& until) {
+    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment, const patience<Clock>& until) {
         failure why;
-        void* const p = try_allocate_until(size, alignment, until, &why);
+        void* const p = try_allocate(size, alignment, until, &why);
         if (p == nullptr) throw memory_error(why, {}, "allocate for a captured graph");
         return p;
     }
     /// The same, of a size with its unit.
     template <clock Clock>
-    [[nodiscard]] void* allocate_until(bytes size, std::size_t alignment, const patience<Clock>& until) {
-        return allocate_until(static_cast<std::size_t>(size.count()), alignment, until);
+    [[nodiscard]] void* allocate(bytes size, std::size_t alignment, const patience<Clock>& until) {
+        return allocate(static_cast<std::size_t>(size.count()), alignment, until);
     }
-    /// Null where `allocate_until` would throw.
+    /// The same, null instead of an exception; `why`, if given, gets the reason.
     template <clock Clock>
-    [[nodiscard]] void* try_allocate_until(std::size_t size, std::size_t alignment, const patience<Clock>& until,
-                                           failure* why = nullptr) noexcept {
+    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, const patience<Clock>& until,
+                                     failure* why = nullptr) noexcept {
         detail::pool_wait_entry place;
         const std::stop_callback on_stop(until.stop, [&] {
             const std::lock_guard lock(mutex_);
@@ -145,9 +145,9 @@ public:
     }
     /// The same, of a size with its unit.
     template <clock Clock>
-    [[nodiscard]] void* try_allocate_until(bytes size, std::size_t alignment, const patience<Clock>& until,
-                                           failure* why = nullptr) noexcept {
-        return try_allocate_until(static_cast<std::size_t>(size.count()), alignment, until, why);
+    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment, const patience<Clock>& until,
+                                     failure* why = nullptr) noexcept {
+        return try_allocate(static_cast<std::size_t>(size.count()), alignment, until, why);
     }
     /// As pool_resource::deallocate: unknown_block or wrong_size changes nothing. Null is ignored.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {

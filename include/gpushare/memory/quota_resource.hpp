@@ -93,32 +93,32 @@ public:
     /// As allocate, but waits for bytes of the quota, first come first served, until the deadline
     /// or stop request of `until`, a patience (include quota_wait.hpp). Then it throws memory_error
     /// with deadline_exceeded or stopped, which names the largest borrower of burst.
-    template <class Patience>
-    [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const Patience& until) {
+    template <clock Clock>
+    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment, const patience<Clock>& until) {
         answer r;
-        if (void* const p = obtain_until(size, alignment, until, r)) return p;
+        if (void* const p = obtain(size, alignment, until, r)) return p;
         if (r.thrown) std::rethrow_exception(r.thrown);
         raise_waited(*quota_, r.why, owner_);
     }
     /// The same, of a size with its unit.
-    template <class Patience>
-    [[nodiscard]] void* allocate_until(bytes size, std::size_t alignment, const Patience& until) {
-        return allocate_until(static_cast<std::size_t>(size.count()), alignment, until);
+    template <clock Clock>
+    [[nodiscard]] void* allocate(bytes size, std::size_t alignment, const patience<Clock>& until) {
+        return allocate(static_cast<std::size_t>(size.count()), alignment, until);
     }
-    /// Null where allocate_until would throw.
-    template <class Patience>
-    [[nodiscard]] void* try_allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
-                                           failure* why = nullptr) noexcept {
+    /// The same, null instead of an exception; `why`, if given, gets the reason.
+    template <clock Clock>
+    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, const patience<Clock>& until,
+                                     failure* why = nullptr) noexcept {
         answer r;
-        void* const p = obtain_until(size, alignment, until, r);
+        void* const p = obtain(size, alignment, until, r);
         if (p == nullptr && why != nullptr) *why = r.why;
         return p;
     }
     /// The same, of a size with its unit.
-    template <class Patience>
-    [[nodiscard]] void* try_allocate_until(bytes size, std::size_t alignment, const Patience& until,
-                                           failure* why = nullptr) noexcept {
-        return try_allocate_until(static_cast<std::size_t>(size.count()), alignment, until, why);
+    template <clock Clock>
+    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment, const patience<Clock>& until,
+                                     failure* why = nullptr) noexcept {
+        return try_allocate(static_cast<std::size_t>(size.count()), alignment, until, why);
     }
 
     /// As try_allocate, for bytes that are charged already: charged(size, alignment) of them, as by
@@ -279,8 +279,8 @@ private:
 
     // Waits for bytes of the quota. If the upstream lacks memory, a waiter can only ask again: by
     // hooks, and by another quota's queue.
-    template <class Patience>
-    void* obtain_until(std::size_t size, std::size_t alignment, const Patience& until, answer& r) noexcept {
+    template <clock Clock>
+    void* obtain(std::size_t size, std::size_t alignment, const patience<Clock>& until, answer& r) noexcept {
         const bytes takes = takes_for(size, alignment, r);
         if (takes == bytes::max()) return nullptr;
         // During the wait, collects the blocks that the upstream still has to report.
@@ -293,7 +293,7 @@ private:
         (void)collects;
         for (detail::hook_cursor asked{.until = until.deadline};;) {
             r.thrown = nullptr;
-            r.why = charge_until(*quota_, takes, until);
+            r.why = quota_->try_charge(takes, until);
             if (is_memory_refusal(r.why.code))
                 if (const auto why = too_aligned(size, alignment, takes); why.code != errc::none) r.why = why;
             if (r.why.code != errc::none) return nullptr;

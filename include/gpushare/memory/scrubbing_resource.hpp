@@ -109,32 +109,32 @@ public:
     /// when it has memory again. A caller that waits here has no place in a queue below. Afterwards
     /// it throws memory_error: deadline_exceeded or stopped. A request that can never be granted
     /// throws at once, with its own code.
-    template <class Patience>
-    [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const Patience& until) {
+    template <clock Clock>
+    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment, const patience<Clock>& until) {
         upstream_refusal r{.why = {.code = errc::out_of_memory, .asked = size}};
-        if (void* const p = obtain_until(size, alignment, until, r)) return p;
+        if (void* const p = obtain(size, alignment, until, r)) return p;
         if (r.thrown) std::rethrow_exception(r.thrown);
         throw memory_error(r.why, owner(), "allocate");
     }
     /// The same, of a size with its unit.
-    template <class Patience>
-    [[nodiscard]] void* allocate_until(bytes size, std::size_t alignment, const Patience& until) {
-        return allocate_until(static_cast<std::size_t>(size.count()), alignment, until);
+    template <clock Clock>
+    [[nodiscard]] void* allocate(bytes size, std::size_t alignment, const patience<Clock>& until) {
+        return allocate(static_cast<std::size_t>(size.count()), alignment, until);
     }
-    /// Null where allocate_until would throw.
-    template <class Patience>
-    [[nodiscard]] void* try_allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
-                                           failure* why = nullptr) noexcept {
+    /// The same, null instead of an exception; `why`, unless it is null, gets the reason.
+    template <clock Clock>
+    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, const patience<Clock>& until,
+                                     failure* why = nullptr) noexcept {
         upstream_refusal r{.why = {.code = errc::out_of_memory, .asked = size}};
-        void* const p = obtain_until(size, alignment, until, r);
+        void* const p = obtain(size, alignment, until, r);
         if (p == nullptr && why != nullptr) *why = r.why;
         return p;
     }
     /// The same, of a size with its unit.
-    template <class Patience>
-    [[nodiscard]] void* try_allocate_until(bytes size, std::size_t alignment, const Patience& until,
-                                           failure* why = nullptr) noexcept {
-        return try_allocate_until(static_cast<std::size_t>(size.count()), alignment, until, why);
+    template <clock Clock>
+    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment, const patience<Clock>& until,
+                                     failure* why = nullptr) noexcept {
+        return try_allocate(static_cast<std::size_t>(size.count()), alignment, until, why);
     }
 
     /// Frees a block that no work uses any more. The block is back in the upstream once it is
@@ -227,8 +227,8 @@ private:
         }
     }
 
-    template <class Patience>
-    void* obtain_until(std::size_t size, std::size_t alignment, const Patience& until, upstream_refusal& r) noexcept {
+    template <clock Clock>
+    void* obtain(std::size_t size, std::size_t alignment, const patience<Clock>& until, upstream_refusal& r) noexcept {
         if (const failure never_fits = refuses(size, alignment); never_fits.code != errc::none) {
             r.why = never_fits;
             return nullptr;

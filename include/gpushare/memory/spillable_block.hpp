@@ -119,11 +119,11 @@ public:
     }
     /// The same, but waits for memory until the deadline or stop request of `until`, a patience;
     /// deadline_exceeded or stopped then. For a device's resource that can be waited for.
-    template <class Patience>
-    [[nodiscard]] errc restore_until(const Patience& until) noexcept {
+    template <clock Clock>
+    [[nodiscard]] errc restore(const patience<Clock>& until) noexcept {
         return restore_by([&](errc& code) {
             failure why;
-            void* const p = device_->try_allocate_until(count(), alignment_, until, &why);
+            void* const p = device_->try_allocate(count(), alignment_, until, &why);
             if (p == nullptr) code = why.code;
             return p;
         });

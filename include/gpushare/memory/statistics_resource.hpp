@@ -87,32 +87,32 @@ public:
         return try_allocate(static_cast<std::size_t>(size.count()), alignment, why, label);
     }
     /// As allocate(), but waits as the upstream does, if the upstream can wait.
-    template <class Patience>
-    requires requires(Upstream& u, const Patience& until) { u.allocate_until(1, 1, until); }
-    [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
-                                       std::string_view label = {}) {
-        return allocate_in_until(detail::scoped_statistics::whole, size, alignment, until, label);
+    template <clock Clock>
+    requires requires(Upstream& u, const patience<Clock>& until) { u.allocate(1, 1, until); }
+    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment, const patience<Clock>& until,
+                                 std::string_view label = {}) {
+        return allocate_in(detail::scoped_statistics::whole, size, alignment, label, until);
     }
     /// The same, of a size with its unit.
-    template <class Patience>
-    requires requires(Upstream& u, const Patience& until) { u.allocate_until(1, 1, until); }
-    [[nodiscard]] void* allocate_until(bytes size, std::size_t alignment, const Patience& until,
-                                       std::string_view label = {}) {
-        return allocate_until(static_cast<std::size_t>(size.count()), alignment, until, label);
+    template <clock Clock>
+    requires requires(Upstream& u, const patience<Clock>& until) { u.allocate(1, 1, until); }
+    [[nodiscard]] void* allocate(bytes size, std::size_t alignment, const patience<Clock>& until,
+                                 std::string_view label = {}) {
+        return allocate(static_cast<std::size_t>(size.count()), alignment, until, label);
     }
-    /// Null where allocate_until() would throw; `why`, unless it is null, gets the reason.
-    template <class Patience>
-    requires requires(Upstream& u, const Patience& until) { u.try_allocate_until(1, 1, until); }
-    [[nodiscard]] void* try_allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
-                                           failure* why = nullptr, std::string_view label = {}) noexcept {
-        return try_allocate_in_until(detail::scoped_statistics::whole, size, alignment, until, why, label);
+    /// As try_allocate(), but waits as the upstream does, if the upstream can wait.
+    template <clock Clock>
+    requires requires(Upstream& u, const patience<Clock>& until) { u.try_allocate(1, 1, until); }
+    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, const patience<Clock>& until,
+                                     failure* why = nullptr, std::string_view label = {}) noexcept {
+        return try_allocate_in(detail::scoped_statistics::whole, size, alignment, until, why, label);
     }
     /// The same, of a size with its unit.
-    template <class Patience>
-    requires requires(Upstream& u, const Patience& until) { u.try_allocate_until(1, 1, until); }
-    [[nodiscard]] void* try_allocate_until(bytes size, std::size_t alignment, const Patience& until,
-                                           failure* why = nullptr, std::string_view label = {}) noexcept {
-        return try_allocate_until(static_cast<std::size_t>(size.count()), alignment, until, why, label);
+    template <clock Clock>
+    requires requires(Upstream& u, const patience<Clock>& until) { u.try_allocate(1, 1, until); }
+    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment, const patience<Clock>& until,
+                                     failure* why = nullptr, std::string_view label = {}) noexcept {
+        return try_allocate(static_cast<std::size_t>(size.count()), alignment, until, why, label);
     }
     /// As deallocate, but for a block that work before `used` may still use, over memory that is
     /// freed in stream order.
@@ -193,20 +193,18 @@ private:
     template <memory_resource>
     friend class memory_scope;
 
-    void* allocate_in(detail::scope_id s, std::size_t size, std::size_t alignment, std::string_view label) {
-        return entered(s, size, alignment, label, [&] { return upstream_.allocate(size, alignment); });
-    }
-    template <class Patience>
-    void* allocate_in_until(detail::scope_id s, std::size_t size, std::size_t alignment, const Patience& until,
-                            std::string_view label) {
+    // `until`: a patience, or none.
+    template <class... Until>
+    void* allocate_in(detail::scope_id s, std::size_t size, std::size_t alignment, std::string_view label,
+                      const Until&... until) {
         return entered(s, size, alignment, label,
-                       [&] { return upstream_.resource().allocate_until(size, alignment, until); });
+                       [&] { return upstream_.resource().allocate(size, alignment, until...); });
     }
-    template <class Patience>
-    void* try_allocate_in_until(detail::scope_id s, std::size_t size, std::size_t alignment, const Patience& until,
-                                failure* why, std::string_view label) noexcept {
+    template <clock Clock>
+    void* try_allocate_in(detail::scope_id s, std::size_t size, std::size_t alignment, const patience<Clock>& until,
+                          failure* why, std::string_view label) noexcept {
         return entered_if(s, size, alignment, why, label,
-                          upstream_.resource().try_allocate_until(size, alignment, until, why));
+                          upstream_.resource().try_allocate(size, alignment, until, why));
     }
     // Enters the block that `allocate` returns.
     template <std::invocable F>
@@ -309,32 +307,32 @@ public:
         return try_allocate(static_cast<std::size_t>(size.count()), alignment, why, label);
     }
     /// As allocate(), but waits as the upstream does, if the upstream can wait.
-    template <class Patience>
-    requires requires(Upstream& u, const Patience& until) { u.allocate_until(1, 1, until); }
-    [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
-                                       std::string_view label = {}) {
-        return in_->allocate_in_until(id_, size, alignment, until, label);
+    template <clock Clock>
+    requires requires(Upstream& u, const patience<Clock>& until) { u.allocate(1, 1, until); }
+    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment, const patience<Clock>& until,
+                                 std::string_view label = {}) {
+        return in_->allocate_in(id_, size, alignment, label, until);
     }
     /// The same, of a size with its unit.
-    template <class Patience>
-    requires requires(Upstream& u, const Patience& until) { u.allocate_until(1, 1, until); }
-    [[nodiscard]] void* allocate_until(bytes size, std::size_t alignment, const Patience& until,
-                                       std::string_view label = {}) {
-        return allocate_until(static_cast<std::size_t>(size.count()), alignment, until, label);
+    template <clock Clock>
+    requires requires(Upstream& u, const patience<Clock>& until) { u.allocate(1, 1, until); }
+    [[nodiscard]] void* allocate(bytes size, std::size_t alignment, const patience<Clock>& until,
+                                 std::string_view label = {}) {
+        return allocate(static_cast<std::size_t>(size.count()), alignment, until, label);
     }
-    /// Null where allocate_until() would throw; `why`, unless it is null, gets the reason.
-    template <class Patience>
-    requires requires(Upstream& u, const Patience& until) { u.try_allocate_until(1, 1, until); }
-    [[nodiscard]] void* try_allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
-                                           failure* why = nullptr, std::string_view label = {}) noexcept {
-        return in_->try_allocate_in_until(id_, size, alignment, until, why, label);
+    /// As try_allocate(), but waits as the upstream does, if the upstream can wait.
+    template <clock Clock>
+    requires requires(Upstream& u, const patience<Clock>& until) { u.try_allocate(1, 1, until); }
+    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, const patience<Clock>& until,
+                                     failure* why = nullptr, std::string_view label = {}) noexcept {
+        return in_->try_allocate_in(id_, size, alignment, until, why, label);
     }
     /// The same, of a size with its unit.
-    template <class Patience>
-    requires requires(Upstream& u, const Patience& until) { u.try_allocate_until(1, 1, until); }
-    [[nodiscard]] void* try_allocate_until(bytes size, std::size_t alignment, const Patience& until,
-                                           failure* why = nullptr, std::string_view label = {}) noexcept {
-        return try_allocate_until(static_cast<std::size_t>(size.count()), alignment, until, why, label);
+    template <clock Clock>
+    requires requires(Upstream& u, const patience<Clock>& until) { u.try_allocate(1, 1, until); }
+    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment, const patience<Clock>& until,
+                                     failure* why = nullptr, std::string_view label = {}) noexcept {
+        return try_allocate(static_cast<std::size_t>(size.count()), alignment, until, why, label);
     }
     /// The resource's answer; see concepts.hpp.
     [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {

@@ -159,16 +159,18 @@ public:
     /// As try_commit, but waits in the queue for bytes of the quota until the deadline or stop
     /// request of `until`, a patience (include memory/quota_wait.hpp). deadline_exceeded or
     /// stopped, with the figures of the last refusal.
-    template <class Patience>
-    failure try_commit_until(bytes offset, bytes size, const Patience& until) noexcept {
+    template <clock Clock>
+    failure try_commit(bytes offset, bytes size, const patience<Clock>& until) noexcept {
         const arena_range one{offset, size};
-        return try_commit_until(std::span(&one, 1), until);
+        return try_commit(std::span(&one, 1), until);
     }
-    /// Throws what try_commit_until() returns.
-    template <class Patience>
-    void commit_until(bytes offset, bytes size, const Patience& until) {
-        check(try_commit_until(offset, size, until), "commit");
+    /// Throws what try_commit() returns.
+    template <clock Clock>
+    void commit(bytes offset, bytes size, const patience<Clock>& until) {
+        check(try_commit(offset, size, until), "commit");
     }
+    /// The old name of commit() with a patience. It goes with 0.3.
+    [[deprecated("use commit with a deadline")]] void commit_until(const auto&... args) { commit(args...); }
 
     /// As try_commit, for several ranges: maps everything that is missing in all of them, or
     /// nothing. So the lanes of a cache grow together. invalid_specification if the ranges overlap,
@@ -180,15 +182,10 @@ public:
     void commit(std::span<const arena_range> ranges, instant deadline = {}) {
         check(try_commit(ranges, deadline), "commit");
     }
-    /// As try_commit_until, of several ranges.
-    template <class Patience>
-    failure try_commit_until(std::span<const arena_range> ranges, const Patience& until) noexcept {
-        return within(ranges, [&](auto runs) { return pool_->chunks_.commit_until(space_, runs, until); });
-    }
-    /// Throws what try_commit_until() returns.
-    template <class Patience>
-    void commit_until(std::span<const arena_range> ranges, const Patience& until) {
-        check(try_commit_until(ranges, until), "commit");
+    /// As try_commit of several ranges, but waits in the queue as try_commit of one range does.
+    template <clock Clock>
+    failure try_commit(std::span<const arena_range> ranges, const patience<Clock>& until) noexcept {
+        return within(ranges, [&](auto runs) { return pool_->chunks_.commit(space_, runs, until); });
     }
 
     /// Unmaps [offset, offset + size) once all `points` are reached, one for each stream that uses

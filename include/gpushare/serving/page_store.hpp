@@ -148,16 +148,16 @@ public:
     }
     /// Like try_allocate, but waits in the quota's queue, first come first served, until the
     /// deadline or stop request of `until`, a patience (include memory/quota_wait.hpp).
-    template <class Patience>
-    failure try_allocate_until(std::span<std::uint32_t> to, const Patience& until) noexcept {
+    template <clock Clock>
+    failure try_allocate(std::span<std::uint32_t> to, const patience<Clock>& until) noexcept {
         // Also stops if there are enough pages after all, because another thread freed some.
         const auto commit = [&](ranges more, const std::stop_token& enough) {
             std::stop_source either;
             const auto stop = [&] { (void)either.request_stop(); };
             const std::stop_callback by_caller(until.stop, stop), by_store(enough, stop);
-            Patience mine = until;
+            patience<Clock> mine = until;
             mine.stop = either.get_token();
-            const failure why = arena_.try_commit_until(more, mine);
+            const failure why = arena_.try_commit(more, mine);
             return why.code == errc::stopped && !until.stop.stop_requested() ? failure{errc::in_flight} : why;
         };
         return obtain(to, until.deadline, true, commit, [&](const failure&) -> look {
@@ -167,10 +167,10 @@ public:
             return {.again = true, .until = std::min(until.deadline, now + std::chrono::milliseconds(1))};
         });
     }
-    /// try_allocate_until(), but throws the failure.
-    template <class Patience>
-    void allocate_until(std::span<std::uint32_t> to, const Patience& until) {
-        check(try_allocate_until(to, until), "allocate pages");
+    /// The old name of try_allocate() with a patience. It goes with 0.3.
+    [[deprecated("use try_allocate with a deadline")]] failure try_allocate_until(std::span<std::uint32_t> to,
+                                                                                  const auto& until) noexcept {
+        return try_allocate(to, until);
     }
 
     /// Gives pages back. They can be allocated again once `after` is reached. If a page isn't out,

@@ -748,7 +748,7 @@ private:
         if (b.at_ != nullptr) return {};
         if (b.moved_) return {.code = bring(b, deadline)};
         failure why;
-        b.at_ = b.memory_->try_allocate_until(b.size_, default_alignment, patience{time{tenant_}, deadline}, &why);
+        b.at_ = b.memory_->try_allocate(b.size_, default_alignment, patience{time{tenant_}, deadline}, &why);
         return why;
     }
     errc bring(block& b, instant deadline) {

@@ -140,7 +140,7 @@ public:
     /// request that wouldn't fit beside it even if all burst came back is refused at once
     /// (no_room).
     template <clock Clock>
-    [[nodiscard]] tenant admit_until(const tenant_spec& spec, const patience<Clock>& until) {
+    [[nodiscard]] tenant admit(const tenant_spec& spec, const patience<Clock>& until) {
         detail::room_wait wait{roots_for(spec), until};
         const bytes per_device = per_device_of(spec);
         for (;;) try {
@@ -153,10 +153,15 @@ public:
     }
     /// The same, with the reason instead of an exception.
     template <clock Clock>
-    [[nodiscard]] result<tenant> try_admit_until(const tenant_spec& spec, const patience<Clock>& until) try {
-        return admit_until(spec, until);
+    [[nodiscard]] result<tenant> try_admit(const tenant_spec& spec, const patience<Clock>& until) try {
+        return admit(spec, until);
     } catch (const operation_error& e) {
         return e.figures();
+    }
+    /// The old name of admit() with a patience. It goes with 0.3.
+    [[deprecated("use admit with a deadline")]] [[nodiscard]] tenant admit_until(const tenant_spec& spec,
+                                                                                 const auto& until) {
+        return admit(spec, until);
     }
 
     /// One of several changes that are made together.

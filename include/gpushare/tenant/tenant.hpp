@@ -335,16 +335,21 @@ public:
     }
     /// The same, with the reason instead of an exception.
     [[nodiscard]] result<workspace> try_declare_workspace(bytes size, std::size_t part = 0);
-    /// As declare_workspace, but waits for bytes as tenant_memory::allocate_until.
-    template <class Patience>
-    [[nodiscard]] workspace declare_workspace_until(bytes size, const Patience& until, std::size_t part = 0) {
-        return try_declare_workspace_until(size, until, part).value(name(), "declare a workspace");
+    /// As declare_workspace, but waits for bytes as tenant_memory::allocate with a patience.
+    template <clock Clock>
+    [[nodiscard]] workspace declare_workspace(bytes size, const patience<Clock>& until, std::size_t part = 0) {
+        return try_declare_workspace(size, until, part).value(name(), "declare a workspace");
     }
     /// The same, with the reason instead of an exception.
-    template <class Patience>
-    [[nodiscard]] result<workspace> try_declare_workspace_until(bytes size, const Patience& until,
-                                                                std::size_t part = 0) {
-        return declare<true>(size, part, [&](quota& from) { return charge_until(from, size, until); });
+    template <clock Clock>
+    [[nodiscard]] result<workspace> try_declare_workspace(bytes size, const patience<Clock>& until,
+                                                          std::size_t part = 0) {
+        return declare<true>(size, part, [&](quota& from) { return from.try_charge(size, until); });
+    }
+    /// The old name of declare_workspace() with a patience. It goes with 0.3.
+    [[deprecated("use declare_workspace with a deadline")]] [[nodiscard]] workspace declare_workspace_until(
+        const auto&... args) {
+        return declare_workspace(args...);
     }
     /// The same as declare_workspace, for memory that the device doesn't account for, such as the
     /// host memory of an engine on the CPU. See foreign_memory.hpp.
@@ -365,18 +370,18 @@ public:
     [[nodiscard]] auto try_allocate_spillable(bytes size, std::size_t part = 0) requires copier<stream> {
         return detail::or_why([&] { return allocate_spillable(size, part); });
     }
-    /// As allocate_spillable, but waits for bytes as tenant_memory::allocate_until.
-    template <class Patience>
-    [[nodiscard]] auto allocate_spillable_until(bytes size, const Patience& until,
-                                                std::size_t part = 0) requires copier<stream> {
+    /// As allocate_spillable, but waits for bytes as tenant_memory::allocate with a patience.
+    template <clock Clock>
+    [[nodiscard]] auto allocate_spillable(bytes size, const patience<Clock>& until,
+                                          std::size_t part = 0) requires copier<stream> {
         return make_spillable(
-            part, [&](auto& spills) -> auto& { return spills.add_until(size, until); });
+            part, [&](auto& spills) -> auto& { return spills.add(size, until); });
     }
     /// The same, with the reason instead of an exception.
-    template <class Patience>
-    [[nodiscard]] auto try_allocate_spillable_until(bytes size, const Patience& until,
-                                                    std::size_t part = 0) requires copier<stream> {
-        return detail::or_why([&] { return allocate_spillable_until(size, until, part); });
+    template <clock Clock>
+    [[nodiscard]] auto try_allocate_spillable(bytes size, const patience<Clock>& until,
+                                              std::size_t part = 0) requires copier<stream> {
+        return detail::or_why([&] { return allocate_spillable(size, until, part); });
     }
 
     /// Queues work; see compute_limiter::submit. `o` may name one of the tenant's streams. Throws
@@ -474,10 +479,10 @@ public:
     }
 
     /// As resize, but if lent burst is in the way (no_room), asks the borrowers to give it back,
-    /// and waits; see tenancy::admit_until. A request that doesn't fit beside others' guarantees is
-    /// refused at once.
+    /// and waits, as tenancy::admit with a patience does. A request that doesn't fit beside others'
+    /// guarantees is refused at once.
     template <clock Clock>
-    void resize_until(const tenant_change& change, const patience<Clock>& until) {
+    void resize(const tenant_change& change, const patience<Clock>& until) {
         detail::room_wait wait{roots(), until};
         for (;;) try {
                 return resize(change);
@@ -489,11 +494,15 @@ public:
     }
     /// The same, with the reason instead of an exception.
     template <clock Clock>
-    [[nodiscard]] failure try_resize_until(const tenant_change& change, const patience<Clock>& until) try {
-        resize_until(change, until);
+    [[nodiscard]] failure try_resize(const tenant_change& change, const patience<Clock>& until) try {
+        resize(change, until);
         return {};
     } catch (const operation_error& e) {
         return e.figures();
+    }
+    /// The old name of resize() with a patience. It goes with 0.3.
+    [[deprecated("use resize with a deadline")]] void resize_until(const tenant_change& change, const auto& until) {
+        resize(change, until);
     }
 
     /// Whether close() has come so far that all calls are refused.

@@ -101,46 +101,54 @@ public:
     /// request of `until`, a patience (include memory/quota_wait.hpp). Then throws memory_error
     /// with deadline_exceeded or stopped, which names the largest borrower of burst. Throws at once
     /// if the tenant's limit or others' guarantees leave no room, whatever is freed.
-    template <class Patience>
-    [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
-                                       std::string_view label = {}) {
+    template <clock Clock>
+    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment, const patience<Clock>& until,
+                                 std::string_view label = {}) {
         failure why;
-        if (void* const p = try_allocate_until(size, alignment, until, &why, label)) return p;
+        if (void* const p = try_allocate(size, alignment, until, &why, label)) return p;
         raise_waited(quota_, why, tenant_);
     }
     /// The same, of a size with its unit.
-    template <class Patience>
-    [[nodiscard]] void* allocate_until(bytes size, std::size_t alignment, const Patience& until,
-                                       std::string_view label = {}) {
-        return allocate_until(static_cast<std::size_t>(size.count()), alignment, until, label);
+    template <clock Clock>
+    [[nodiscard]] void* allocate(bytes size, std::size_t alignment, const patience<Clock>& until,
+                                 std::string_view label = {}) {
+        return allocate(static_cast<std::size_t>(size.count()), alignment, until, label);
     }
     /// With default_alignment.
-    template <class Patience>
-    [[nodiscard]] void* allocate_until(std::size_t size, const Patience& until) {
-        return allocate_until(size, default_alignment, until);
+    template <clock Clock>
+    [[nodiscard]] void* allocate(std::size_t size, const patience<Clock>& until) {
+        return allocate(size, default_alignment, until);
     }
     /// The same, of a size with its unit.
-    template <class Patience>
-    [[nodiscard]] void* allocate_until(bytes size, const Patience& until) {
-        return allocate_until(static_cast<std::size_t>(size.count()), until);
+    template <clock Clock>
+    [[nodiscard]] void* allocate(bytes size, const patience<Clock>& until) {
+        return allocate(static_cast<std::size_t>(size.count()), until);
     }
-    /// Null where allocate_until would throw; `why`, if given, gets the reason with its figures.
-    template <class Patience>
-    [[nodiscard]] void* try_allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
-                                           failure* why = nullptr, std::string_view label = {}) noexcept {
+    /// The same, null instead of an exception; `why`, if given, gets the reason with its figures.
+    template <clock Clock>
+    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, const patience<Clock>& until,
+                                     failure* why = nullptr, std::string_view label = {}) noexcept {
         failure refusal;
         if (!closed())
-            if (void* const p =
-                    stack([&](auto& s) { return s.try_allocate_until(size, alignment, until, label, refusal); }))
+            if (void* const p = stack([&](auto& s) { return s.try_allocate(size, alignment, until, label, refusal); }))
                 return p;
         if (why != nullptr) *why = closed() ? failure{.code = errc::closed, .asked = size} : refusal;
         return refused();
     }
     /// The same, of a size with its unit.
-    template <class Patience>
-    [[nodiscard]] void* try_allocate_until(bytes size, std::size_t alignment, const Patience& until,
-                                           failure* why = nullptr, std::string_view label = {}) noexcept {
-        return try_allocate_until(static_cast<std::size_t>(size.count()), alignment, until, why, label);
+    template <clock Clock>
+    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment, const patience<Clock>& until,
+                                     failure* why = nullptr, std::string_view label = {}) noexcept {
+        return try_allocate(static_cast<std::size_t>(size.count()), alignment, until, why, label);
+    }
+    /// The old name of allocate() with a patience. It goes with 0.3.
+    [[deprecated("use allocate with a deadline")]] [[nodiscard]] void* allocate_until(const auto&... args) {
+        return allocate(args...);
+    }
+    /// The old name of try_allocate() with a patience. It goes with 0.3.
+    [[deprecated("use try_allocate with a deadline")]] [[nodiscard]] void* try_allocate_until(
+        const auto&... args) noexcept {
+        return try_allocate(args...);
     }
 
     /// Frees a block that no work uses any more. If the block isn't allocated, or has another size:
@@ -325,7 +333,7 @@ void* tenant_memory<Upstream, Point>::allocate(std::size_t size, std::size_t ali
     if (pool_) [[likely]]
         if (void* const kept = pool_->try_allocate_kept(size, alignment, label)) return kept;
     if (const ns wait = waits(); wait != ns{})
-        return allocate_until(size, alignment, patience{time{this}, saturating_add(time{this}.now(), wait)}, label);
+        return allocate(size, alignment, patience{time{this}, saturating_add(time{this}.now(), wait)}, label);
     failure why;
     if (void* const p = obtain(size, alignment, &why, label)) return p;
     throw memory_error(why, tenant_, "allocate");

@@ -281,9 +281,8 @@ TEST_CASE("torch's cache is no burst that a neighbour has to wait for", "[intero
     const auto inside = scope.enter();
     (void)bytes_of(140 * MiB);
     CHECK(scope.usage().reserved >= 140_MiB);
-    const auto third =
-        r.shared.admit_until({.name = "third", .memory = 100_MiB, .compute = 10_pct},
-                             gpushare::patience{r.node.get_clock(), r.chat->now() + std::chrono::seconds(10)});
+    const auto third = r.shared.admit({.name = "third", .memory = 100_MiB, .compute = 10_pct},
+                                      gpushare::patience{r.node.get_clock(), r.chat->now() + std::chrono::seconds(10)});
     CHECK(third.spec().memory == 100_MiB);
     CHECK(scope.usage().reserved < 80_MiB);
 }

@@ -196,24 +196,24 @@ public:
     /// since CUDA doesn't tell when memory is free. Waiters are served in no order. At the end of
     /// the patience throws memory_error: deadline_exceeded, stopped. A request larger than the
     /// device is refused at once.
-    template <class Patience>
-    [[nodiscard]] void* allocate_until(stream& s, std::size_t size, std::size_t alignment, const Patience& until) {
+    template <clock Clock>
+    [[nodiscard]] void* allocate(stream& s, std::size_t size, std::size_t alignment, const patience<Clock>& until) {
         failure why;
-        void* const p = try_allocate_until(s, size, alignment, until, &why);
+        void* const p = try_allocate(s, size, alignment, until, &why);
         if (p != nullptr) return p;
         if (why.code == errc::deadline_exceeded || why.code == errc::stopped)
             throw memory_error(why, {}, "allocating from a memory pool");
         raise(why, {}, "allocating from a memory pool");
     }
     /// The same, for a size with a unit.
-    template <class Patience>
-    [[nodiscard]] void* allocate_until(stream& s, bytes size, std::size_t alignment, const Patience& until) {
-        return allocate_until(s, static_cast<std::size_t>(size.count()), alignment, until);
+    template <clock Clock>
+    [[nodiscard]] void* allocate(stream& s, bytes size, std::size_t alignment, const patience<Clock>& until) {
+        return allocate(s, static_cast<std::size_t>(size.count()), alignment, until);
     }
-    /// Returns null if `allocate_until` would throw.
-    template <class Patience>
-    [[nodiscard]] void* try_allocate_until(stream& s, std::size_t size, std::size_t alignment, const Patience& until,
-                                           failure* why = nullptr) noexcept {
+    /// The same, but returns null instead of throwing.
+    template <clock Clock>
+    [[nodiscard]] void* try_allocate(stream& s, std::size_t size, std::size_t alignment, const patience<Clock>& until,
+                                     failure* why = nullptr) noexcept {
         failure refused;
         for (;;) {
             if (void* const p = obtain(s, size, alignment, refused)) return p;
@@ -230,10 +230,10 @@ public:
         return nullptr;
     }
     /// The same, for a size with a unit.
-    template <class Patience>
-    [[nodiscard]] void* try_allocate_until(stream& s, bytes size, std::size_t alignment, const Patience& until,
-                                           failure* why = nullptr) noexcept {
-        return try_allocate_until(s, static_cast<std::size_t>(size.count()), alignment, until, why);
+    template <clock Clock>
+    [[nodiscard]] void* try_allocate(stream& s, bytes size, std::size_t alignment, const patience<Clock>& until,
+                                     failure* why = nullptr) noexcept {
+        return try_allocate(s, static_cast<std::size_t>(size.count()), alignment, until, why);
     }
 
     /// Frees the block once `s` has reached this point. Before this call, `s` must have been made
@@ -374,27 +374,27 @@ public:
     [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment, failure* why = nullptr) noexcept {
         return try_allocate(static_cast<std::size_t>(size.count()), alignment, why);
     }
-    /// See memory_pool::allocate_until.
-    template <class Patience>
-    [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const Patience& until) {
-        return pool_->allocate_until(*stream_, size, alignment, until);
+    /// See memory_pool::allocate with a patience.
+    template <clock Clock>
+    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment, const patience<Clock>& until) {
+        return pool_->allocate(*stream_, size, alignment, until);
     }
     /// The same, for a size with a unit.
-    template <class Patience>
-    [[nodiscard]] void* allocate_until(bytes size, std::size_t alignment, const Patience& until) {
-        return allocate_until(static_cast<std::size_t>(size.count()), alignment, until);
+    template <clock Clock>
+    [[nodiscard]] void* allocate(bytes size, std::size_t alignment, const patience<Clock>& until) {
+        return allocate(static_cast<std::size_t>(size.count()), alignment, until);
     }
-    /// Returns null if `allocate_until` would throw.
-    template <class Patience>
-    [[nodiscard]] void* try_allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
-                                           failure* why = nullptr) noexcept {
-        return pool_->try_allocate_until(*stream_, size, alignment, until, why);
+    /// The same, but returns null instead of throwing.
+    template <clock Clock>
+    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, const patience<Clock>& until,
+                                     failure* why = nullptr) noexcept {
+        return pool_->try_allocate(*stream_, size, alignment, until, why);
     }
     /// The same, for a size with a unit.
-    template <class Patience>
-    [[nodiscard]] void* try_allocate_until(bytes size, std::size_t alignment, const Patience& until,
-                                           failure* why = nullptr) noexcept {
-        return try_allocate_until(static_cast<std::size_t>(size.count()), alignment, until, why);
+    template <clock Clock>
+    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment, const patience<Clock>& until,
+                                     failure* why = nullptr) noexcept {
+        return try_allocate(static_cast<std::size_t>(size.count()), alignment, until, why);
     }
     /// See memory_pool::deallocate.
     errc deallocate(void* p, std::size_t /*size*/, std::size_t /*alignment*/) noexcept {

@@ -263,16 +263,16 @@ public:
         request r;
         return commit(s, where, deadline, r);
     }
-    /// See virtual_arena::try_commit_until.
-    template <class Patience>
-    failure commit_until(const std::shared_ptr<space>& s, runs where, const Patience& until) {
+    /// See virtual_arena::try_commit with a patience.
+    template <clock Clock>
+    failure commit(const std::shared_ptr<space>& s, runs where, const patience<Clock>& until) {
         for (;;) {
             request r;
             failure why = commit(s, where, instant{}, r);
             // scrubbing
             if (why.code == errc::deadline_exceeded) why = commit(s, where, until.deadline, r);
             if (why.code == errc::none || r.lacks != lack::quota) return why;
-            why = charge_until(*s->limit, r.missing, until);
+            why = s->limit->try_charge(r.missing, until);
             if (why.code != errc::none) return why;
             struct charge {  // given back unless it is used
                 quota& limit;

@@ -57,11 +57,11 @@ public:
     }
 
     /// The same, but waits for bytes of the quota.
-    template <class Patience>
-    [[nodiscard]] void* try_allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
-                                           std::string_view label, failure& why) noexcept {
+    template <clock Clock>
+    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, const patience<Clock>& until,
+                                     std::string_view label, failure& why) noexcept {
         const visit inside(underway_);  // a close wakes the waiters, and they leave
-        void* const p = resource_->try_allocate_until(size, alignment, until, &why);
+        void* const p = resource_->try_allocate(size, alignment, until, &why);
         return p != nullptr && enter({p, bytes{size}, alignment, label}, why) ? p : nullptr;
     }
 

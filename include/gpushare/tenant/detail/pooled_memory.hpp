@@ -89,9 +89,9 @@ public:
 
     /// The same, but waits: for blocks of the pool, and in the quota's queue for as many bytes as
     /// the block needs.
-    template <class Patience>
-    [[nodiscard]] void* try_allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
-                                           std::string_view label, failure& why) noexcept {
+    template <clock Clock>
+    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, const patience<Clock>& until,
+                                     std::string_view label, failure& why) noexcept {
         void* p = try_allocate_kept(size, alignment, label);
         if (p != nullptr) return p;
         standing here(resource_, until.deadline);
@@ -281,8 +281,8 @@ private:
         place here_;
     };
 
-    template <class Patience>
-    void* wait_for(standing& here, std::size_t size, std::size_t alignment, const Patience& until,
+    template <clock Clock>
+    void* wait_for(standing& here, std::size_t size, std::size_t alignment, const patience<Clock>& until,
                    std::string_view label, failure& why) noexcept {
         if (quota_->over()) {
             void* const p = wait_while_over(size, alignment, until, label, why);
@@ -291,14 +291,14 @@ private:
         quota_claim claim(*quota_, resource_.charged(static_cast<std::size_t>(whole_granules(size)),
                                                      std::max(alignment, pool_granule)));
         here.with(claim);
-        return cache_.try_allocate_until(size, alignment, until, &why, label);
+        return cache_.try_allocate(size, alignment, until, &why, label);
     }
 
     // Waits until the pool holds a block that fits the limit beside the others. Null without a
     // reason: the quota is within its limit again. This wait can't use the quota's queue, because a
     // free of the tenant's own need not give the quota anything back.
-    template <class Patience>
-    void* wait_while_over(std::size_t size, std::size_t alignment, const Patience& until, std::string_view label,
+    template <clock Clock>
+    void* wait_while_over(std::size_t size, std::size_t alignment, const patience<Clock>& until, std::string_view label,
                           failure& why) noexcept {
         const bytes n = charged(size, alignment);
         for (hook_cursor asked{.until = until.deadline}; quota_->over() && quota_->ask_next(asked, n);) {
@@ -307,7 +307,7 @@ private:
             if (closed() || !still_over()) return std::nullopt;
             return quota_->usage().limit();
         };
-        void* const p = pool_.try_allocate_within_until(limit, size, alignment, until, why, label);
+        void* const p = pool_.try_allocate_within(limit, size, alignment, until, why, label);
         if (p == nullptr && closed()) why.code = errc::closed;
         why.asked = n.count();
         return p;

@@ -62,12 +62,10 @@ public:
     spill_list(const spill_list&) = delete;
     spill_list& operator=(const spill_list&) = delete;
 
-    /// Throws what the memory's allocate throws.
-    [[nodiscard]] entry& add(bytes size) { return enter(size, memory_->allocate(count(size), alignment)); }
-    /// Throws what the memory's allocate_until throws.
-    template <class Patience>
-    [[nodiscard]] entry& add_until(bytes size, const Patience& until) {
-        return enter(size, memory_->allocate_until(count(size), alignment, until));
+    /// `until`: a patience, or none. Throws what the memory's allocate throws.
+    template <class... Until>
+    [[nodiscard]] entry& add(bytes size, const Until&... until) {
+        return enter(size, memory_->allocate(count(size), alignment, until...));
     }
     void remove(entry& e) noexcept {
         std::list<entry> one;
@@ -166,7 +164,7 @@ private:
     errc bring_back(entry& e, instant deadline) {
         if (memory_->waits() == ns{}) return e.block.restore();
         const instant by = std::min(deadline, saturating_add(now_(), memory_->waits()));
-        return e.block.restore_until(patience{time{this}, by});
+        return e.block.restore(patience{time{this}, by});
     }
     // The deadline of this thread's use(), if the request that called the hook comes from there.
     [[nodiscard]] instant own_deadline() const noexcept {
