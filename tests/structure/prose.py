@@ -8,7 +8,8 @@
 - no word twice in a row
 - lines of at most 100 columns, but for tables, code, links and figures' values, which bench/results.py fills in
 
-Headers' comments keep to the same rules. A sample in a comment begins three columns in and is code.
+Headers' comments keep to the same rules. A sample in a comment begins three columns in and is code. A test's name is a plain sentence: it
+doesn't begin with such a word either.
 
     tests/structure/prose.py [DOCUMENT...]      # all of the repository's without arguments
 
@@ -118,6 +119,15 @@ def complaints_of_header(text):
     return sorted(found)
 
 
+NAMED_TEST = re.compile(r'^[A-Z_]*TEST_CASE[A-Z_]*\((?:\w+, )?"([^"]*)', re.M)
+
+
+def complaints_of_tests(text):
+    """[(line, what is wrong)] in the names of tests."""
+    return [(text[:test.start()].count("\n") + 1, f"a test's name without a head: {test[1][:60]}")
+            for test in NAMED_TEST.finditer(text) if re.match(rf"(?:{QUESTIONS}|where|whom)\b", test[1])]
+
+
 def by_hand(text):
     """Without what is made of headers' comments: lines stay where they are."""
     return re.sub(r"<!-- made by .*?<!-- end of what is made -->", lambda made: "\n" * made[0].count("\n"), text, flags=re.S)
@@ -127,7 +137,8 @@ def documents(root):
     names = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "bench/README.md", "bench/results/README.md", "standins/cuda/README.md",
              "standins/ptx/README.md"]
     return [root / name for name in names if (root / name).exists()] + sorted((root / "docs").rglob("*.md")) \
-        + sorted((root / "include").rglob("*.[hc][pu][ph]"))
+        + sorted((root / "include").rglob("*.[hc][pu][ph]")) \
+        + [path for folder in ("tests", "standins") for end in ("cpp", "cu") for path in sorted((root / folder).rglob(f"*.{end}"))]
 
 
 def check(paths, pending, root):
@@ -136,8 +147,9 @@ def check(paths, pending, root):
     for path in paths:
         name = str(path.relative_to(root))
         seen.add(name)
-        is_header = path.suffix in (".hpp", ".cuh")
-        found = complaints_of_header(path.read_text()) if is_header else complaints(by_hand(path.read_text()))
+        text = path.read_text()
+        found = complaints_of_tests(text) if path.suffix in (".cpp", ".cu") else complaints_of_header(text) if path.suffix in (".hpp", ".cuh") \
+            else complaints(by_hand(text))
         if name in pending and not found:
             wrong.append(f"{name}: passes now, so it leaves tests/structure/prose_pending")
         elif name not in pending:

@@ -84,6 +84,22 @@ class ProseTest(unittest.TestCase):
         check("// A sample:\n//\n//   What(x); " + LONG + "\n")
         check('    explicit type(int);  // NOLINT: ' + LONG + "\n")
 
+    def test_names_of_tests(self):
+        names = ["who waits is told", "a thread that waits is told", "where it fits", "whole blocks"]
+        text = "".join(f'TEST_CASE("{name}", "[area]") {{}}\n' for name in names)
+        text += 'TEMPLATE_TEST_CASE("what is lent costs nothing", "[area]", int) {}\nTEST_CASE_METHOD(rig, "whoever comes") {}\n'
+        text += '//   TEST_CASE("what holds", "[area]") {}\n'
+        self.assertEqual([line for line, _ in prose.complaints_of_tests(text)], [1, 3, 5, 6])
+
+    def test_the_names_of_tests_are_looked_at(self):
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            (root / "tests" / "area").mkdir(parents=True)
+            test = root / "tests" / "area" / "x_test.cpp"
+            test.write_text('// Who asks is told.\nTEST_CASE("who asks is told") {}\n')
+            self.assertEqual(prose.documents(root), [test])
+            self.assertEqual(len(prose.check([test], set(), root)[0]), 1)
+
     def test_what_is_made_of_headers_is_not_judged(self):
         made = "<!-- made by x.py -->\nWhat it is.\n<!-- end of what is made -->\nWho asks is told.\n"
         self.assertEqual([line for line, _ in prose.complaints(prose.by_hand(made))], [4])
