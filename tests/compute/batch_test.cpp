@@ -85,7 +85,7 @@ static_assert(gpushare::shared_timeline<hooked_stream>);
 
 }  // namespace
 
-TEST_CASE("what is new or long has points of its own, short kernels share them", "[compute]") {
+TEST_CASE("new and long work has points of its own, and short kernels share them", "[compute]") {
     setup t;
     const auto c = t.compute.add({});
     t.teach(c, t.stream);
@@ -118,7 +118,7 @@ TEST_CASE("what is new or long has points of its own, short kernels share them",
     CHECK(t.stream.records() == now + 3);
 }
 
-TEST_CASE("what a batch took is split as it was predicted", "[compute]") {
+TEST_CASE("a batch's time is split in proportion to the predictions", "[compute]") {
     setup t;
     const auto c = t.compute.add({});
     const auto submit = [&](std::uint64_t key, ns length) {
@@ -142,7 +142,7 @@ TEST_CASE("what a batch took is split as it was predicted", "[compute]") {
     CHECK(three.device_time() == 33us);
 }
 
-TEST_CASE("whoever wants to know ends a batch", "[compute]") {
+TEST_CASE("a thread that asks for a submission's end ends its batch", "[compute]") {
     setup t{{.depth = 1, .horizon = 200us}};
     const auto c = t.compute.add({.longest = 50us});
     t.teach(c, t.stream);

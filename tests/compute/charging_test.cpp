@@ -85,7 +85,7 @@ TEST_CASE("a charge is duration times width", "[compute][width]") {
     CHECK(cost(mine, at(150us, 250us), 0.25) == 25us);  // on another of its streams
 }
 
-TEST_CASE("what a device tells that was used is what is charged", "[compute][width]") {
+TEST_CASE("a charge is the usage that the device tells", "[compute][width]") {
     span_meter meter;
     usual_enqueue_time usual = usually_10us();
     const observation seen{.client = mine,
@@ -200,7 +200,7 @@ TEST_CASE("the members of a batch share its time as was predicted, and nothing i
     CHECK(c.after == 0ns);
 }
 
-TEST_CASE("what wasn't predicted at all goes to the last member", "[compute]") {
+TEST_CASE("time that wasn't predicted at all goes to the last member", "[compute]") {
     span_meter meter;
     usual_enqueue_time usual;
     auto all = charge_for({.client = mine, .span = at(0us, 100us), .length = 100us, .members = 2}, meter, usual,

@@ -194,7 +194,7 @@ outcome beside_any_settings(std::uint64_t seed, std::uint64_t steps, any_policy 
 
 }  // namespace
 
-TEST_CASE("whatever a client says of its work, its neighbour has its share", "[compute][property]") {
+TEST_CASE("a neighbour has its share, whatever a client says of its work", "[compute][property]") {
     // Shares are within the work in flight: 3 ms of 100.
     for (std::uint64_t policy = 0; policy < 3; ++policy) {
         CAPTURE(policy);
@@ -204,7 +204,7 @@ TEST_CASE("whatever a client says of its work, its neighbour has its share", "[c
     }
 }
 
-TEST_CASE("whatever a client says of its work, in a million steps, its neighbour has its share",
+TEST_CASE("a neighbour has its share in a million steps, whatever a client says of its work",
           "[.long][compute][property]") {
     for (std::uint64_t policy = 0; policy < 3; ++policy) {
         CAPTURE(policy);
@@ -468,7 +468,8 @@ TEST_CASE("beside calls of any length a client has its hard cap, or what it asks
     }
 }
 
-TEST_CASE("what a client's hard cap keeps for it is bounded, however long it waited for others", "[compute]") {
+TEST_CASE("the time that a hard cap keeps for its client is bounded, however long the client waited for others",
+          "[compute]") {
     sim::world world;
     truth had(world);
     sim::stream one(world, {0}, {}, 1), two(world, {0}, {}, 2);
@@ -530,7 +531,7 @@ TEST_CASE("a client keeps what it owes when its policy is replaced, by another k
     }
 }
 
-TEST_CASE("who is ahead of its share is so after a change of policy", "[compute]") {
+TEST_CASE("a client that is ahead of its share stays ahead over a change of policy", "[compute]") {
     // Each call of `a` is eight of `b`'s. Where a change forgot that, each would begin anew, and
     // `a` have eight ninths.
     const auto part_of_a = [](auto policy) {
@@ -578,7 +579,7 @@ TEST_CASE("a class keeps what it owes when the tree is replaced", "[compute]") {
     CHECK(had.of(2, instant{}, world.now()) >= 1500ms);
 }
 
-TEST_CASE("who gets what, as the guide says", "[compute]") {
+TEST_CASE("each client gets the time that the guide says", "[compute]") {
     struct row {
         std::array<client_settings, 3> clients;  // the last is of best effort
         std::array<double, 3> parts;
@@ -641,7 +642,7 @@ TEST_CASE("a policy without caps doesn't take a client that has one", "[compute]
     CHECK_THROWS_WITH(compute.add({.cap = 30_pct}), Catch::Contains("capped<>"));
 }
 
-TEST_CASE("what is published of device time never falls, and sums to what the device did", "[compute][property]") {
+TEST_CASE("published device time never falls, and sums to the device's work", "[compute][property]") {
     const auto seed = support::seed(3);
     CAPTURE(seed);
     support::random any(seed);
@@ -685,7 +686,7 @@ TEST_CASE("what is published of device time never falls, and sums to what the de
     CHECK(static_cast<double>(sum.count()) == Approx(static_cast<double>(busy(streams).count())).epsilon(0.001));
 }
 
-TEST_CASE("what is given back of published time is made up for by later charges", "[compute]") {
+TEST_CASE("later charges make up for published time that is given back", "[compute]") {
     limiter_core<> core;
     const auto c = core.add({});
     const auto published_after = [&](ns took, bool may_shrink) {
@@ -705,7 +706,7 @@ TEST_CASE("what is given back of published time is made up for by later charges"
     CHECK(core.usage(c).device_time == 8ms);
 }
 
-TEST_CASE("what a client is billed moves no bound and no prediction", "[compute]") {
+TEST_CASE("a client's bill moves no bound and no prediction", "[compute]") {
     limiter_core<> as_it_was{{.depth = 2}}, at_a_quarter{{.depth = 2}};
     std::array<ns, 2> bounds{}, ran{}, billed{};
     for (auto* core : {&as_it_was, &at_a_quarter}) {
@@ -728,7 +729,7 @@ TEST_CASE("what a client is billed moves no bound and no prediction", "[compute]
     CHECK(billed[1] == 10ms);
 }
 
-TEST_CASE("what is declared of work in flight is in the bound of who comes", "[compute]") {
+TEST_CASE("a newcomer's bound counts the declared times of work in flight", "[compute]") {
     sim::world world;
     sim::stream low_stream(world, {0}), high_stream(world, {0}, {1});
     sim_limiter compute({}, sim::clock_of(world), weighted_fair{});

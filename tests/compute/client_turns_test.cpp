@@ -129,7 +129,7 @@ TEST_CASE("a thread that was held up while another client had its turn changes n
     CHECK(held_up.device_time() == 2ms);
 }
 
-TEST_CASE("what fits side by side doesn't wait, nor does one level for another", "[compute]") {
+TEST_CASE("work that fits side by side doesn't wait, and neither does one level for another", "[compute]") {
     three_clients t{{.depth = 8}};
     const auto half = [&](client_id who, std::size_t s) {
         return t.compute

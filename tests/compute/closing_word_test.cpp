@@ -46,7 +46,7 @@ TEST_CASE("a third request beside two that the device hasn't opened is closed by
     CHECK_FALSE(word.is_closed());
 }
 
-TEST_CASE("what is forced open stays open until the request launches again", "[compute][launch_gate]") {
+TEST_CASE("a word that is forced open stays open until the request launches again", "[compute][launch_gate]") {
     closing_halves at;
     closing_word word(at);
     word.close();
@@ -59,7 +59,7 @@ TEST_CASE("what is forced open stays open until the request launches again", "[c
     CHECK_FALSE(word.is_closed());
 }
 
-TEST_CASE("what is forced open is nobody's to open behind the request's work", "[compute][launch_gate]") {
+TEST_CASE("a word that is forced open isn't opened again behind the request's work", "[compute][launch_gate]") {
     closing_halves at;
     closing_word word(at);
     word.close();

@@ -202,7 +202,7 @@ TEST_CASE("a device that can't be asked for a while is asked again", "[compute]"
     CHECK(ticket.status() == errc::none);
 }
 
-TEST_CASE("where the host has no memory, work that runs isn't told as over", "[compute][memory]") {
+TEST_CASE("without memory on the host, running work isn't reported as over", "[compute][memory]") {
     using host_limiter = gpushare::compute_limiter<gpushare::host::stream, gpushare::host::steady_clock>;
     for (std::size_t nth = 0;; ++nth) {
         CAPTURE(nth);

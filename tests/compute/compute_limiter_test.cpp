@@ -72,7 +72,7 @@ using names = std::vector<std::string>;
 
 }  // namespace
 
-TEST_CASE("what has room is enqueued in the call, the rest when room is made", "[compute]") {
+TEST_CASE("work with room is enqueued in the call, the rest when room is made", "[compute]") {
     setup t{{.depth = 2}};
     const auto c = t.compute.add({});
     const auto one = t.submit(c, "1"), two = t.submit(c, "2"), three = t.submit(c, "3"), four = t.submit(c, "4");
@@ -244,7 +244,7 @@ TEST_CASE("a permit that isn't used is given back, and lets in who waits", "[com
     CHECK(t.compute.usage(c).completed == 1);  // the unused permit wasn't work
 }
 
-TEST_CASE("what a permit's holder throws passes through, and what it had enqueued is charged", "[compute]") {
+TEST_CASE("an exception of a permit's holder passes through, and its enqueued work is charged", "[compute]") {
     setup t;
     const auto c = t.compute.add({});
     {
@@ -573,7 +573,7 @@ TEST_CASE("a dropped ticket changes nothing about the work", "[compute]") {
     CHECK(t.compute.usage(c).completed == 3);
 }
 
-TEST_CASE("whoever notices that work is done lets in what waited for it", "[compute]") {
+TEST_CASE("a thread that notices the end of work admits the work that waited for it", "[compute]") {
     setup t;
     const auto c = t.compute.add({});
     const auto other = t.compute.add({});
@@ -588,7 +588,7 @@ TEST_CASE("whoever notices that work is done lets in what waited for it", "[comp
     REQUIRE(t.enqueued.size() == 2);
 }
 
-TEST_CASE("who is raised to a level with room is let in at once", "[compute]") {
+TEST_CASE("a client that is raised to a level with room is admitted at once", "[compute]") {
     setup t;
     const auto low = t.compute.add({});
     const auto raised = t.compute.add({});

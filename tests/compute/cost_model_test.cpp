@@ -37,7 +37,7 @@ TEST_CASE("an estimate is the mean at first, then follows what comes", "[compute
     CHECK(e.longest.get() == 1ms);
 }
 
-TEST_CASE("what was long once is forgotten, what is long now and then isn't", "[compute]") {
+TEST_CASE("a single long call is forgotten, and a call that is long now and then isn't", "[compute]") {
     gpushare::detail::recent_longest once, now_and_then;
     once.learn(2ms);
     for (int i = 0; i < 511; ++i) once.learn(100us);
@@ -157,7 +157,7 @@ TEST_CASE("kinds are told apart by key and by client, and a client that comes ag
     CHECK(m.find(a, 9).seen == 0);
 }
 
-TEST_CASE("what is used stays known however many keys go by, and nothing is ever mixed up", "[compute]") {
+TEST_CASE("a key in use stays known however many keys go by, and keys are never mixed up", "[compute]") {
     const auto seed = support::seed(5);
     CAPTURE(seed);
     support::random any(seed);

@@ -96,7 +96,7 @@ TEST_CASE("a chain whose thread waits for it wakes nobody who sleeps", "[compute
     CHECK(asked < 200 + 2 * static_cast<std::uint64_t>(took / gpushare::detail::watch_slice::patience));
 }
 
-TEST_CASE("who sleeps doesn't rely for long on a thread that used to wait for its work", "[compute][threads]") {
+TEST_CASE("a sleeping thread doesn't rely for long on a thread that used to wait for its work", "[compute][threads]") {
     neighbours n;
     for (int round = 0; round < 5; ++round) {
         n.run_above(3, 50us);
@@ -229,7 +229,7 @@ TEST_CASE("a thread that waits for its work while nothing else comes doesn't loo
     CHECK_FALSE(d.compute.submit(d.a, d.s, d.lasting(60s))->wait(steady::now() + 2ms));
 }
 
-TEST_CASE("who looks to the end is called for what others bring, and by a stop", "[compute][threads]") {
+TEST_CASE("a thread that watches to the end is called for others' work, and by a stop", "[compute][threads]") {
     const bool watches_all = GENERATE(false, true);  // or its own work alone
     const auto deadline = GENERATE(false, true) ? steady::now() + 10min : gpushare::never;
     std::atomic<bool> told{false};
@@ -284,7 +284,8 @@ bool comes(const std::atomic<bool>& told) {
 
 }  // namespace
 
-TEST_CASE("who looks at its own work alone notices what another was expected to wait for", "[compute][threads]") {
+TEST_CASE("a thread that watches its own work alone notices work that another one was expected to wait for",
+          "[compute][threads]") {
     std::atomic<bool> told{false};
     three_streams d;
     CHECK(d.compute.submit(d.b, d.t, d.lasting(1ms))->wait());  // this thread is expected to wait for b's
@@ -294,7 +295,7 @@ TEST_CASE("who looks at its own work alone notices what another was expected to 
     CHECK(comes(told));
 }
 
-TEST_CASE("who watches for all takes over what a thread looked at that leaves", "[compute][threads]") {
+TEST_CASE("the thread that watches for all takes over the work of a thread that leaves", "[compute][threads]") {
     std::atomic<bool> told{false};
     three_streams d;
     (void)d.compute.submit(d.c, d.other, d.lasting(60s));
@@ -311,7 +312,8 @@ TEST_CASE("who watches for all takes over what a thread looked at that leaves", 
     CHECK(comes(told));
 }
 
-TEST_CASE("who watches for all is called for what was being enqueued when it began", "[compute][threads]") {
+TEST_CASE("the thread that watches for all is called for work that was being enqueued when it began",
+          "[compute][threads]") {
     std::atomic<bool> told{false};
     three_streams d;
     (void)d.compute.submit(d.c, d.other, d.lasting(60s));

@@ -146,8 +146,7 @@ TEMPLATE_TEST_CASE("clients whose callables take their threads long have their s
     CHECK(part == Approx(of_a / 1000.0).margin(0.005));  // what was in flight at either end
 }
 
-TEMPLATE_TEST_CASE("who asks for something is kept for one callable of others at the most", "[compute]", manual_stream,
-                   sharing_stream) {
+TEMPLATE_TEST_CASE("a call is delayed by one callable of others at most", "[compute]", manual_stream, sharing_stream) {
     slow_callables<TestType> t;
     t.fill(t.b, 50);
     manual_of(t.stream).reach_all();
@@ -238,7 +237,7 @@ TEST_CASE("callables that take no time are all run by who comes", "[compute]") {
     CHECK(t.run == 50);
 }
 
-TEST_CASE("who comes is kept for one long callback, though each brings the next, and all are called", "[compute]") {
+TEST_CASE("a newcomer is delayed by one long callback, though each brings the next, and all are called", "[compute]") {
     int left = 50;
     std::function<void()> again;  // outlive the limiter, whose end calls back whom it still owes it
     slow_callables<manual_stream> t;
@@ -308,7 +307,7 @@ TEST_CASE("callbacks that a thread leaves are called by whoever comes next", "[c
 // As a server has it: requests wait outside, two are handed over, and each end hands over the next
 // one. Who drives comes late, as where all cores compute, and finds both over. If then a long call
 // from below were let in first, the other requests would wait for that.
-TEST_CASE("what callbacks of a higher level bring goes before what waits below", "[compute]") {
+TEST_CASE("work from callbacks of a higher level goes before waiting work below", "[compute]") {
     using stream = support::modelled_device::stream;
     static constexpr ns late = 1ms, long_call = 60ms;
     struct kind {
@@ -382,7 +381,7 @@ TEST_CASE("what callbacks of a higher level bring goes before what waits below",
 
 // The device has room all the time, and an urgent end is always noticed before the callback of the
 // one before it returns.
-TEST_CASE("what waits below is held for those that are to be called back, not for all who ever will", "[compute]") {
+TEST_CASE("waiting work below is held for callbacks that are due, not for all later ones", "[compute]") {
     using stream = support::modelled_device::stream;
     support::modelled_device device(2);
     stream urgent(device, priority{1}, 1), beside(device, priority{}, 0);
@@ -605,7 +604,7 @@ TEST_CASE("an urgent client's threads aren't kept for the callables of those bel
     CHECK(most_in_a_round <= 2);
 }
 
-TEST_CASE("what a thread leaves is done by one that sleeps in the limiter", "[compute][threads]") {
+TEST_CASE("a thread that sleeps in the limiter does the work that another one leaves", "[compute][threads]") {
     timed_device device;
     gpushare::compute_limiter<timed_device::stream, steady> compute{{.depth = 1}};
     const auto a = compute.add({.weight = 50_pct}), b = compute.add({.weight = 50_pct});

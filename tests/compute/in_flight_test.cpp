@@ -115,7 +115,7 @@ void leave_some(in_flight_budget& budget, std::uint32_t level, std::vector<kerne
 
 }  // namespace
 
-TEST_CASE("what the budget of what is in flight keeps ready is what its rules say", "[compute]") {
+TEST_CASE("the budget keeps as much work ready in flight as its rules say", "[compute]") {
     for (std::uint64_t nth = 0; nth < 50; ++nth) {
         const auto seed = support::seed(nth);
         CAPTURE(seed);
@@ -230,7 +230,7 @@ TEST_CASE("depth, and what is behind long work, to the last one", "[compute]") {
     }
 }
 
-TEST_CASE("what is unknown or endless never overflows the budget", "[compute]") {
+TEST_CASE("unknown or endless work never overflows the budget", "[compute]") {
     in_flight_budget budget(3, 1ms);
     const auto low = budget.open(priority{0}), high = budget.open(priority{1});
     budget.add_client(low);

@@ -133,7 +133,7 @@ TEST_CASE("nothing is handed over behind long work whose ends are noticed soon, 
     CHECK(s.idle * 50 <= s.took);  // 2 %
 }
 
-TEST_CASE("where ends are noticed late, more is handed over, and the device isn't idle", "[compute]") {
+TEST_CASE("if ends are noticed late, more work is handed over, and the device isn't idle", "[compute]") {
     const auto s = run(25ms, 2ms);
     CHECK(std::ranges::min(s.behind) > ns{0});
     CHECK(s.idle * 50 <= s.took);
@@ -145,7 +145,7 @@ TEST_CASE("work that is short beside what it takes to notice an end has others b
     CHECK(s.idle * 50 <= s.took);
 }
 
-TEST_CASE("where callables take their thread long, the next one is enqueued while the device is busy", "[compute]") {
+TEST_CASE("if callables take long on their thread, the next one is enqueued while the device is busy", "[compute]") {
     const auto s = run(25ms, 20us, 3ms);
     CHECK(std::ranges::min(s.behind) > ns{0});
     CHECK(s.idle * 50 <= s.took);

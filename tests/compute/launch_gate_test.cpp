@@ -410,7 +410,7 @@ TEST_CASE("short launches share a piece with a long one, and a request is told a
     CHECK(gate.piece(batch, ns{0}) == ns{0});  // a piece for each launch
 }
 
-TEST_CASE("what was launched before anybody was above has no waits, and counts in full", "[launch_gate]") {
+TEST_CASE("launches from before a higher client came have no waits, and count in full", "[launch_gate]") {
     launch_gate gate{{.in_flight = 200us}};
     const auto batch = gate.add({.in_stream = true});
     for (int i = 0; i < 10; ++i) gate.launched(batch, 100us, begin);

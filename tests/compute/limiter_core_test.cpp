@@ -121,7 +121,7 @@ TEST_CASE("a lower level never fills the room of a higher one", "[compute]") {
     }
 }
 
-TEST_CASE("what was predicted is corrected by what it took", "[compute]") {
+TEST_CASE("a prediction is corrected by the time taken", "[compute]") {
     limiter_core core{{.depth = 1}};
     const auto quick = core.add({.weight = 50_pct});
     const auto slow = core.add({.weight = 50_pct});
@@ -156,7 +156,7 @@ TEST_CASE("predictions begin with what is declared, and learn", "[compute]") {
     CHECK(core.next(now).value().predicted == 5ms);
 }
 
-TEST_CASE("what is cancelled costs nothing", "[compute]") {
+TEST_CASE("a cancelled submission costs nothing", "[compute]") {
     limiter_core core{{.depth = 1}};
     const auto a = core.add({.weight = 50_pct, .longest = 1ms});
     const auto b = core.add({.weight = 50_pct, .longest = 1ms});
@@ -187,7 +187,7 @@ TEST_CASE("failed submissions are charged, and counted", "[compute]") {
     CHECK(core.usage(c).device_time == 4ms);
 }
 
-TEST_CASE("who withdraws isn't let in", "[compute]") {
+TEST_CASE("a client that withdraws isn't admitted", "[compute]") {
     limiter_core core;
     const auto a = core.add({});
     const auto b = core.add({});
@@ -526,8 +526,7 @@ TEST_CASE("several clients have as much in flight as is predicted to fill a quar
         CHECK((in_flight == 24 || in_flight == 25));
 }
 
-TEST_CASE("what one that comes now may expect: what is in flight, what goes before it, and how long it lasts",
-          "[compute]") {
+TEST_CASE("an estimate counts the work in flight, the work that goes first, and the call's own time", "[compute]") {
     limiter_core core{{.depth = 1}};
     const auto a = core.add({.weight = 50_pct, .longest = 10ms}), b = core.add({.weight = 50_pct, .longest = 10ms});
     arrive(core, a, 3);
@@ -613,7 +612,7 @@ TEST_CASE(
     CHECK(core.estimate(high).bound_p99 == 52ms);
 }
 
-TEST_CASE("what is kept is a part of the SMs, or refused", "[compute]") {
+TEST_CASE("kept SMs are a part of the SMs, or are refused", "[compute]") {
     limiter_core<> core;
     const auto c = core.add({.keeps = gpushare::sm_width(1)});
     for (const double part : {-0.1, 1.1, std::numeric_limits<double>::quiet_NaN()}) {

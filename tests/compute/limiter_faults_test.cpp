@@ -247,7 +247,8 @@ TEST_CASE("a lost device is named with all that had work in flight, and takes no
     CHECK(ticket.status() == errc::none);
 }
 
-TEST_CASE("what a permit's kernel threw is told by its client's name, whoever had a permit before", "[compute]") {
+TEST_CASE("an exception of a permit's kernel is told with its client's name, whichever client had a permit before",
+          "[compute]") {
     gpushare::host::node node({.devices = 1, .sms = 2});
     auto stream = node.make_stream(gpushare::device_id{0});
     gpushare::compute_limiter<gpushare::host::stream, gpushare::host::steady_clock> compute;

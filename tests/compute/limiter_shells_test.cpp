@@ -239,7 +239,8 @@ TEST_CASE("a coroutine may be destroyed while it waits", "[compute][failures]") 
     }
 }
 
-TEST_CASE("what never ran is counted by reason, and how long the rest waited and ran", "[compute][failures]") {
+TEST_CASE("submissions that never ran are counted by reason, and the others' waits and runs are timed",
+          "[compute][failures]") {
     using gpushare::unrun;
     setup t{{.depth = 1, .queue_limit = 2, .quarantine_after = 2}};
     const auto c = t.compute.add({});
@@ -333,7 +334,7 @@ TEST_CASE("an event tells of work that waited while nobody drove", "[compute][fa
     CHECK_FALSE(t.compute.take_event());
 }
 
-TEST_CASE("what a policy holds back isn't left to nobody before its turn", "[compute][failures]") {
+TEST_CASE("work that a policy holds back doesn't count as undriven before its turn", "[compute][failures]") {
     gpushare::limiter_core<> core;
     const auto c = core.add({});
     const auto at = [](gpushare::ns t) { return [t] { return instant{t}; }; };
@@ -482,7 +483,7 @@ TEST_CASE("a full queue refuses, or is waited for", "[compute]") {
     CHECK(t.compute.usage(c).waiting <= 1);
 }
 
-TEST_CASE("what waits can be cancelled, and what is under way can't", "[compute]") {
+TEST_CASE("waiting work can be cancelled, and work under way can't", "[compute]") {
     setup t;
     const auto c = t.compute.add({});
     errc told = errc::none;
@@ -516,7 +517,7 @@ TEST_CASE("cancelling makes room for who waits for it", "[compute]") {
     CHECK(t.compute.usage(c).waiting == 1);
 }
 
-TEST_CASE("who waited for room is called back, whatever was let in meanwhile", "[compute]") {
+TEST_CASE("a client that waited for room is called back, whatever was admitted meanwhile", "[compute]") {
     setup t{{.depth = 4, .horizon = 0ns}};
     const auto c = t.compute.add({.weight = 50_pct, .queue_limit = 1}), other = t.compute.add({.weight = 50_pct});
     (void)t.submit(c, "runs");
@@ -545,7 +546,7 @@ TEST_CASE("late work doesn't go through a free gate, if it says so", "[compute]"
     CHECK(t.compute.usage(c).dropped == 1);
 }
 
-TEST_CASE("what is admitted at the gate is predicted as itself, though less urgent work of its client waits there",
+TEST_CASE("a submission at the gate is predicted as itself, though less urgent work of its client waits there",
           "[compute]") {
     setup t;
     const auto c = t.compute.add({});
@@ -745,7 +746,7 @@ TEST_CASE("while a request is under way, work of lower levels is held back for a
     }
 }
 
-TEST_CASE("whoever waits lets in what was held back when its time has come", "[compute]") {
+TEST_CASE("a waiting thread admits held work when its time has come", "[compute]") {
     setup t{{.depth = 2, .anticipation = 200us}};
     const auto low = t.compute.add({});
     const auto high = t.compute.add({.level = {1}});

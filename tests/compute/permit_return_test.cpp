@@ -273,8 +273,8 @@ TEST_CASE("nobody joins a batch whose end another thread is about to record", "[
     CHECK(t.compute.usage(c).device_time == 3 * 61us + 8 * 60us + 1us);
 }
 
-TEMPLATE_TEST_CASE("whoever waits doesn't miss what lands meanwhile", "[compute][threads]", timed_device::stream,
-                   timed_device::sharing_stream) {
+TEMPLATE_TEST_CASE("a waiting thread misses no permit that comes back meanwhile", "[compute][threads]",
+                   timed_device::stream, timed_device::sharing_stream) {
     const auto seed = support::seed(1);
     CAPTURE(seed);
     support::random any(seed);

@@ -103,7 +103,7 @@ TEST_CASE("a request's submissions go at its own level, and no others of its cli
     }
 }
 
-TEST_CASE("what remains of a request is its cost, less what its submissions are said to take", "[compute]") {
+TEST_CASE("the rest of a request is its cost, less the declared times of its submissions", "[compute]") {
     setup t;
     CHECK(t.compute.set_policy(gpushare::any_policy{gpushare::shortest_remaining{}}) == errc::none);
     t.submit(t.a, "a0");
@@ -122,7 +122,7 @@ TEST_CASE("what remains of a request is its cost, less what its submissions are 
     CHECK(t.order() == names{"a1", "last", "middle"});
 }
 
-TEST_CASE("who declares less than its narrowest width is charged by that", "[compute][width]") {
+TEST_CASE("a declared width below the narrowest is charged as the narrowest", "[compute][width]") {
     for (const double narrowest : {0.0, 1.0}) {
         setup t;
         const auto c = t.compute.add({.narrowest = gpushare::sm_width(narrowest)});
@@ -157,7 +157,7 @@ TEST_CASE("a request goes no higher than its client's ceiling, which is its own 
     }
 }
 
-TEMPLATE_TEST_CASE("what a request takes above its client's level is charged to the client's share", "[compute]",
+TEMPLATE_TEST_CASE("a request's time above its client's level is charged to the client's share", "[compute]",
                    gpushare::weighted_fair, gpushare::fair, gpushare::capped<gpushare::weighted_fair>,
                    gpushare::shortest_remaining, gpushare::strict_priority<>,
                    (gpushare::policy_tree<gpushare::weighted_fair, gpushare::weighted_fair>)) {

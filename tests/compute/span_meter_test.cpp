@@ -199,7 +199,7 @@ struct account {
 
 }  // namespace
 
-TEST_CASE("what is proven to have run at once is split equally", "[compute]") {
+TEST_CASE("time of work that is proven to have run at once is split equally", "[compute]") {
     account a;
     SECTION("two, one inside the other") {
         a.run(0, {100, 200}, 100);

@@ -113,7 +113,7 @@ TEST_CASE("a record has the times of its submission, on the limiter's clock", "[
     CHECK(r[2].began == start + 12300us);
 }
 
-TEST_CASE("what lies on the host's clock lies between letting in and seeing", "[compute]") {
+TEST_CASE("a point's time on the host's clock lies between admission and observation", "[compute]") {
     manual_stream s;
     const auto point_at = [&](instant at) {
         const auto p = s.record();
@@ -148,7 +148,7 @@ TEST_CASE("the latest records are kept, and the others counted", "[compute]") {
     CHECK(t.compute.records_lost() == 0);
 }
 
-TEST_CASE("what was let in and never enqueued leaves no record, nor does its slot", "[compute]") {
+TEST_CASE("an admitted submission that is never enqueued leaves no record, and neither does its slot", "[compute]") {
     setup t{2};
     const auto c = t.compute.add({});
     t.compute.record(10);

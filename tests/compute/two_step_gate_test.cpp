@@ -184,7 +184,7 @@ TEST_CASE("in one step or in two, points shared or not: what the device did is c
     }
 }
 
-TEMPLATE_TEST_CASE("whoever doesn't get through the gate is told why, and the work isn't called", "[compute]",
+TEMPLATE_TEST_CASE("a caller that doesn't get through the gate is told why, and its work isn't called", "[compute]",
                    manual_stream, sharing_stream) {
     setup<TestType> t{{.depth = 1, .queue_limit = 1, .quarantine_after = 1}};
     const auto c = t.compute.add({});
@@ -232,7 +232,7 @@ TEMPLATE_TEST_CASE("whoever doesn't get through the gate is told why, and the wo
     t.finish_all(t.stream);
 }
 
-TEMPLATE_TEST_CASE("what the work throws passes through the gate, and what it had enqueued is charged", "[compute]",
+TEMPLATE_TEST_CASE("an exception of the work passes through the gate, and its enqueued work is charged", "[compute]",
                    manual_stream, sharing_stream) {
     setup<TestType> t{{.depth = 2}};
     const auto c = t.compute.add({.longest = 50us});
@@ -255,8 +255,8 @@ TEMPLATE_TEST_CASE("what the work throws passes through the gate, and what it ha
     t.finish_all(t.stream);
 }
 
-TEMPLATE_TEST_CASE("whoever is turned away at the gate passes on what was noticed there", "[compute]", manual_stream,
-                   sharing_stream) {
+TEMPLATE_TEST_CASE("a caller that is turned away at the gate passes on the ends that it noticed", "[compute]",
+                   manual_stream, sharing_stream) {
     setup<TestType> t{{.depth = 1, .quarantine_after = 1}};
     const auto bad = t.compute.add({.weight = 50_pct}), good = t.compute.add({.weight = 50_pct});
     REQUIRE(t.enqueue(bad, t.stream, 1ms) == errc::none);
@@ -367,7 +367,7 @@ TEST_CASE("nobody at the gate waits for a driver that is busy with somebody else
     CHECK(compute.usage(one).device_time == 10us);
 }
 
-TEST_CASE("who asks the device comes to an end, though others enqueue more while it asks", "[compute]") {
+TEST_CASE("a thread's questions to the device end, though others enqueue more meanwhile", "[compute]") {
     manual_clock clock;
     slow_stream s;
     gpushare::compute_limiter<slow_stream, manual_clock> compute({.depth = 4}, clock);

@@ -65,7 +65,7 @@ TEST_CASE("each client's bound is what the levels below it may have in flight", 
     CHECK(core.bound_of(high) == 1ms);
 }
 
-TEST_CASE("who yields is waited for from one yield to the next, and of its own level for all of it", "[compute]") {
+TEST_CASE("a wait for yielding work lasts to its next yield, and on its own level to its end", "[compute]") {
     limiter_core core{{.depth = 3}};
     const auto low = core.add({.longest = 100ms, .yields_within = 5ms}), high = core.add({.level = {1}});
     CHECK(core.bound_of(high) == 5ms);
@@ -149,7 +149,7 @@ TEST_CASE("a wait beyond the bound is an event with figures", "[compute]") {
     CHECK_FALSE(t.core.events().take());
 }
 
-TEST_CASE("what is judged is the bound that was published when the submission came", "[compute]") {
+TEST_CASE("a wait is judged by the bound that was published when the submission came", "[compute]") {
     two_levels t;
     t.core.arrive(t.high, start, {.head = {.arrival = start}, .bound = t.core.bound_of(t.high)});
     t.core.change(t.low, {.weight = 50_pct, .longest = 5ms});  // 10 ms for who comes from now on

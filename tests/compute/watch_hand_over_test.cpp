@@ -147,7 +147,7 @@ struct scene {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("what a thread waits for is seen while the one that watched is in a long callable of others",
+TEMPLATE_TEST_CASE("a thread's work is seen to end while the watching thread is in a long callable of others",
                    "[compute][threads]", host_streams, manual_streams<support::manual_stream>,
                    manual_streams<support::sharing_stream>) {
     const auto first = GENERATE(looks::as_dispatcher, looks::for_ticket, looks::at_gate);

@@ -144,7 +144,7 @@ TEST_CASE("short kernels go several at a time, long ones and those without a tur
     CHECK(std::ranges::all_of(runs_of(0us, 10us), [](int n) { return n == 1; }));
 }
 
-TEMPLATE_TEST_CASE("where clients take turns on the device, the policy gives them turns, also one that takes over",
+TEMPLATE_TEST_CASE("if clients take turns on the device, the policy gives them turns, and so does one that takes over",
                    "[compute]", weighted_fair, gpushare::fair, gpushare::capped<weighted_fair>,
                    gpushare::strict_priority<>, gpushare::any_policy,
                    (gpushare::policy_tree<weighted_fair, weighted_fair>)) {
@@ -236,7 +236,7 @@ TEST_CASE("levels share among themselves: what one did on another's time costs i
     CHECK(s.served[1] == 500ms);
 }
 
-TEST_CASE("who wakes up isn't owed the past, and doesn't pay for it", "[compute]") {
+TEST_CASE("a client that wakes up isn't owed the past, and doesn't pay for it", "[compute]") {
     saturated s({500, 500});
     s.policy.sleep(id(1));
     for (int i = 0; i < 10'000; ++i) CHECK(s.step(1ms) == 0);

@@ -71,7 +71,8 @@ TEST_CASE("as many long ones are let in as fit side by side", "[compute][width]"
     CHECK(drain(core).size() == 1);
 }
 
-TEST_CASE("what fills the device goes when some of it is free, and then nothing long beside it", "[compute][width]") {
+TEST_CASE("work that fills the device goes when some of it is free, and then nothing long goes beside it",
+          "[compute][width]") {
     limiter_core<> core;
     const auto a = core.add({}), b = core.add({}), c = core.add({});
     core.arrive(a, instant{}, quarter(25ms, 1));
@@ -120,7 +121,8 @@ TEST_CASE("of what may take any time, one goes on each stream", "[compute][width
     CHECK_FALSE(next());
 }
 
-TEST_CASE("who waits for a stream that others have filled goes on when that has room", "[compute][width]") {
+TEST_CASE("a client that waits for a stream full of others' work goes on when the stream has room",
+          "[compute][width]") {
     limiter_core<> core;
     const auto a = core.add({}), b = core.add({});
     core.arrive(a, instant{}, quarter(25ms, 1));
@@ -134,7 +136,8 @@ TEST_CASE("who waits for a stream that others have filled goes on when that has 
     CHECK(second->client == b);
 }
 
-TEST_CASE("who waits for its own stream lets others by, and is owed what it comes to be behind", "[compute][width]") {
+TEST_CASE("a client that waits for its own stream lets others by, and is owed the time that it falls behind",
+          "[compute][width]") {
     limiter_core<> core;
     const auto a = core.add({.weight = share::of_permille(500)}), b = core.add({.weight = share::of_permille(500)});
     const auto first_of = [&](client_id c) { return quarter(25ms, c == a ? 1 : 2); };
@@ -168,7 +171,7 @@ TEST_CASE("lower levels don't fill the room of a higher one, whatever their widt
     CHECK(up->client == high);
 }
 
-TEST_CASE("what a level keeps is free of long work below, and open to short work", "[compute][width][kept]") {
+TEST_CASE("kept SMs are free of long work below, and open to short work", "[compute][width][kept]") {
     limiter_core<> core;
     const auto high = core.add({.level = {1}, .keeps = sm_width(0.5)});
     std::vector<client_id> low;
@@ -263,7 +266,7 @@ TEST_CASE("work below a level that keeps SMs leaves its objective in reach", "[c
     CHECK(core.change(high, s) == gpushare::errc::slo_unreachable);
 }
 
-TEST_CASE("where all is kept, or all but what nobody could use, those below go on", "[compute][width][kept]") {
+TEST_CASE("if a level keeps all SMs, or all but a useless rest, the levels below go on", "[compute][width][kept]") {
     for (const double keeps : {0.995, 1.0}) {
         CAPTURE(keeps);
         limiter_core<> core;
@@ -577,7 +580,7 @@ TEST_CASE("a level that keeps an SM waits for what fills the device, of three wi
     CHECK(wide.metering_pct <= 1);
 }
 
-TEST_CASE("who waits for each call before the next gets its share beside who has always some waiting",
+TEST_CASE("a client that waits for each call before the next gets its share beside one that always has work waiting",
           "[compute][width][promises]") {
     constexpr engine pages{75ms, 1, 300, 2}, tokens{25ms, 1, 700, 1, 200us};
     SECTION("on one SM") {

@@ -132,7 +132,7 @@ TEST_CASE("scrubbing on free doesn't go on for ever on a device that is lost", "
     CHECK(chat.try_commit(0_B, rig.chunks(1), never).code == errc::device_lost);
 }
 
-TEST_CASE("where tenants trust each other nothing is scrubbed", "[memory][arena][scrub]") {
+TEST_CASE("nothing is scrubbed between tenants that trust each other", "[memory][arena][scrub]") {
     arena_rig rig({.capacity = 6, .scrub = scrub_policy::off});
     auto chat = rig.arena(rig.chat, 1), code = rig.arena(rig.code, 2);
     leave_secrets(rig, chat, 6);

@@ -157,7 +157,7 @@ TEST_CASE("nothing is unmapped before every stream that uses it got there", "[me
     CHECK(rig.chat.usage().current == 0_B);
 }
 
-TEST_CASE("what leaves later stays mapped and charged until its points are reached", "[memory][arena]") {
+TEST_CASE("chunks that leave later stay mapped and charged until their points are reached", "[memory][arena]") {
     arena_rig rig;
     auto chat = rig.arena(rig.chat, 1);
     chat.commit(0_B, rig.chunks(4));
@@ -206,7 +206,7 @@ TEST_CASE("a refusal comes only after what was reached has come back", "[memory]
     CHECK(rig.memory.wrong() == 0);
 }
 
-TEST_CASE("what was about to leave can be committed again, with what it holds", "[memory][arena]") {
+TEST_CASE("chunks that were about to leave can be committed again, with their contents", "[memory][arena]") {
     arena_rig rig;
     auto chat = rig.arena(rig.chat, 1);
     chat.commit(0_B, rig.chunks(4));
@@ -295,7 +295,7 @@ TEST_CASE("an arena that ends gives all back, what is in use when the streams go
     CHECK(rig.pool.usage().dirty == 6);
 }
 
-TEST_CASE("what can never be had is refused without a wait for what others give up", "[memory][arena]") {
+TEST_CASE("a request that can never fit is refused without a wait for others' memory", "[memory][arena]") {
     arena_rig rig;
     gpushare::quota large{rig.chunks(64)};
     auto chat = rig.arena(rig.chat, 1), code = rig.arena(rig.code, 2), beyond = rig.arena(large, 3, 32);

@@ -142,7 +142,7 @@ TEST_CASE("of tenants that wait for the last chunks, each gets them in the end",
     CHECK(served.load() == 60);
 }
 
-TEST_CASE("what the driver does for one arena holds up no other", "[memory][arena][threads]") {
+TEST_CASE("the driver's work for one arena delays no other", "[memory][arena][threads]") {
     using support::vm_call;
     const auto held_up = GENERATE(vm_call::create, vm_call::map, vm_call::unmap);
     std::atomic<bool> inside{false}, over{false}, in_time{true};

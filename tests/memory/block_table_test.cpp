@@ -43,7 +43,7 @@ TEST_CASE("a pointer may come again after it was removed", "[memory][blocks]") {
     CHECK(table.remove(&a, 32_B, 8) == errc::none);
 }
 
-TEST_CASE("what is still out can be taken, with size, alignment and label", "[memory][blocks]") {
+TEST_CASE("blocks that are still out can be taken, with size, alignment and label", "[memory][blocks]") {
     block_table table;
     std::array<int, 3> memory{};
     table.insert({&memory[0], 16_B, 8, "weights"});

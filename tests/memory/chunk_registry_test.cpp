@@ -55,7 +55,7 @@ TEST_CASE("a tenant's own chunks come first, the last one given before the other
     CHECK(chunks.take(chat) != chunk_registry::none);
 }
 
-TEST_CASE("what is scrubbed first has been free longest", "[memory][chunks]") {
+TEST_CASE("the chunk that has been free longest is scrubbed first", "[memory][chunks]") {
     chunk_registry chunks{scrub_policy::on_hand_over};
     chunks.open(chat);
     for (int i = 0; i < 3; ++i) chunks.add(true);

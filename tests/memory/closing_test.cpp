@@ -274,7 +274,7 @@ TEST_CASE("an arena closes with its quota, which it may outlive", "[memory][clos
     CHECK(arena.close().code == errc::closed);
 }
 
-TEST_CASE("what is being scrubbed is back before its memory closes", "[memory][closing][scrub]") {
+TEST_CASE("memory that is being scrubbed is back before it closes", "[memory][closing][scrub]") {
     fault_resource device;
     quota limit{1_MiB};
     quota_resource mine{limit, device};

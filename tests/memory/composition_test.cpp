@@ -55,7 +55,8 @@ constexpr std::size_t KiB = 1024, MiB = 1024 * KiB;
 
 }  // namespace
 
-TEST_CASE("what a neighbour scrubs is charged to it, and takes nobody's guarantee", "[memory][composition][scrub]") {
+TEST_CASE("memory that a neighbour scrubs is charged to the neighbour, and takes no other guarantee",
+          "[memory][composition][scrub]") {
     gpushare::host::device_memory device{{.capacity = 64_MiB}};
     support::manual_scrubber scrubber;
     scrubbing_resource scrubbed{device, scrubber};
@@ -82,7 +83,8 @@ TEST_CASE("what a neighbour scrubs is charged to it, and takes nobody's guarante
     CHECK(of_a.usage().current + of_b.usage().current == 0_B);
 }
 
-TEST_CASE("who waits for bytes of a quota is woken by the end of a scrub", "[memory][composition][scrub][waiting]") {
+TEST_CASE("the end of a scrub wakes a thread that waits for bytes of a quota",
+          "[memory][composition][scrub][waiting]") {
     gpushare::host::device_memory device{{.capacity = 64_MiB}};
     support::manual_scrubber scrubber;
     scrubber.by_itself();
@@ -230,7 +232,7 @@ TEST_CASE("so does one that serves somebody", "[memory][composition][waiting]") 
     CHECK(steps(4'000) <= 2 * steps(10));
 }
 
-TEST_CASE("who waits is served in order across quotas, and refused when its limit shrinks",
+TEST_CASE("waiting threads are served in order across quotas, and refused when their limit shrinks",
           "[memory][composition][waiting]") {
     quota device{100_B};
     quota a{device, 0_B, 100_B}, b{device, 0_B, 100_B};

@@ -195,7 +195,7 @@ struct refused_device {
 
 }  // namespace
 
-TEST_CASE("what a tenant couldn't free is its own still, under its label", "[memory][conformance]") {
+TEST_CASE("memory that a tenant couldn't free is still its own, under its label", "[memory][conformance]") {
     refused_device on;
     {
         refused_tenant mine(on.guarantees, on.node, "chat", gpushare::device_id{0}, 1_MiB, 3_MiB, on.sink,
@@ -226,7 +226,7 @@ TEST_CASE("what a tenant couldn't free is its own still, under its label", "[mem
     CHECK(on.whole.usage().current == 0_B);
 }
 
-TEST_CASE("what a tenant couldn't overwrite keeps its label, too", "[memory][conformance]") {
+TEST_CASE("memory that a tenant couldn't overwrite keeps its label, too", "[memory][conformance]") {
     const auto stack = GENERATE(gpushare::memory_stack::direct, gpushare::memory_stack::pool);
     refused_device on;
     bool fails = false;

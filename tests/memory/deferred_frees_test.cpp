@@ -175,7 +175,7 @@ TEST_CASE("threads free in stream order and nothing is lost or freed twice", "[m
     CHECK(limit.usage().charges + refused.load() == asked.load());
 }
 
-TEST_CASE("what the resource doesn't take back now is tried again, and credited then", "[memory][deferred]") {
+TEST_CASE("a block that the resource doesn't take back is tried again, and credited then", "[memory][deferred]") {
     quota limit{1_KiB};
     support::refusing_memory upstream;
     quota_resource mine{limit, upstream};

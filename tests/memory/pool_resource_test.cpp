@@ -90,8 +90,7 @@ TEST_CASE("with long-lived blocks among short ones a pool holds little more than
     CHECK(pool.trim({}) == 0_B);
 }
 
-TEST_CASE("what is held and what is used are counted apart, and the quota below counts what is held",
-          "[memory][pool]") {
+TEST_CASE("held and used memory are counted apart, and the quota below counts held memory", "[memory][pool]") {
     capped c(64_MiB, {.segment = 4_MiB});
     void* const p = c.pool.allocate(1000, 256);
     auto u = c.pool.usage();
@@ -424,7 +423,7 @@ TEST_CASE("before a refusal empty segments go back, and the upstream is asked fo
     CHECK(c.pool.deallocate(rest, 3 * MiB - 256, 256) == errc::none);
 }
 
-TEST_CASE("what a cache would round up is granted as it is when there is no more", "[memory][pool]") {
+TEST_CASE("a size that a cache would round up is granted as it is when there is no more", "[memory][pool]") {
     capped c(1100_KiB, {.segment = 4_MiB});
     auto cache = c.pool.make_cache();
     void* const p = cache.try_allocate(1100 * KiB, 256);  // its class is 1152 KiB
@@ -459,7 +458,7 @@ TEST_CASE("a cached block is used again without asking the pool, and wastes less
     CHECK(cache.deallocate(smaller, 4 * KiB, 256) == errc::none);
 }
 
-TEST_CASE("what is nearly large gets no large block out of a cache", "[memory][pool]") {
+TEST_CASE("a request that is nearly large gets no large block out of a cache", "[memory][pool]") {
     const bool exact = GENERATE(true, false);
     CAPTURE(exact);
     fault_resource memory;
@@ -545,7 +544,7 @@ TEST_CASE("a pool that ends gives back what is still out", "[memory][pool]") {
     CHECK(upstream.wrong_frees() == 0);
 }
 
-TEST_CASE("what the upstream throws passes through, and nothing is lost by it", "[memory][pool]") {
+TEST_CASE("an exception of the upstream passes through, and nothing is lost by it", "[memory][pool]") {
     fault_resource upstream;
     pool_resource pool(upstream, {.segment = 1_MiB});
     auto cache = pool.make_cache();

@@ -85,7 +85,7 @@ TEST_CASE("a free on a stream is used elsewhere when the stream has got there, a
     CHECK(second.deallocate(all, 4 * MiB, 256) == errc::none);
 }
 
-TEST_CASE("what waits for its point can still be used again on its own stream", "[memory][pool][stream]") {
+TEST_CASE("a block that waits for its point can still be used again on its own stream", "[memory][pool][stream]") {
     two_streams t;
     auto mine = t.pool.make_cache(t.a), other = t.pool.make_cache(t.b);
     void* const p = mine.allocate(3 * MiB, 256);
@@ -117,7 +117,8 @@ TEST_CASE("many frees share a point", "[memory][pool][stream]") {
     CHECK(t.pool.deallocate(all, 4 * MiB, 256) == errc::none);
 }
 
-TEST_CASE("what several streams have freed comes together when they get there (rmm 2039)", "[memory][pool][stream]") {
+TEST_CASE("blocks that several streams have freed merge when the streams get there (rmm 2039)",
+          "[memory][pool][stream]") {
     two_streams t;
     std::vector<manual_stream> streams;
     for (int i = 0; i < 8; ++i) streams.emplace_back(t.a, gpushare::priority{});
@@ -225,7 +226,7 @@ TEST_CASE("a stream that can't be recorded on keeps what was freed there, and no
     CHECK(t.pool.trim(0_B) == 0_B);
 }
 
-TEST_CASE("what can't be recorded before a cache ends is never given to anybody", "[memory][pool][stream]") {
+TEST_CASE("a block whose point can't be recorded before its cache ends is never handed out", "[memory][pool][stream]") {
     two_streams t;
     {
         auto cache = t.pool.make_cache(t.a);
@@ -386,7 +387,8 @@ TEST_CASE("nothing is recorded on a stream that is being captured", "[memory][po
     CHECK(t.pool.trim(0_B) == 0_B);
 }
 
-TEST_CASE("what a captured graph uses goes to nobody else until the graph is gone", "[memory][pool][stream][capture]") {
+TEST_CASE("a captured graph's memory goes to no other user until the graph is gone",
+          "[memory][pool][stream][capture]") {
     two_streams t;
     {
         private_pool graph(t.pool, 1_MiB);

@@ -259,7 +259,7 @@ TEST_CASE("a request that fits is granted while others ask for what can never be
     CHECK(c.pool.trim(0_B) == 0_B);
 }
 
-TEST_CASE("what a sleeping worker has freed is never missed by a request that needs it", "[memory][pool][attack]") {
+TEST_CASE("a request never misses memory that a sleeping worker has freed", "[memory][pool][attack]") {
     // Two workers in turn need the whole pool, which the other one has just put into its cache.
     support::capped_pool<> c(4_MiB, {.segment = 4_MiB});
     std::atomic<int> turn{0};
@@ -279,7 +279,7 @@ TEST_CASE("what a sleeping worker has freed is never missed by a request that ne
     CHECK(c.pool.trim(0_B) == 0_B);
 }
 
-TEST_CASE("what is on its way back to the upstream is waited for, not missed", "[memory][pool][attack]") {
+TEST_CASE("memory on its way back to the upstream is waited for, not missed", "[memory][pool][attack]") {
     support::capped_pool<> c(4_MiB, {.segment = 4_MiB});
     CHECK(c.pool.deallocate(c.pool.allocate(MiB, 256), MiB, 256) == errc::none);
     std::atomic<bool> on_its_way{false};
@@ -296,7 +296,7 @@ TEST_CASE("what is on its way back to the upstream is waited for, not missed", "
     CHECK(c.pool.deallocate(all, 4 * MiB, 256) == errc::none);
 }
 
-TEST_CASE("what is on its way from the upstream is waited for, not missed", "[memory][pool][attack]") {
+TEST_CASE("memory on its way from the upstream is waited for, not missed", "[memory][pool][attack]") {
     // One thread gets a segment for a small request, slowly; what is left of it suffices another
     // one meanwhile.
     fault_resource upstream;

@@ -148,7 +148,7 @@ TEST_CASE("a deadline holds while there is always something to try", "[memory][p
     CHECK(*clock.looks <= 102);
 }
 
-TEST_CASE("what can never be had from a pool, or isn't for want of memory, isn't waited for",
+TEST_CASE("a request that a pool can never serve, or refuses for another reason than memory, doesn't wait",
           "[memory][pool][waiters]") {
     full_pool f;
     failure why;
@@ -167,7 +167,7 @@ TEST_CASE("what can never be had from a pool, or isn't for want of memory, isn't
     CHECK(bare.deallocate(p, MiB, 256) == errc::none);
 }
 
-TEST_CASE("what can never be had isn't waited for behind others, either", "[memory][pool][waiters]") {
+TEST_CASE("a request that can never be served doesn't wait behind others, either", "[memory][pool][waiters]") {
     full_pool f;
     std::atomic<unsigned> served{0};
     customer first(f.pool, MiB, served);
@@ -226,7 +226,7 @@ TEST_CASE("threads that wait for a pool are served in the order in which they ca
     CHECK(f.pool.deallocate(p, KiB, 256) == errc::none);
 }
 
-TEST_CASE("who leaves a pool's line lets those behind go on", "[memory][pool][waiters]") {
+TEST_CASE("a thread that leaves a pool's queue lets those behind go on", "[memory][pool][waiters]") {
     full_pool f;
     f.let_go();
     void* const most = f.pool.allocate(3 * MiB, 256);

@@ -76,7 +76,7 @@ TEST_CASE("a big claim isn't starved by small latecomers", "[memory][queue]") {
     CHECK(q.release(100_B));
 }
 
-TEST_CASE("who leaves the queue lets those behind go on", "[memory][queue]") {
+TEST_CASE("a claim that leaves the queue lets those behind go on", "[memory][queue]") {
     quota q{100_B};
     REQUIRE(q.try_charge(50_B) == errc::none);
     auto big = std::make_unique<quota_claim>(q, 90_B);

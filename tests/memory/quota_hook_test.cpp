@@ -109,7 +109,7 @@ TEST_CASE("hooks are asked in their order, each once, until the request fits", "
     CHECK(mine.deallocate(p, 50, 2) == errc::none);
 }
 
-TEST_CASE("what a hook throws is contained, what it claims isn't believed", "[memory][hooks]") {
+TEST_CASE("a hook's exception is contained, and its claim isn't believed", "[memory][hooks]") {
     quota q{100_B};
     REQUIRE(q.try_charge(100_B) == errc::none);
     int calls = 0;
@@ -122,7 +122,7 @@ TEST_CASE("what a hook throws is contained, what it claims isn't believed", "[me
     CHECK(q.release(100_B));
 }
 
-TEST_CASE("what a hook allocates asks no hook, in its own tree or round about another", "[memory][hooks]") {
+TEST_CASE("an allocation inside a hook asks no hook, in its own tree or by way of another", "[memory][hooks]") {
     quota q{100_B}, other{100_B};
     REQUIRE(q.try_charge(100_B) == errc::none);
     REQUIRE(other.try_charge(100_B) == errc::none);
@@ -440,7 +440,7 @@ TEST_CASE("a thread is in a hook until it has left, though the hook is ending", 
     CHECK(nested == 0);
 }
 
-TEST_CASE("who waits within a hook calls no hook of that tree", "[memory][hooks]") {
+TEST_CASE("a wait within a hook calls no hook of that tree", "[memory][hooks]") {
     quota root{100_B};
     REQUIRE(root.try_charge(100_B) == errc::none);
     int depth = 0, deepest = 0;  // of calls by this thread, the only one

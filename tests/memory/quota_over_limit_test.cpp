@@ -103,7 +103,7 @@ TEST_CASE("a refusal by quotas over their limits counts nothing twice", "[memory
     CHECK(device.usage().current == 0_B);
 }
 
-TEST_CASE("what is released below a quota over its limit isn't had again", "[memory][quota]") {
+TEST_CASE("bytes released below a quota over its limit can't be had again", "[memory][quota]") {
     quota device{100_B};
     quota outer{device, 10_B, 90_B};
     quota a{outer, 0_B, 100_B}, b{outer, 10_B, 0_B};
@@ -229,7 +229,7 @@ TEST_CASE("quotas of one root exchange what they have, all or none", "[memory][q
     CHECK(a.usage().guaranteed == 60_B);
 }
 
-TEST_CASE("what is exchanged is lent to nobody in between", "[memory][quota][attack]") {
+TEST_CASE("exchanged bytes are lent to no other quota in between", "[memory][quota][attack]") {
     quota device{100'000_B};
     quota a{device, 30'000_B}, b{device, 70'000_B}, burst{device, 0_B, 100'000_B};
     std::atomic<std::uint64_t> granted{0}, refused{0};

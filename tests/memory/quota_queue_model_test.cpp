@@ -303,10 +303,10 @@ void compare(std::uint64_t runs, std::uint64_t steps) {
 
 }  // namespace
 
-TEST_CASE("who waits in a tree of quotas is served as if everybody were tried", "[memory][queue][property]") {
+TEST_CASE("waiting requests in a tree of quotas are served as if all were tried", "[memory][queue][property]") {
     compare(support::few(100), 2'000);
 }
 
-TEST_CASE("who waits is served so, for ten million steps", "[.long]") { compare(1'000, 10'000); }
+TEST_CASE("waiting requests are served so, for ten million steps", "[.long]") { compare(1'000, 10'000); }
 
 }  // namespace quota_queue_model_test

@@ -123,7 +123,7 @@ TEST_CASE("alignment is charged, above 256 as well (rmm's limiter)", "[memory][r
     CHECK(mine.try_allocate(1, std::size_t{2} << 20) == nullptr);
 }
 
-TEST_CASE("what the upstream says it takes is what is charged", "[memory][resource]") {
+TEST_CASE("a charge is the size that the upstream says it takes", "[memory][resource]") {
     quota q{1024_B};
     granular_resource upstream;
     quota_resource mine{q, upstream};

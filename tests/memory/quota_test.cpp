@@ -301,7 +301,7 @@ TEST_CASE("a root has nobody to borrow from: burst is refused", "[memory][quota]
     CHECK(q.usage().limit() == 100_B);
 }
 
-TEST_CASE("what grows by a parent that has stopped is refused as closed", "[memory][quota]") {
+TEST_CASE("growth from a parent that has stopped is refused as closed", "[memory][quota]") {
     quota device{100_B};
     quota team{device, 60_B}, chat{team, 20_B};
     team.stop();

@@ -79,7 +79,7 @@ TEST_CASE("a deadline that has passed lets through what fits", "[memory][waiters
     CHECK(q.release(1_KiB));
 }
 
-TEST_CASE("what others' guarantees leave no room for isn't waited for", "[memory][waiters]") {
+TEST_CASE("a request that others' guarantees leave no room for doesn't wait", "[memory][waiters]") {
     quota device{100_MiB};
     quota a{device, 20_MiB, 30_MiB}, b{device, 40_MiB, 60_MiB};
     quota below{b, 10_MiB, 100_MiB};
@@ -317,7 +317,8 @@ TEST_CASE("under pressure nobody is refused, and what is freed goes back to the 
     CHECK(device.usage().waiting == 0);
 }
 
-TEST_CASE("who waits is served in order beside pressure, and later ones stay behind", "[memory][waiters][pressure]") {
+TEST_CASE("waiting requests are served in order under pressure, and later ones stay behind",
+          "[memory][waiters][pressure]") {
     quota device{10_KiB};
     quota chat{device, 0_B, 10_KiB}, code{device, 0_B, 10_KiB};
     REQUIRE(chat.try_charge(10_KiB) == errc::none);

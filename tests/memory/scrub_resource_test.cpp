@@ -61,7 +61,7 @@ TEST_CASE("a block is back in its upstream only when it holds zeros", "[memory][
     CHECK(mine.drain(never));
 }
 
-TEST_CASE("who waits gets a block once it is scrubbed, or is told why not", "[memory][scrub][waiting]") {
+TEST_CASE("a waiting thread gets a block once it is scrubbed, or is told why not", "[memory][scrub][waiting]") {
     gpushare::host::device_memory device{{.capacity = 1_MiB}};
     gpushare::quota limit{64_KiB};
     gpushare::quota_resource below{limit, device};

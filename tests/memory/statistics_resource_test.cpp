@@ -215,7 +215,7 @@ TEST_CASE("stack traces are taken when asked, and named in the report", "[memory
     CHECK(counted.leaks().empty());
 }
 
-TEST_CASE("what is out at the end is reported", "[memory][statistics]") {
+TEST_CASE("blocks that are out at the end are reported", "[memory][statistics]") {
     fault_resource upstream;
     std::vector<std::string> labels;
     {

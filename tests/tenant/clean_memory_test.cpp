@@ -69,7 +69,7 @@ struct scrubber_ref {
 
 }  // namespace
 
-TEST_CASE("who doesn't care for clean memory finds nothing of a neighbour who does", "[tenant][scrub]") {
+TEST_CASE("a tenant that doesn't ask for clean memory finds no data of a neighbour that does", "[tenant][scrub]") {
     const auto stack = GENERATE(memory_stack::direct, memory_stack::pool);
     const auto usual = GENERATE(scrub_policy::on_hand_over, scrub_policy::off);
     CAPTURE(stack, usual);
@@ -116,7 +116,7 @@ TEST_CASE("a fill is never lost sight of, though its point can't be had at once"
     CHECK_FALSE(device.reach_next());  // nothing was enqueued
 }
 
-TEST_CASE("where no point can be had a fill is given up soon, and its block is nobody's until one can",
+TEST_CASE("without a point a fill is given up soon, and its block goes to no tenant until there is one",
           "[tenant][scrub]") {
     const auto stack = GENERATE(memory_stack::direct, memory_stack::pool);
     const auto scrub = GENERATE(scrub_policy::on_hand_over, scrub_policy::on_free);
@@ -242,7 +242,7 @@ TEST_CASE("a close for ever is complete though threads wait and have been grante
     CHECK(incomplete == 0);
 }
 
-TEST_CASE("what a pool keeps is handed out while somebody waits, before it grows", "[tenant][pool]") {
+TEST_CASE("a pool's idle memory is handed out to waiting threads before the pool grows", "[tenant][pool]") {
     constexpr std::size_t size = 64 << 10;
     const gpushare::event_sink nobody;
     // Without a number: counts how many blocks fit into the first segment. With it: fills that, and

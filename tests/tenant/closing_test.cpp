@@ -371,7 +371,7 @@ TEST_CASE("frees that overlap a close, at once and in stream order, are all cred
     }
 }
 
-TEST_CASE("what a close gives back goes to the driver under no lock of the tenancy", "[tenant][close]") {
+TEST_CASE("memory that a close gives back goes to the driver under no lock of the tenancy", "[tenant][close]") {
     telling_node n;
     telling_tenancy shared(n);
     auto a = shared.admit({.name = "a", .memory = 32_MiB, .compute = 50_pct});
@@ -503,7 +503,7 @@ TEST_CASE("a close takes no block back that a free is overwriting", "[tenant][cl
     CHECK(n.memory({0}).used() == 0_B);
 }
 
-TEST_CASE("who looks at the usage beside a close sees each submission once", "[tenant][close][threads]") {
+TEST_CASE("a reader of the usage beside a close sees each submission once", "[tenant][close][threads]") {
     host::node n(node_of(4));
     tenancy shared(n);
     std::uint64_t too_many = 0, too_few = 0;

@@ -88,7 +88,7 @@ TEST_CASE("every field that can change does so live", "[tenant]") {
     a->memory().deallocate(held, 1 << 20);
 }
 
-TEST_CASE("who is gone from the list is closed, and makes room", "[tenant]") {
+TEST_CASE("a tenant that is gone from the list is closed, and makes room", "[tenant]") {
     server s;
     CHECK(s.apply("name=a memory=60MiB compute=100% on=0") == "a admitted");
     const auto kept = s.tenants.find("a");
@@ -102,7 +102,7 @@ TEST_CASE("who is gone from the list is closed, and makes room", "[tenant]") {
     }
 }
 
-TEST_CASE("whose work isn't over at the deadline is closing until a later list", "[tenant]") {
+TEST_CASE("a tenant whose work isn't over at the deadline is closing until a later list", "[tenant]") {
     server s;
     CHECK(s.apply("name=a memory=8MiB compute=50% on=0") == "a admitted");
     {
@@ -118,7 +118,7 @@ TEST_CASE("whose work isn't over at the deadline is closing until a later list",
           "a closed, b unchanged, a admitted");
 }
 
-TEST_CASE("who shrinks makes room for who grows", "[tenant]") {
+TEST_CASE("a shrinking tenant makes room for a growing one", "[tenant]") {
     server s;
     CHECK(s.apply("name=a memory=20MiB compute=30% on=0  name=b memory=40MiB compute=70% on=0") ==
           "a admitted, b admitted");
@@ -267,7 +267,7 @@ TEST_CASE("a list with a cap that the policy doesn't keep is refused for that te
     CHECK(told[1].what == kind::admitted);
 }
 
-TEST_CASE("who finds no room is refused with figures, and the others have theirs", "[tenant]") {
+TEST_CASE("a tenant without room is refused with figures, and the others have theirs", "[tenant]") {
     server s;
     CHECK(s.apply("name=a memory=20MiB compute=30% on=0  name=b memory=20MiB compute=30% on=0") ==
           "a admitted, b admitted");

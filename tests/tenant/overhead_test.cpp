@@ -67,7 +67,7 @@ TEST_CASE("an overhead account sets aside what is taken, less what is declared",
     CHECK(account.measure(m) == 64_MiB);
 }
 
-TEST_CASE("what an engine takes by itself is measured and charged to its tenant", "[tenant][overhead]") {
+TEST_CASE("memory that an engine takes by itself is measured and charged to its tenant", "[tenant][overhead]") {
     host::node n(small_node());
     auto& m = n.memory({0});
     m.take_for_others(10_MiB);
@@ -97,7 +97,7 @@ TEST_CASE("what an engine takes by itself is measured and charged to its tenant"
 }
 
 #ifndef SUPPORT_THREAD_SANITIZED  // whose own notes about each page are memory of the process, too
-TEST_CASE("what an engine takes of the host's memory is charged, and no overhead of a device", "[tenant][overhead]") {
+TEST_CASE("an engine's host memory is charged, and isn't overhead of a device", "[tenant][overhead]") {
     host::node n(small_node());
     n.memory({0}).take_for_others(10_MiB);
     tenancy shared(n);
@@ -176,7 +176,7 @@ TEST_CASE("an admission uses what is really there: contexts and libraries are co
     a.resize({.memory = 60_MiB});
 }
 
-TEST_CASE("what others take of promised memory is an event, and nothing new is granted until it fits",
+TEST_CASE("an event tells of others that take promised memory, and nothing new is granted until it fits",
           "[tenant][overhead]") {
     host::node n(small_node());
     std::vector<std::pair<tenant_event::kind, bytes>> events;
@@ -194,7 +194,7 @@ TEST_CASE("what others take of promised memory is an event, and nothing new is g
     CHECK(shared.rooms()[0].free == 12_MiB);
 }
 
-TEST_CASE("what a pool keeps goes back while its device is overcommitted", "[tenant][overhead]") {
+TEST_CASE("a pool's idle memory goes back while its device is overcommitted", "[tenant][overhead]") {
     host::node n(small_node());
     tenancy shared(n);
     auto a = shared.admit({.name = "a", .memory = 16_MiB, .compute = 10_pct, .burst = 48_MiB});
@@ -310,7 +310,8 @@ TEST_CASE("a tenant waits for its memory: for its streams, its neighbours' burst
     CHECK(chat.memory().deallocate(p, 16 << 20) == errc::none);
 }
 
-TEST_CASE("what could never be promised is refused at once, however long one would wait", "[tenant][waiters]") {
+TEST_CASE("a promise that could never be kept is refused at once, however long the caller would wait",
+          "[tenant][waiters]") {
     host::node n(small_node());
     tenancy shared(n);
     auto a = shared.admit({.name = "a", .memory = 8_MiB, .compute = 30_pct, .burst = 56_MiB});

@@ -123,7 +123,7 @@ TEST_CASE("a choice of devices that is wrong, or throws, admits nobody and takes
     CHECK(shared.rooms()[0].free == 64_MiB);
 }
 
-TEST_CASE("whatever comes and goes, a placed tenancy promises what it has, as one that isn't placed does",
+TEST_CASE("a placed tenancy promises all that it has, as one that isn't placed does, whatever comes and goes",
           "[tenant][placement]") {
     for (std::uint64_t nth = 0; nth < 8; ++nth) {
         const auto seed = support::seed(nth);

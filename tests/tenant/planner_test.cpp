@@ -58,7 +58,8 @@ struct fixture {
 
 }  // namespace
 
-TEST_CASE_METHOD(fixture, "who finds no room waits, and is admitted when somebody has left", "[tenant][planner]") {
+TEST_CASE_METHOD(fixture, "a tenant without room waits, and is admitted when another one has left",
+                 "[tenant][planner]") {
     auto a = arrive("a"), b = arrive("b"), whole = arrive("whole", 100_pct);
     REQUIRE((a.who && b.who && whole.who));
     CHECK(where(*a.who) == where(*b.who));
@@ -94,7 +95,7 @@ TEST_CASE_METHOD(fixture, "who finds no room waits, and is admitted when somebod
     CHECK_FALSE(plan.withdraw(gone.id));
 }
 
-TEST_CASE_METHOD(fixture, "what the tenancy refuses is planned no more", "[tenant][planner]") {
+TEST_CASE_METHOD(fixture, "a placement that the tenancy refuses is planned no more", "[tenant][planner]") {
     const auto before = plan.free();
     CHECK(code_of([&] { (void)plan.arrive({.name = "", .memory = 1_MiB}); }) == errc::invalid_specification);
     CHECK(plan.free() == before);
@@ -253,7 +254,7 @@ TEST_CASE_METHOD(fixture, "a reservation of one tenant is nobody else's, nor a t
     CHECK(there->name() == "r");
 }
 
-TEST_CASE_METHOD(fixture, "who waited is told of a failure, and the next one comes in", "[tenant][planner]") {
+TEST_CASE_METHOD(fixture, "a waiting tenant is told of a failure, and the next one comes in", "[tenant][planner]") {
     gpushare::tenant_planner<told_tenancy, gpushare::bin_packing> all{shared, gpushare::bin_packing{}};
     auto a = all.arrive(fixture::spec_of("a", 100_pct)), b = all.arrive(fixture::spec_of("b", 100_pct));
     REQUIRE((a.who && b.who));
@@ -329,7 +330,7 @@ TEST_CASE("moves that make room can be carried out one by one", "[tenant][planne
     CHECK(plans > 0);
 }
 
-TEST_CASE_METHOD(fixture, "what a notice promises is promised to nobody else", "[tenant][planner]") {
+TEST_CASE_METHOD(fixture, "devices that a notice promises are promised to no other tenant", "[tenant][planner]") {
     auto a = plan.arrive({.name = "a", .memory = 40_MiB, .compute = 60_pct}),
          b = plan.arrive({.name = "b", .memory = 40_MiB, .compute = 60_pct});
     REQUIRE((a.who && b.who));
@@ -393,7 +394,7 @@ TEST_CASE_METHOD(planned, "a lost device is no device", "[tenant][planner]") {
     CHECK(gpushare::as_cluster(shared).devices() == 1);
 }
 
-TEST_CASE_METHOD(planned, "what others have of a device isn't promised, and may come back", "[tenant][planner]") {
+TEST_CASE_METHOD(planned, "others' part of a device isn't promised, and may come back", "[tenant][planner]") {
     (void)n.faults({0}).take_memory(60_MiB);
     std::vector<decltype(arrive("a", 16_MiB))> all;
     for (const auto* name : {"a", "b", "c"}) {
@@ -414,7 +415,8 @@ TEST_CASE_METHOD(planned, "what others have of a device isn't promised, and may 
     for (auto& a : all) leave(a);
 }
 
-TEST_CASE_METHOD(planned, "who waits is put where there is room, not lost with a device", "[tenant][planner]") {
+TEST_CASE_METHOD(planned, "a waiting tenant goes where there is room, and isn't lost with a device",
+                 "[tenant][planner]") {
     auto a = arrive("a", 60_MiB, 90_pct), b = arrive("b", 60_MiB, 90_pct);
     REQUIRE((a.who && b.who));
     for (const auto* name : {"w1", "w2", "w3"})
@@ -457,7 +459,7 @@ TEST_CASE_METHOD(planned, "burst that is lent keeps nobody out of another device
     CHECK(now[0].who->spec().on == std::vector<device_id>{{0}});
 }
 
-TEST_CASE_METHOD(planned, "who is refused overtakes nobody", "[tenant][planner]") {
+TEST_CASE_METHOD(planned, "a refused tenant overtakes no other", "[tenant][planner]") {
     auto a = arrive("a", 16_MiB);
     auto other = shared.admit({.name = "other", .memory = 1_MiB});
     const auto big = plan.arrive({.name = "big", .memory = 120_MiB, .devices = 2, .compute = 100_pct});
@@ -472,7 +474,7 @@ TEST_CASE_METHOD(planned, "who is refused overtakes nobody", "[tenant][planner]"
     CHECK(arrive("b", 1_MiB, 1_pct).who);
 }
 
-TEST_CASE_METHOD(planned, "who names a device, and who reserves, doesn't go past the queue uncounted",
+TEST_CASE_METHOD(planned, "tenants that name a device or reserve one don't go past the queue uncounted",
                  "[tenant][planner]") {
     auto x = arrive("x", 8_MiB, 50_pct, {{0}});
     const auto big = plan.arrive({.name = "big", .memory = 64_MiB, .devices = 2, .compute = 100_pct});
@@ -549,7 +551,7 @@ TEST_CASE_METHOD(planned, "a move for another level's room needs room at its own
     CHECK(plan.arrive(wanted).who);
 }
 
-TEST_CASE("what the planner's view takes, the tenancy admits, and nothing else", "[tenant][planner][property]") {
+TEST_CASE("the tenancy admits exactly the tenants that the planner's view takes", "[tenant][planner][property]") {
     std::uint64_t taken = 0, refused = 0;
     for (std::uint64_t nth = 0; nth < support::few(std::uint64_t{20}); ++nth) {
         const auto seed = support::seed(nth);
@@ -591,7 +593,7 @@ TEST_CASE("what the planner's view takes, the tenancy admits, and nothing else",
     CHECK(refused > 0);
 }
 
-TEST_CASE_METHOD(planned, "who makes others go overtakes who waits", "[tenant][planner]") {
+TEST_CASE_METHOD(planned, "a tenant that makes others go overtakes waiting ones", "[tenant][planner]") {
     auto keeper = plan.arrive({.name = "keeper", .memory = 40_MiB, .compute = 10_pct, .level = {2}, .on = {{0}}});
     const auto big = plan.arrive({.name = "big", .memory = 128_MiB, .devices = 2, .compute = 10_pct, .level = {1}});
     REQUIRE(big.outcome == admission_result::queued);

@@ -212,7 +212,7 @@ TEST_CASE("one slice of all SMs shares time, and nobody is outside of it", "[ten
     CHECK_THROWS_WITH(shared.verify(d), Contains("tags 7"));
 }
 
-TEST_CASE("what can't be sliced stays whole, and its tenants share its time", "[tenant]") {
+TEST_CASE("a device that can't be sliced stays whole, and its tenants share its time", "[tenant]") {
     host::node node{{.memory = 1_MiB, .sms = 4, .sm_unit = 2}};
     tenancy shared{node};
     CHECK(shared.slice<whole_sms>(d, halves) == errc::not_supported);

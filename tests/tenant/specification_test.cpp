@@ -129,7 +129,7 @@ TEST_CASE("every field of a tenant's specification has a key", "[interop][specif
         CHECK_THROWS_AS(parse_specification(wrong), gpushare::specification_error);
 }
 
-TEST_CASE("what isn't said stays as it was", "[interop][specification]") {
+TEST_CASE("fields that aren't given stay as they were", "[interop][specification]") {
     const gpushare::tenant_spec defaults{.name = "default", .memory = 8_GiB, .devices = 2, .compute = 10_pct};
     for (const auto* empty : {"", "  \n\t", "# nothing", "#\n#"}) {
         const auto spec = parse_specification(empty, defaults);

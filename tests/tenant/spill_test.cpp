@@ -121,7 +121,8 @@ TEST_CASE_METHOD(fixture, "burst that a neighbour was promised comes back by spi
     for (int i = 0; i < 5; ++i) CHECK(holds(lent[static_cast<std::size_t>(i)], i + 1));
 }
 
-TEST_CASE_METHOD(fixture, "what can't be spilled, or not come back, says so and is where it was", "[tenant][spill]") {
+TEST_CASE_METHOD(fixture, "a block that can't be spilled or come back says so and stays where it was",
+                 "[tenant][spill]") {
     auto a =
         shared.admit({.name = "a", .memory = 16_MiB, .compute = 50_pct, .on = {{0}}, .stack = stack, .spill = 4_MiB});
     auto first = a.allocate_spillable(4_MiB), second = a.allocate_spillable(8_MiB);
@@ -171,7 +172,7 @@ TEST_CASE_METHOD(fixture, "a spillable block waits for its bytes, as any other",
     CHECK(holds(second, 2));
 }
 
-TEST_CASE_METHOD(fixture, "what may be on the host changes live", "[tenant][spill]") {
+TEST_CASE_METHOD(fixture, "the limit of spilled memory changes live", "[tenant][spill]") {
     auto a =
         shared.admit({.name = "a", .memory = 16_MiB, .compute = 50_pct, .on = {{0}}, .stack = stack, .spill = 16_MiB});
     auto first = a.allocate_spillable(4_MiB), second = a.allocate_spillable(4_MiB);
@@ -384,7 +385,7 @@ TEST_CASE_METHOD(lenders, "a sleeper that says so lends its guarantee, and has i
     give_back(gpushare::bytes::max());
 }
 
-TEST_CASE_METHOD(lenders, "what a sleeper lends is promised to nobody else", "[tenant][sleep]") {
+TEST_CASE_METHOD(lenders, "memory that a sleeper lends is promised to no other tenant", "[tenant][sleep]") {
     REQUIRE(big.sleep(host::steady_clock::now() + 20s));
     CHECK(shared.rooms()[0].free == 8_MiB);
     CHECK(code_of([&] { (void)shared.admit({.name = "third", .memory = 9_MiB}); }) == errc::no_room);

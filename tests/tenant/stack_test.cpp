@@ -117,7 +117,7 @@ TEST_CASE("stacks that a device doesn't offer are refused, and offered once", "[
     CHECK(a.memory().made_of() == memory_stack::arena);
 }
 
-TEST_CASE("what is kept for arenas and in stream order is nobody's loss", "[tenant][stack]") {
+TEST_CASE("memory kept for arenas and in stream order stays available to other tenants", "[tenant][stack]") {
     const auto stack = GENERATE(memory_stack::arena, memory_stack::stream_ordered);
     host::node n(small_node());
     tenancy shared(n);
@@ -271,7 +271,7 @@ TEST_CASE("two threads take turns at exactly what fits, and neither is refused",
     CHECK(in_use(a) == 0_B);
 }
 
-TEST_CASE("what a pool keeps and nobody uses is a neighbour's, whoever asks", "[tenant][stack]") {
+TEST_CASE("a neighbour gets a pool's idle memory, whichever request asks", "[tenant][stack]") {
     host::node n(small_node());
     tenancy shared(n);
     auto a = shared.admit({.name = "a", .memory = 8_MiB, .compute = 20_pct, .burst = 56_MiB});
@@ -476,7 +476,8 @@ public:
 
 }  // namespace
 
-TEST_CASE("what fits beside the live blocks is had, whatever came and went before", "[tenant][stack][property]") {
+TEST_CASE("a request that fits beside the live blocks is served, whatever came and went before",
+          "[tenant][stack][property]") {
     const auto stack = GENERATE(all_stacks());
     const bool quick = stack == memory_stack::direct || stack == memory_stack::pool;
     for (std::uint64_t run = 0; run < (quick ? 8U : 2U); ++run) {
@@ -572,7 +573,8 @@ TEST_CASE("a tenant that shrank uses what its pool can't give back, as far as it
     CHECK(a.memory().deallocate(p, 4 * mib) == errc::none);
 }
 
-TEST_CASE("who waits in a tenant that shrank is served by its own frees", "[tenant][stack][waiters]") {
+TEST_CASE("a thread that waits in a tenant that shrank is served by the tenant's own frees",
+          "[tenant][stack][waiters]") {
     host::node n(small_node());
     tenancy shared(n);
     auto a = shared.admit({.name = "a", .memory = 32_MiB, .compute = 10_pct});
@@ -965,7 +967,7 @@ TEST_CASE("a pool pays for clean memory once a segment", "[tenant][stack][scrub]
     CHECK(a.usage().scrubbed == a.usage().current);
 }
 
-TEST_CASE("what a tenant frees of its own is overwritten before the block goes round again", "[tenant][stack][scrub]") {
+TEST_CASE("a tenant's freed block is overwritten before it is handed out again", "[tenant][stack][scrub]") {
     const auto stack = GENERATE(all_stacks());
     host::node n(stale_node());
     tenancy shared(n);

@@ -139,7 +139,7 @@ TEST_CASE("a tenant's close waits for all of its streams", "[tenant][submit]") {
     CHECK(t.close(clock::now() + 20s).complete);
 }
 
-TEST_CASE("what waits of a tenant is cancelled, dropped if late, and limited", "[tenant][submit]") {
+TEST_CASE("a tenant's waiting submissions are cancelled, dropped if late, and limited", "[tenant][submit]") {
     host::node n(modelled());
     tenancy shared(n, {.limiter = {.depth = 1, .horizon = 1ns}});
     auto t = shared.admit(
@@ -334,7 +334,7 @@ TEST_CASE("coroutines, requests and pardons of a tenant", "[tenant][submit]") {
     CHECK(code_of([&] { (void)t.async_submit(block(1us)); }) == errc::closed);
 }
 
-TEST_CASE("who puts a tenant to sleep is woken by whoever drives", "[tenant][submit][threads]") {
+TEST_CASE("a thread that puts a tenant to sleep is woken by any thread that drives", "[tenant][submit][threads]") {
     host::node n(modelled());
     tenancy shared(n);
     auto t = shared.admit({.name = "t", .memory = 1_MiB, .compute = 50_pct});
@@ -386,7 +386,7 @@ TEST_CASE("a bad field of a specification or of a change is named, with its valu
     CHECK(t.spec().memory == 1_MiB);
 }
 
-TEST_CASE("who asks for what others' longest work makes impossible isn't admitted, and is told the figures",
+TEST_CASE("an objective that others' longest work makes impossible isn't admitted, and the error has the figures",
           "[tenant][submit]") {
     host::node n(modelled());
     tenancy shared(n);
@@ -413,7 +413,7 @@ TEST_CASE("who asks for what others' longest work makes impossible isn't admitte
     CHECK(shared.admit(chat).spec().slo == 20ms);
 }
 
-TEST_CASE("what others' work was seen to take counts like what they declare", "[tenant][submit]") {
+TEST_CASE("observed times of others' work count like declared ones", "[tenant][submit]") {
     host::node n(modelled());
     tenancy shared(n);
     auto pages = shared.admit({.name = "pages", .memory = 1_MiB, .compute = 50_pct});
@@ -459,8 +459,7 @@ TEST_CASE("a tenant that sleeps runs nothing, keeps nothing for later, and goes 
     CHECK_FALSE(t.sleep());
 }
 
-TEST_CASE("what waits of a tenant that goes to sleep, and what comes, is refused if that is asked for",
-          "[tenant][submit]") {
+TEST_CASE("on request, waiting and new submissions of a tenant that goes to sleep are refused", "[tenant][submit]") {
     host::node n(modelled(2));
     tenancy shared(n, {.limiter = {.depth = 1, .horizon = 1ns}});
     auto t = shared.admit({.name = "t", .memory = 2_MiB, .devices = 2, .compute = 50_pct});
@@ -566,7 +565,8 @@ TEST_CASE("wake ends a sleep that is still waiting for work", "[tenant][submit][
     CHECK(first.wait(clock::now() + 20s));
 }
 
-TEST_CASE("who waits for room is told of a close while that waits for the device", "[tenant][submit][threads]") {
+TEST_CASE("a thread that waits for room is told of a close while the close waits for the device",
+          "[tenant][submit][threads]") {
     host::node n(modelled());
     tenancy shared(n, {.limiter = {.depth = 1, .horizon = 1ns}});
     auto t = shared.admit({.name = "t", .memory = 1_MiB, .compute = 50_pct, .queue_limit = 1});

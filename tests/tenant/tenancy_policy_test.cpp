@@ -164,7 +164,7 @@ TEST_CASE("a class under a policy that has none is refused by name", "[tenant]")
     CHECK(tree.admit(of_class).spec().group == 1);
 }
 
-TEST_CASE("what a tenant is entitled to reaches the policy, and so does what changes", "[tenant]") {
+TEST_CASE("a tenant's entitlement reaches the policy, and so does each change", "[tenant]") {
     host::node node{{.devices = 1, .memory = 1_MiB}};
     witness::notes seen;
     tenancy shared{node, {}, [&](device_id) { return witness{&seen}; }};
@@ -231,7 +231,7 @@ TEST_CASE("what a tenant is entitled to reaches the policy, and so does what cha
     }
 }
 
-TEST_CASE("whoever watches a tenant's grant learns of each change, and last of how it is", "[tenant]") {
+TEST_CASE("a watcher of a tenant's grant learns of each change, and last of its present state", "[tenant]") {
     host::node node{{.devices = 1, .memory = 1_MiB}};
     witness::notes seen;
     tenancy shared{node, {}, [&](device_id) { return witness{&seen}; }};
@@ -275,7 +275,7 @@ TEST_CASE("whoever watches a tenant's grant learns of each change, and last of h
     CHECK((others == std::vector<std::uint32_t>{400, 300, 500}));
 }
 
-TEST_CASE("whoever was told a grant that is undone is told the old one, whatever the policy says", "[tenant]") {
+TEST_CASE("a watcher that was told an undone grant is told the old one, whatever the policy says", "[tenant]") {
     host::node node{{.devices = 1, .memory = 1_MiB}};
     witness::notes seen;
     tenancy shared{node, {}, [&](device_id) { return witness{&seen}; }};
@@ -357,7 +357,7 @@ TEST_CASE("of a refused change only memory that others have by now doesn't come 
     CHECK(c.memory().deallocate(taken, 700_KiB) == errc::none);
 }
 
-TEST_CASE("what a watch's function owns is destroyed when others may be added and removed", "[tenant]") {
+TEST_CASE("objects of a watch's function are destroyed when others may be added and removed", "[tenant]") {
     const auto all = std::make_shared<gpushare::detail::grant_followers>(tenant_spec{});
     const auto same = [](tenant_spec&) {};
     std::future<void> another;

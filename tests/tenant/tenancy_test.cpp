@@ -60,7 +60,7 @@ TEST_CASE("a tenant sees its part of each device as its own (triton 1140, 3507, 
     check_untouched(shared);
 }
 
-TEST_CASE("what the node's others take is set aside before anything is promised", "[tenant]") {
+TEST_CASE("memory that others take of the node is set aside before anything is promised", "[tenant]") {
     auto o = modelled(1);
     o.taken = 10_MiB;
     node n(o);
@@ -541,7 +541,7 @@ TEST_CASE("tenants come and go while others work", "[tenant]") {
     check_untouched(shared);
 }
 
-TEST_CASE("what was in flight at the close is in the final account", "[tenant]") {
+TEST_CASE("work in flight at the close is in the final account", "[tenant]") {
     node n(modelled(1));
     tenancy shared(n, {.stack = gpushare::memory_stack::direct});
     auto a = shared.admit({.name = "a", .memory = 16_MiB, .compute = 50_pct});
