@@ -34,6 +34,10 @@ namespace detail {
     return answer != errc::none && answer != errc::unknown_block && answer != errc::wrong_size &&
            answer != errc::closed;
 }
+/// The owner of a request, for an upstream that tells requests apart.
+struct asker {
+    void* who = nullptr;
+};
 }  // namespace detail
 
 /// Why there was no memory, as far as it is known.
@@ -41,6 +45,7 @@ struct upstream_refusal {
     failure why{};                ///< with figures, where the resource has any
     std::exception_ptr thrown{};  ///< what a resource without try_allocate() threw
     bool final = false;           ///< lack of memory isn't the reason: asking again can't help
+    detail::asker by{};           ///< for an upstream whose try_allocate() takes it
 };
 
 /// Refers to a plain resource, which must outlive it; copies refer to the same one. Thread-safe if
@@ -129,7 +134,11 @@ public:
     }
     /// As try_allocate(), with the reason in `r`. `r.final` is true if the resource is closed.
     [[nodiscard]] void* ask(std::size_t size, std::size_t alignment, upstream_refusal& r) const noexcept {
-        void* const p = resource_->try_allocate(size, alignment, &r.why);
+        void* p = nullptr;
+        if constexpr (requires { resource_->try_allocate(size, alignment, &r.why, r.by); })
+            p = resource_->try_allocate(size, alignment, &r.why, r.by);
+        else
+            p = resource_->try_allocate(size, alignment, &r.why);
         if (p == nullptr) r.final = r.why.code == errc::closed;
         return p;
     }

@@ -185,12 +185,14 @@ public:
     [[nodiscard]] void* allocate(bytes size, std::size_t alignment, const patience<Clock>& until) {
         return allocate(static_cast<std::size_t>(size.count()), alignment, until);
     }
-    /// See pool_resource::try_allocate with a patience.
+    /// See pool_resource::try_allocate with a patience. `by` goes to an upstream whose
+    /// try_allocate() takes it.
     template <clock Clock>
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, const patience<Clock>& until,
-                                     failure* why = nullptr, std::string_view label = {}) noexcept {
+                                     failure* why = nullptr, std::string_view label = {},
+                                     detail::asker by = {}) noexcept {
         if (void* const p = try_allocate_kept(size, alignment, label)) return p;
-        typename Pool::refusal r;
+        typename Pool::refusal r{.by = by};
         void* const p = pool_->obtain(size, alignment, until, r, worker_.get(), label);
         if (p == nullptr && why != nullptr) *why = r.why;
         return p;
@@ -278,10 +280,11 @@ public:
             worker_->bins.take(detail::whole_granules(size) / detail::pool_granule, alignment, size);
         return b == nullptr ? nullptr : b->hand_out(size, alignment, label);
     }
-    /// As try_allocate, for a caller that has just looked at the blocks kept here.
+    /// As try_allocate, for a caller that has just looked at the blocks kept here. `by` goes to an
+    /// upstream whose try_allocate() takes it.
     [[nodiscard]] void* try_allocate_anew(std::size_t size, std::size_t alignment, failure* why = nullptr,
-                                          std::string_view label = {}) noexcept {
-        typename Pool::refusal r;
+                                          std::string_view label = {}, detail::asker by = {}) noexcept {
+        typename Pool::refusal r{.by = by};
         void* const p = pool_->obtain(size, alignment, r, worker_.get(), label);
         if (p == nullptr && why != nullptr) *why = r.why;
         return p;
@@ -832,7 +835,7 @@ private:
         detail::pool_move move(upstream_);
         store_.begin_move(move);
         detail::pool_block* b = nullptr;
-        r = {};
+        r = {.by = r.by};
         void* const p = upstream_.ask(range, alignment, r);
         // A request over a whole quota, or over the part of it that others' guarantees leave, won't
         // fit, whatever is freed.

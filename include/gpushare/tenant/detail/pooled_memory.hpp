@@ -30,7 +30,6 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/detail/erase.hpp>
-#include <gpushare/detail/intrusive.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/as_upstream.hpp>
 #include <gpushare/memory/block_table.hpp>
@@ -71,20 +70,7 @@ public:
     /// After try_allocate_kept. Null, with the reason in `why`.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, std::string_view label,
                                      failure& why) noexcept {
-        if (lost()) [[unlikely]] {
-            why = {.code = errc::device_lost};
-            return nullptr;
-        }
-        if (quota_->pressed() && still_over()) [[unlikely]]
-            return try_allocate_over(size, alignment, label, why);
-        if (!traced_ && !quota_->pressed()) [[likely]] {
-            void* const p = cache_.try_allocate_anew(size, alignment, &why, label);
-            return p != nullptr ? p : refused(size, alignment, why);
-        }
-        // Kept blocks come first: they weren't tried yet, since try_allocate_kept skips them while
-        // a request waits.
-        void* const p = cache_.try_allocate(size, alignment, &why, label);
-        return p == nullptr ? refused(size, alignment, why) : traced(p, size, alignment, label, why);
+        return ask(size, alignment, label, why, {});
     }
 
     /// The same, but waits: for blocks of the pool, and in the quota's queue for as many bytes as
@@ -95,7 +81,7 @@ public:
         void* p = try_allocate_kept(size, alignment, label);
         if (p != nullptr) return p;
         standing here(resource_, until.deadline);
-        p = try_allocate(size, alignment, label, why);
+        p = ask(size, alignment, label, why, {&here});
         if (p != nullptr || !lacks_memory(why.code)) return p;
         if (const auto never = refuses(size, alignment); never.code != errc::none) {
             why = never;
@@ -209,77 +195,80 @@ private:
             .segment = least > 16_KiB ? least : 128_KiB, .part = 16, .large = std::max(least, 16_KiB), .exact = true};
     }
 
-    // A thread that may wait for the pool, and its place in the queue of the quota. The mutex of
-    // claiming_resource guards the list.
-    struct place {
-        place* next = nullptr;
-        quota_claim* claim = nullptr;  // until it is used
-        instant until = instant::min();
-        std::thread::id by = std::this_thread::get_id();
-    };
-
     // The resource from which the pool takes its segments. The tenant, not the quota, closes its
-    // pool, in its own order. A waiting thread takes the bytes that the queue has granted to it.
+    // pool, in its own order. A request that stands in the queue takes the bytes granted to it.
     struct claiming_resource : Resource {
         explicit claiming_resource(const Resource& of) noexcept : Resource(of) {}
         [[nodiscard]] static close_token closing() noexcept { return {}; }
 
-        [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, failure* why = nullptr) noexcept {
+        [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, failure* why = nullptr,
+                                         asker by = {}) noexcept {
+            auto* const here = static_cast<standing*>(by.who);
+            if (here == nullptr) return Resource::try_allocate(size, alignment, why);
             const bytes takes = this->charged(size, alignment);
-            if (const bytes granted = take_granted(takes); granted != bytes{}) {
+            if (const bytes granted = here->take_granted(takes); granted != bytes{}) {
                 (void)this->limit().release(granted - takes);
                 return this->try_allocate_charged(size, alignment, why);
             }
-            const place* const mine = place_of_this_thread();
-            return Resource::try_allocate(size, alignment, why, mine != nullptr ? mine->until : instant::min());
-        }
-        // The bytes granted to this thread, if they are enough; they are charged.
-        [[nodiscard]] bytes take_granted(bytes takes) noexcept {
-            place* const mine = place_of_this_thread();
-            if (mine == nullptr || mine->claim == nullptr || takes > mine->claim->size() ||
-                mine->claim->poll() != claim_state::granted)
-                return {};
-            auto& used = *std::exchange(mine->claim, nullptr);
-            used.take();
-            return used.size();
-        }
-        [[nodiscard]] place* place_of_this_thread() noexcept {
-            const std::lock_guard lock(mutex);
-            place* newest = nullptr;  // a hook may wait in a thread that itself waits
-            for (place* at = places.front(); at != nullptr; at = at->next)
-                if (at->by == std::this_thread::get_id()) newest = at;
-            return newest;
+            return Resource::try_allocate(size, alignment, why, here->until());
         }
         [[nodiscard]] bool nobody_waits() noexcept {
             const std::lock_guard lock(mutex);
-            return places.empty();
+            return standing_here == 0;
         }
 
         std::mutex mutex;
-        fifo<place> places;
+        std::size_t standing_here = 0;
     };
 
-    // A waiting thread, from before its first grant until it has nothing left of a grant, so that
-    // take_back() knows of it.
+    // A request that may wait for the pool, and its place in the queue of the quota: from before
+    // its first grant until it has nothing left of a grant, so that take_back() knows of it.
     class standing {
     public:
-        standing(claiming_resource& in, instant until) noexcept : in_(&in) {
-            here_.until = until;
+        standing(claiming_resource& in, instant until) noexcept : in_(&in), until_(until) {
             const std::lock_guard lock(in.mutex);
-            in.places.push(here_);
+            ++in.standing_here;
         }
         standing(const standing&) = delete;
         standing& operator=(const standing&) = delete;
         ~standing() {
             const std::lock_guard lock(in_->mutex);
-            in_->places.remove(here_);
+            --in_->standing_here;
         }
-        void with(quota_claim& claim) noexcept { here_.claim = &claim; }
+        void with(quota_claim& claim) noexcept { claim_ = &claim; }
+        [[nodiscard]] instant until() const noexcept { return until_; }
+        // The bytes granted to this request, if they are enough; they are charged.
+        [[nodiscard]] bytes take_granted(bytes takes) noexcept {
+            if (claim_ == nullptr || takes > claim_->size() || claim_->poll() != claim_state::granted) return {};
+            auto& used = *std::exchange(claim_, nullptr);
+            used.take();
+            return used.size();
+        }
 
     private:
         claiming_resource* in_;
-        place here_;
+        instant until_;
+        quota_claim* claim_ = nullptr;  // until it is used
     };
+
+    [[nodiscard]] void* ask(std::size_t size, std::size_t alignment, std::string_view label, failure& why,
+                            asker by) noexcept {
+        if (lost()) [[unlikely]] {
+            why = {.code = errc::device_lost};
+            return nullptr;
+        }
+        if (quota_->pressed() && still_over()) [[unlikely]]
+            return try_allocate_over(size, alignment, label, why);
+        if (!traced_ && !quota_->pressed()) [[likely]] {
+            void* const p = cache_.try_allocate_anew(size, alignment, &why, label, by);
+            return p != nullptr ? p : refused(size, alignment, why);
+        }
+        // Kept blocks come first: they weren't tried yet, since try_allocate_kept skips them while
+        // a request waits.
+        void* p = cache_.try_allocate_kept(size, alignment, label);
+        if (p == nullptr) p = cache_.try_allocate_anew(size, alignment, &why, label, by);
+        return p == nullptr ? refused(size, alignment, why) : traced(p, size, alignment, label, why);
+    }
 
     template <clock Clock>
     void* wait_for(standing& here, std::size_t size, std::size_t alignment, const patience<Clock>& until,
@@ -291,7 +280,7 @@ private:
         quota_claim claim(*quota_, resource_.charged(static_cast<std::size_t>(whole_granules(size)),
                                                      std::max(alignment, pool_granule)));
         here.with(claim);
-        return cache_.try_allocate(size, alignment, until, &why, label);
+        return cache_.try_allocate(size, alignment, until, &why, label, {&here});
     }
 
     // Waits until the pool holds a block that fits the limit beside the others. Null without a
