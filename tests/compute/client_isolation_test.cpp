@@ -362,7 +362,7 @@ TEST_CASE("ends that come while nothing waits count as in time under a hard cap"
     sim::world world;
     sim::stream stream(world, {0});
     compute_limiter<sim::stream, sim::clock_of, hard_fifo> compute({}, sim::clock_of(world));
-    compute.record(1);  // each has an end of its own
+    if (GENERATE(true, false)) compute.record(1);  // the records have the times of ends, too
     const auto c = compute.add({.longest = 20us});
     const auto submit = [&] { (void)compute.submit(c, stream, [](auto& s) { s.enqueue(20us); }); };
     const auto in_flight = [&] { return compute.usage(c).in_flight; };
@@ -374,6 +374,22 @@ TEST_CASE("ends that come while nothing waits count as in time under a hard cap"
     }
     submit();
     CHECK(in_flight() == 2);
+}
+
+TEST_CASE("a limiter asks for no further call once the work that a hard cap held back is cancelled", "[compute]") {
+    sim::world world;
+    sim::stream stream(world, {0});
+    sim_limiter compute({}, sim::clock_of(world), weighted_fair{});
+    const auto c = compute.add({.cap = 10_pct});
+    const auto submit = [&] {
+        return compute.submit(c, stream, [](auto& s) { s.enqueue(10ms); }, {.cost = 10ms}).value();
+    };
+    const auto first = submit(), second = submit();
+    first.wait();
+    CHECK(compute.resume_at() > world.now());
+    CHECK(compute.resume_at() < gpushare::never);
+    CHECK(second.cancel());
+    CHECK(compute.resume_at() == gpushare::never);
 }
 
 TEST_CASE("beside longer calls of others a client has what its hard cap lets it have", "[compute]") {
