@@ -366,6 +366,10 @@ TEST_CASE("a bad field of a specification or of a change is named, with its valu
     CHECK_THROWS_WITH(admit({.unit = 0_B}), "tenant 't': unit = 0 B: must be at least 1 B");
     CHECK_THROWS_WITH(admit({.streams = 0}), "tenant 't': streams = 0: must be at least 1");
     CHECK_THROWS_WITH(admit({.devices = 0}), "tenant 't': devices = 0: must be at least 1");
+    // The same check without an admission. More memory than there is isn't a bad field.
+    CHECK_THROWS_WITH(tenancy::check_specification({.name = "t", .memory = 1_MiB, .slo = -5ms}),
+                      "tenant 't': slo = -5000000 ns: must not be negative");
+    CHECK_NOTHROW(tenancy::check_specification({.name = "t", .memory = 1024_GiB}));
     auto t = admit({.unit = 1_KiB});
     CHECK_THROWS_WITH(t.resize({.memory = 3_B}),
                       "tenant 't': memory = 3 B: must be whole in units of 1 KiB on each of its devices");
