@@ -31,15 +31,15 @@ struct node_id {
 struct device_model {
     std::uint8_t index = 0;  ///< from 0
 
-    static constexpr std::uint8_t count = 64;  ///< how many there can be
+    static constexpr std::uint8_t count = 64;  ///< the number of possible models
 
     friend constexpr auto operator<=>(device_model, device_model) = default;
     friend constexpr bool operator==(device_model, device_model) = default;
 };
 
-/// The location of nodes. The embedder numbers the zones from 1; 0 is no particular zone.
+/// The location of nodes. The embedder numbers the zones from 1; 0 stands for no particular zone.
 struct node_zone_id {
-    std::uint16_t index = 0;  ///< 0: none
+    std::uint16_t index = 0;  ///< 0 stands for no zone
 
     friend constexpr auto operator<=>(node_zone_id, node_zone_id) = default;
     friend constexpr bool operator==(node_zone_id, node_zone_id) = default;
@@ -48,21 +48,21 @@ struct node_zone_id {
 /// A node without placements.
 struct node_description {
     std::uint64_t cpu_milli = 0;  ///< thousandths of a core
-    bytes memory{};               ///< of the host
+    bytes memory{};               ///< host memory
     std::uint32_t devices = 0;    ///< at most 64
-    device_model model{};         ///< of all its devices
-    /// of each device; of the largest, where they differ (cluster::resize)
+    device_model model{};         ///< the model of all its devices
+    /// the memory of each device; of the largest device, where they differ (cluster::resize)
     bytes device_memory{};
-    node_zone_id zone{};  ///< its zone; 0: none in particular
+    node_zone_id zone{};  ///< 0 stands for no particular zone
 
     friend constexpr bool operator==(const node_description&, const node_description&) = default;
 };
 
 /// The free capacity of one device.
 struct free_device {
-    std::uint32_t permille = 0;  ///< of device time
-    bytes memory{};              ///< of the device
-    /// false: it is drained or gone, and takes no request, not even one for nothing
+    std::uint32_t permille = 0;  ///< free device time
+    bytes memory{};              ///< free device memory
+    /// false if the device is drained or gone; it then takes no request, not even an empty request
     bool open = true;
 
     friend constexpr auto operator<=>(const free_device&, const free_device&) = default;
@@ -71,13 +71,13 @@ struct free_device {
 
 /// The free capacity of one node. A view: valid until the cluster changes.
 struct node_view {
-    node_id id{};                            ///< in its cluster
+    node_id id{};                            ///< the node's number in its cluster
     const node_description& whole;           ///< the node without placements
     std::uint64_t cpu_milli = 0;             ///< free thousandths of a core
-    bytes memory{};                          ///< free, of the host
-    std::span<const free_device> devices{};  ///< the free capacity of each
+    bytes memory{};                          ///< free host memory
+    std::span<const free_device> devices{};  ///< the free capacity of each device
 
-    /// Free device time, of all devices.
+    /// The free device time of all devices.
     [[nodiscard]] std::uint64_t permille() const noexcept {
         std::uint64_t sum = 0;
         for (const auto& d : devices) sum += d.permille;

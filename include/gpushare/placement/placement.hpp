@@ -64,20 +64,20 @@ private:
 /// Devices of one node, which has at most 64. A range of device_id in ascending order.
 class device_set {
 public:
-    static constexpr std::uint32_t capacity = 64;  ///< devices of a node
+    static constexpr std::uint32_t capacity = 64;  ///< the most devices of a node
 
-    /// Goes through the devices in ascending order.
+    /// Visits the devices in ascending order.
     class iterator {
     public:
-        /// As iterators require.
+        /// Required of iterators.
         using value_type = device_id;
-        /// As iterators require.
+        /// Required of iterators.
         using difference_type = std::ptrdiff_t;
 
         constexpr iterator() noexcept = default;
         /// Iterates over the devices whose bits are set.
         constexpr explicit iterator(std::uint64_t rest) noexcept : rest_(rest) {}
-        /// The lowest device that is left.
+        /// The lowest remaining device.
         constexpr device_id operator*() const noexcept { return {static_cast<std::uint32_t>(std::countr_zero(rest_))}; }
         /// Moves to the next device.
         constexpr iterator& operator++() noexcept {
@@ -111,11 +111,11 @@ public:
     [[nodiscard]] constexpr bool contains(device_id d) const noexcept {
         return d.index < capacity && (bits_ >> d.index & 1) != 0;
     }
-    /// How many devices it has.
+    /// The number of devices.
     [[nodiscard]] constexpr std::uint32_t size() const noexcept {
         return static_cast<std::uint32_t>(std::popcount(bits_));
     }
-    /// Whether it has none.
+    /// Whether the set is empty.
     [[nodiscard]] constexpr bool empty() const noexcept { return bits_ == 0; }
     /// The lowest device.
     [[nodiscard]] constexpr iterator begin() const noexcept { return iterator{bits_}; }
@@ -131,43 +131,47 @@ private:
 
 static_assert(std::forward_iterator<device_set::iterator>);
 
-/// A name for requests that want to be near one another or apart. The embedder numbers the names; 0
-/// is no label.
+/// A name by which requests can be placed near one another or apart. The embedder numbers the
+/// names; 0 isn't a label.
 struct label {
-    std::uint32_t id = 0;  ///< 0 is no label
+    std::uint32_t id = 0;  ///< 0 isn't a label
 
-    /// Whether it is a label.
+    /// Whether there is a label.
     [[nodiscard]] constexpr explicit operator bool() const noexcept { return id != 0; }
     friend constexpr auto operator<=>(label, label) = default;
     friend constexpr bool operator==(label, label) = default;
 };
 
-/// A request for capacity of one node: `devices` distinct devices, each with the share `each`
-/// (100 % for whole devices) and `device_memory`, and also cores and host memory.
+/// A request for capacity of one node: `devices` distinct devices, each with the share `each` (100
+/// % for whole devices) and `device_memory`, together with cores and host memory.
 struct placement_request {
     std::uint64_t cpu_milli = 0;  ///< thousandths of a core
-    bytes memory{};               ///< of the host
-    std::uint32_t devices = 0;    ///< how many; 0: none
-    share each{};                 ///< of device time, on each device
-    bytes device_memory{};        ///< on each device
-    model_set models{};           ///< allowed
+    bytes memory{};               ///< host memory
+    std::uint32_t devices = 0;    ///< the number of devices; may be 0
+    share each{};                 ///< the share of device time, on each device
+    bytes device_memory{};        ///< device memory, on each device
+    model_set models{};           ///< the models on which the request may run
     label group{};                ///< the label of the request
-    label near{};                 ///< only on a node with this label; its first member: on any
-    label apart{};                ///< only on a node without this label, and the other way round
-    node_zone_id zone{};          ///< only on a node of this zone; 0: of any
+    /// The request only fits a node with this label. The first request of a group fits any node.
+    label near{};
+    /// The request doesn't fit a node with this label, and requests with the label don't fit its
+    /// node.
+    label apart{};
+    node_zone_id zone{};  ///< only on a node of this zone; 0: on any node
     /// The level of whose time `each` is a share, if shares are promised level by level, as in a
-    /// tenancy. A cluster adds up all levels; see capacity_calendar and admission_queue.
+    /// tenancy. A cluster adds up the shares of all levels; see capacity_calendar and
+    /// admission_queue.
     priority level{};
 
     friend constexpr auto operator<=>(const placement_request&, const placement_request&) = default;
     friend constexpr bool operator==(const placement_request&, const placement_request&) = default;
 };
 
-/// Whether the request has labels. If so, whether it fits depends on other placements and their
+/// Whether the request has labels. The fit of such a request depends on other placements and their
 /// places.
 [[nodiscard]] constexpr bool has_labels(const placement_request& r) noexcept { return r.group || r.near || r.apart; }
 
-/// Device time that a request takes, in thousandths of a device.
+/// The device time that a request takes, in thousandths of a device.
 [[nodiscard]] constexpr std::uint64_t device_permille(const placement_request& r) noexcept {
     return std::uint64_t{r.devices} * r.each.permille();
 }
@@ -175,15 +179,15 @@ struct placement_request {
 /// A request and the devices that are to serve it.
 struct placement {
     placement_request request{};  ///< the request that is placed
-    node_id node{};               ///< where
-    device_set devices{};         ///< request.devices of them
+    node_id node{};               ///< the node
+    device_set devices{};         ///< as many devices as the request wants
 
     friend constexpr auto operator<=>(const placement&, const placement&) = default;
     friend constexpr bool operator==(const placement&, const placement&) = default;
 };
 
-/// The placement as that level sees it: without device time if the share is of another level's
-/// time.
+/// The placement as that level sees it: without device time if the share is a share of another
+/// level's time.
 [[nodiscard]] constexpr placement seen_at(placement p, priority level) noexcept {
     if (p.request.level != level) p.request.each = {};
     return p;
@@ -191,11 +195,12 @@ struct placement {
 
 /// The resource that a request lacks.
 enum class shortage : std::uint8_t {
-    none,           ///< nothing
-    nodes,          ///< the cluster has no such node, or none at all
-    model,          ///< an allowed device model
-    zone,           ///< a node in its zone
-    affinity,       ///< a node with `near`, without `apart` or requests apart from `group`
+    none,   ///< nothing
+    nodes,  ///< the cluster doesn't have the node, or has no nodes
+    model,  ///< a device model that the request allows
+    zone,   ///< a node in the request's zone
+    /// A node with `near`, without `apart`, and without requests apart from `group`.
+    affinity,
     whole_devices,  ///< `asked` and `left` are devices
     device_share,   ///< permille on each device
     device_memory,  ///< bytes on each device
@@ -203,13 +208,13 @@ enum class shortage : std::uint8_t {
     memory,         ///< bytes
     devices,        ///< the placement doesn't name the devices that the request asks for
     drained,        ///< a node that isn't drained
-    consent,        ///< nothing: the function that carries out plans refused the only plan
-    /// nothing: an earlier request, `asked` in the queue, was overtaken too often, and wants the
-    /// same
+    consent,        ///< no resource: the function that carries out plans refused the only plan
+    /// No resource: an earlier request, number `asked` in the queue, was overtaken too often and
+    /// wants the same capacity.
     turn,
 };
 
-/// In English.
+/// The shortage in English.
 [[nodiscard]] constexpr std::string_view to_string(shortage s) noexcept {
     switch (s) {
         case shortage::none: return "nothing";
@@ -243,7 +248,7 @@ struct refusal {
     friend constexpr bool operator==(const refusal&, const refusal&) = default;
 };
 
-/// The code that fits best.
+/// The code that fits the shortage best.
 [[nodiscard]] constexpr errc to_errc(shortage s) noexcept {
     switch (s) {
         case shortage::none: return errc::none;
@@ -289,7 +294,7 @@ struct refusal {
     return {to_errc(why.missing), why.asked, why.left, why.asked, because};
 }
 
-/// "device share: asked 810 permille, at most 470 on node 17"
+/// For example "device share: asked 810 permille, at most 470 on node 17".
 [[nodiscard]] inline detail::message describe(const refusal& r) noexcept {
     detail::message m;
     m.add(to_string(r.missing));
@@ -328,7 +333,7 @@ struct request_kind {
 class workload {
 public:
     workload() = default;
-    /// Labels are ignored: requests that differ only in labels are of one kind.
+    /// Ignores labels: requests that differ only in labels are of one kind.
     template <std::ranges::input_range R>
     requires std::convertible_to < std::ranges::range_reference_t<R>,
     const placement_request& > explicit workload(R&& history) {
@@ -340,13 +345,13 @@ public:
         count(std::move(all));
     }
 
-    /// In ascending order of the requests; the weights are frequencies and sum to 1.
+    /// The kinds, in ascending order of the requests. The weights are frequencies and sum to 1.
     [[nodiscard]] std::span<const request_kind> kinds() const noexcept { return kinds_; }
-    /// Device time of an average request, in thousandths of a device.
+    /// The device time of an average request, in thousandths of a device.
     [[nodiscard]] double mean_permille() const noexcept;
 
 private:
-    // the equal ones of `all`, which have no labels
+    // Counts the equal requests of `all`, which have no labels.
     void count(std::vector<placement_request> all);
 
     std::vector<request_kind> kinds_;
