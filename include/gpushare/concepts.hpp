@@ -533,6 +533,8 @@ struct patience {
     instant deadline = never;  ///< when to give up
     std::stop_token stop{};    ///< gives up when a stop is requested
 };
+/// In place of a patience: the call doesn't wait.
+struct no_patience {};
 /// Waits without limit.
 template <class Clock>
 patience(Clock) -> patience<Clock>;

@@ -4,5 +4,5 @@
 #include <gpushare/memory/quota_wait.hpp>
 
 gpushare::failure wait(gpushare::quota& q) {
-    return q.try_charge(gpushare::bytes{1}, gpushare::patience{gpushare::never});
+    return gpushare::try_charge(q, gpushare::bytes{1}, gpushare::patience{gpushare::never});
 }

@@ -182,7 +182,7 @@ TEST_CASE("hooks of strangers aren't asked for who waits, and the others for wha
                           [](instant) { return false; }};
     REQUIRE(a.try_charge(16_MiB) == errc::none);
     const patience until{asking_clock{&missing}, instant{5ns}};
-    CHECK(a.try_charge(1_MiB, until).code == errc::deadline_exceeded);
+    CHECK(try_charge(a, 1_MiB, until).code == errc::deadline_exceeded);
     CHECK(strangers == 0);
     REQUIRE(missing.size() >= 2);  // once before it waited
     CHECK(std::ranges::all_of(missing, [](bytes n) { return n == 1_MiB; }));

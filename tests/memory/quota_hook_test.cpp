@@ -282,7 +282,7 @@ TEST_CASE("over its own limit, a tenant's neighbours aren't asked", "[memory][ho
                               FAIL("nothing of code's would help");
                               return {};
                           }};
-    CHECK(chat.try_charge(50_B, within(1ms)).code == errc::deadline_exceeded);
+    CHECK(try_charge(chat, 50_B, within(1ms)).code == errc::deadline_exceeded);
     CHECK(gpushare::holder_of_burst(chat, 50_B).borrowed == 0_B);
     CHECK(chat.release(200_B));
     CHECK(code.release(500_B));
@@ -306,7 +306,7 @@ TEST_CASE("a borrower that is told a deadline gives back later, and the request 
         code.release(200_B);
         code.release(300_B);
     });
-    CHECK(chat.try_charge(500_B, patience{real_clock{}, deadline}).code == errc::none);
+    CHECK(try_charge(chat, 500_B, patience{real_clock{}, deadline}).code == errc::none);
     busy.join();
     CHECK(chat.release(500_B));
     CHECK(code.release(500_B));
@@ -327,7 +327,7 @@ TEST_CASE("of those that wait in several quotas a hook is told of the oldest", "
                           },
                           [](instant) { return true; }};
     gpushare::quota_claim first{a, 50_B};
-    std::jthread second([&] { CHECK(b.try_charge(100_B, within(60s)).code == errc::none); });
+    std::jthread second([&] { CHECK(try_charge(b, 100_B, within(60s)).code == errc::none); });
     while (device.usage().waiting != 2) std::this_thread::yield();
     gpushare::quota_claim third{a, 1_B};  // came last, but is in the line of the quota that came first
     CHECK(cache.release(50_B));
@@ -447,7 +447,7 @@ TEST_CASE("a wait within a hook calls no hook of that tree", "[memory][hooks]") 
     const auto wait_once = [&] {
         deepest = std::max(deepest, ++depth);
         if (depth == 1) {
-            CHECK(root.try_charge(1_B, within(2ms)).code == errc::deadline_exceeded);
+            CHECK(try_charge(root, 1_B, within(2ms)).code == errc::deadline_exceeded);
             gpushare::quota_claim claim(root, 1_B);
             CHECK(claim.poll() == gpushare::claim_state::waiting);
         }
@@ -455,6 +455,6 @@ TEST_CASE("a wait within a hook calls no hook of that tree", "[memory][hooks]") 
         return bytes{};
     };
     const quota_hook hook{root, 0, [&](const reclaim_request&) { return wait_once(); }, [](instant) { return false; }};
-    CHECK(root.try_charge(1_B, within(5ms)).code == errc::deadline_exceeded);
+    CHECK(try_charge(root, 1_B, within(5ms)).code == errc::deadline_exceeded);
     CHECK(deepest == 1);
 }

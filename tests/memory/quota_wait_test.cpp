@@ -95,7 +95,7 @@ TEST_CASE("a request that others' guarantees leave no room for doesn't wait", "[
     CHECK(a.try_charge(51_MiB, forever()).because == gpushare::reason::size_left);  // its own limit
     // What is lent, or charged, may come back: that is waited for.
     REQUIRE(a.try_charge(30_MiB) == errc::none);
-    CHECK(below.try_charge(80_MiB, within(1ms)).code == errc::deadline_exceeded);
+    CHECK(try_charge(below, 80_MiB, within(1ms)).code == errc::deadline_exceeded);
     fault_resource upstream;
     quota_resource resource{below, upstream, "below"};
     gpushare::pool_resource pool{resource};
@@ -129,12 +129,12 @@ TEST_CASE("a stop request ends the wait, before it and during it", "[memory][wai
     REQUIRE(q.try_charge(1_KiB) == errc::none);
     std::stop_source stop;
     std::atomic<errc> why{errc::none};
-    std::jthread waiter([&] { why = q.try_charge(1_B, patience<real_clock>{.stop = stop.get_token()}).code; });
+    std::jthread waiter([&] { why = try_charge(q, 1_B, patience<real_clock>{.stop = stop.get_token()}).code; });
     wait_for_line(q, 1);
     stop.request_stop();
     waiter.join();
     CHECK(why.load() == errc::stopped);
-    CHECK(q.try_charge(1_B, patience<real_clock>{.stop = stop.get_token()}).code == errc::stopped);
+    CHECK(try_charge(q, 1_B, patience<real_clock>{.stop = stop.get_token()}).code == errc::stopped);
     CHECK(q.release(1_KiB));
     CHECK(q.usage().waiting == 0);
 }
@@ -236,7 +236,7 @@ void queue_up(unsigned threads, int rounds, std::size_t leaves = 0) {
             if (how == 0) {
                 charged = q.try_charge(n) == errc::none;
             } else if (how == 1) {
-                const auto why = q.try_charge(n, within(50us)).code;
+                const auto why = try_charge(q, n, within(50us)).code;
                 if (why != errc::none && why != errc::deadline_exceeded) failed.fetch_add(1);
                 charged = why == errc::none;
             } else {

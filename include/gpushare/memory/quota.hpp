@@ -84,15 +84,6 @@ public:
     /// no lock unless it must borrow, or refuses while something is lent.
     [[nodiscard]] errc try_charge(bytes n) noexcept;
 
-    /// As try_charge, but asks hooks, and waits for the bytes, first come first served, until the
-    /// deadline or stop request of `until`; include quota_wait.hpp. deadline_exceeded or stopped,
-    /// with the figures of the last refusal. over_quota or out_of_memory, at once but after calling
-    /// the hooks, if the bytes could never fit beside others' guarantees, whatever is released.
-    template <clock Clock>
-    [[nodiscard]] failure try_charge(bytes n, const patience<Clock>& until) noexcept {
-        return charge_patiently(*this, n, until);
-    }
-
     /// Returns `n` bytes. False, and nothing changes, if fewer bytes are charged: no charge of that
     /// size was made here.
     bool release(bytes n) noexcept;

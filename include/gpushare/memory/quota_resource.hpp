@@ -293,7 +293,7 @@ private:
         (void)collects;
         for (detail::hook_cursor asked{.until = until.deadline};;) {
             r.thrown = nullptr;
-            r.why = quota_->try_charge(takes, until);
+            r.why = try_charge(*quota_, takes, until);
             if (is_memory_refusal(r.why.code))
                 if (const auto why = too_aligned(size, alignment, takes); why.code != errc::none) r.why = why;
             if (r.why.code != errc::none) return nullptr;

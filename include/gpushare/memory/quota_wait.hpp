@@ -5,7 +5,7 @@
 //   const gpushare::patience until{node.get_clock(), node.get_clock().now() + 50ms, stop};
 //   // throws memory_error: deadline_exceeded, stopped, ...
 //   void* p = mine.allocate(512_MiB, 256, until);
-//   if (chat.try_charge(1_MiB, until).code == gpushare::errc::none) ...
+//   if (try_charge(chat, 1_MiB, until).code == gpushare::errc::none) ...
 //
 // A waiting thread first calls the hooks of the tree, with the deadline. Then the thread joins the
 // queue. One of the waiting threads collects frees as streams reach them; the library makes no
@@ -226,22 +226,23 @@ private:
     detail::quota_node* root_;
 };
 
-namespace detail {
-/// See quota::try_charge, which finds it by its arguments.
+/// As quota::try_charge, but asks hooks, and waits for the bytes, first come first served, until the
+/// deadline or stop request of `until`. deadline_exceeded or stopped, with the figures of the last
+/// refusal. over_quota or out_of_memory, at once but after calling the hooks, if the bytes could
+/// never fit beside others' guarantees, whatever is released.
 template <clock Clock>
-[[nodiscard]] failure charge_patiently(quota& q, bytes n, const patience<Clock>& until) noexcept {
+[[nodiscard]] failure try_charge(quota& q, bytes n, const patience<Clock>& until) noexcept {
     errc why = q.try_charge(n);
-    for (hook_cursor asked{.until = until.deadline}; why != errc::none && q.ask_next(asked, n);) why = q.try_charge(n);
-    if (why != errc::none) why = quota_waiter(q, n).wait(until);
+    for (detail::hook_cursor asked{.until = until.deadline}; why != errc::none && q.ask_next(asked, n);)
+        why = q.try_charge(n);
+    if (why != errc::none) why = detail::quota_waiter(q, n).wait(until);
     return why == errc::none ? failure{} : q.explain(why, n);
 }
-}  // namespace detail
-
-/// The old name of quota::try_charge with a patience. It goes with 0.3.
+/// The old name of try_charge with a patience. It goes with 0.3.
 template <clock Clock>
-[[deprecated("use quota::try_charge with a deadline")]] [[nodiscard]] failure charge_until(
+[[deprecated("use try_charge with a patience")]] [[nodiscard]] failure charge_until(
     quota& q, bytes n, const patience<Clock>& until) noexcept {
-    return q.try_charge(n, until);
+    return try_charge(q, n, until);
 }
 
 /// Throws the memory_error for a wait that was given up. `why.asked` bytes were requested; the

@@ -16,6 +16,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -124,37 +125,25 @@ public:
     /// invalid_specification (no name, neither memory nor burst, a slice that doesn't exist),
     /// duplicate_name, share_exceeded (permille of a device, in one of its slices), no_device, and
     /// the errors of equal_split.
-    [[nodiscard]] tenant admit(tenant_spec spec) { return admit_beside(nullptr, std::move(spec)); }
-
-    /// The same, with the reason instead of an exception.
-    [[nodiscard]] result<tenant> try_admit(tenant_spec spec) try {
-        return admit(std::move(spec));
-    } catch (const operation_error& e) {
-        return e.figures();
-    }
-
-    /// As admit, but if lent burst is in the way (no_room), asks the borrowers' hooks
+    ///
+    /// If lent burst is in the way (no_room), a call with a patience asks the borrowers' hooks
     /// (memory/quota_wait.hpp) to give it back, and waits until the deadline or stop request of
-    /// `until`, a patience. Then throws deadline_exceeded or stopped, with the figures of the last
-    /// refusal and the name of the largest borrower. Guaranteed memory is never called back: a
-    /// request that wouldn't fit beside it even if all burst came back is refused at once
-    /// (no_room).
-    template <clock Clock>
-    [[nodiscard]] tenant admit(const tenant_spec& spec, const patience<Clock>& until) {
-        detail::room_wait wait{roots_for(spec), until};
-        const bytes per_device = per_device_of(spec);
-        for (;;) try {
-                return admit(spec);
-            } catch (const operation_error& e) {
-                if (e.code() != errc::no_room || !could_promise(spec)) throw;
-                if (const errc why = wait.again(per_device); why != errc::none)
-                    wait.refuse(why, e.figures(), spec.name, per_device);
-            }
+    /// `until`. Then throws deadline_exceeded or stopped, with the figures of the last refusal and
+    /// the name of the largest borrower. Guaranteed memory is never called back: a request that
+    /// wouldn't fit beside it even if all burst came back is refused at once (no_room).
+    // One function, not two: a misspelt field of the specification is then in the compiler's first
+    // lines.
+    template <class Until = no_patience>
+    [[nodiscard]] tenant admit(tenant_spec spec, const Until& until = {}) {
+        if constexpr (std::same_as<Until, no_patience>)
+            return admit_beside(nullptr, std::move(spec));
+        else
+            return admit_patiently(spec, until);
     }
     /// The same, with the reason instead of an exception.
-    template <clock Clock>
-    [[nodiscard]] result<tenant> try_admit(const tenant_spec& spec, const patience<Clock>& until) try {
-        return admit(spec, until);
+    template <class Until = no_patience>
+    [[nodiscard]] result<tenant> try_admit(tenant_spec spec, const Until& until = {}) try {
+        return admit(std::move(spec), until);
     } catch (const operation_error& e) {
         return e.figures();
     }
@@ -350,6 +339,18 @@ private:
     // Admits beside the predecessor, if there is one, which has the same name: both exist until one
     // is closed.
     tenant admit_beside(const tenant* predecessor, tenant_spec spec);
+    template <clock Clock>
+    tenant admit_patiently(const tenant_spec& spec, const patience<Clock>& until) {
+        detail::room_wait wait{roots_for(spec), until};
+        const bytes per_device = per_device_of(spec);
+        for (;;) try {
+                return admit(spec);
+            } catch (const operation_error& e) {
+                if (e.code() != errc::no_room || !could_promise(spec)) throw;
+                if (const errc why = wait.again(per_device); why != errc::none)
+                    wait.refuse(why, e.figures(), spec.name, per_device);
+            }
+    }
     tenant admit_named(const tenant* predecessor, tenant_spec spec);
     detail::tenant_claim<Node, Policy> claim(const tenant* predecessor, tenant_spec spec);
 

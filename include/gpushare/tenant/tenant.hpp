@@ -344,7 +344,7 @@ public:
     template <clock Clock>
     [[nodiscard]] result<workspace> try_declare_workspace(bytes size, const patience<Clock>& until,
                                                           std::size_t part = 0) {
-        return declare<true>(size, part, [&](quota& from) { return from.try_charge(size, until); });
+        return declare<true>(size, part, [&](quota& from) { return gpushare::try_charge(from, size, until); });
     }
     /// The old name of declare_workspace() with a patience. It goes with 0.3.
     [[deprecated("use declare_workspace with a deadline")]] [[nodiscard]] workspace declare_workspace_until(

@@ -107,7 +107,7 @@ void wait_in_vain(const rig<Backend>& r) {
         mine{r.who.limit(), 0, asked, [](gpushare::instant) { return false; }};
     const gpushare::patience until{gpushare::host::steady_clock{},
                                    gpushare::host::steady_clock::now() + std::chrono::milliseconds(2)};
-    r.check(r.who.limit().try_charge(bytes{unit}, until).code != errc::none, "granted over the limit");
+    r.check(try_charge(r.who.limit(), bytes{unit}, until).code != errc::none, "granted over the limit");
     r.check(strangers == 0, "a stranger was asked");
     r.check(too_much == 0, "asked for more than is missing");
 }

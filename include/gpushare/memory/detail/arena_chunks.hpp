@@ -272,7 +272,7 @@ public:
             // scrubbing
             if (why.code == errc::deadline_exceeded) why = commit(s, where, until.deadline, r);
             if (why.code == errc::none || r.lacks != lack::quota) return why;
-            why = s->limit->try_charge(r.missing, until);
+            why = try_charge(*s->limit, r.missing, until);
             if (why.code != errc::none) return why;
             struct charge {  // given back unless it is used
                 quota& limit;
