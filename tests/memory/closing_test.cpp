@@ -175,7 +175,7 @@ TEST_CASE("everything that stands on closed memory refuses with closed", "[memor
     CHECK(waits(scrubbed) == errc::closed);
     CHECK(handles.try_allocate(64, 8, support::forever()).code() == errc::closed);
     CHECK(handles.try_resize(h, 200, [](void*, const void*, std::size_t) {}).code == errc::closed);
-    CHECK(rig.chat.try_charge(1_B, support::forever()).code == errc::closed);
+    CHECK(try_charge(rig.chat, 1_B, support::forever()).code == errc::closed);
     for (const auto& r : {mine.refuses(64, 8), pool.refuses(64, 8), cache.refuses(64, 8), graph.refuses(64, 8),
                           scrubbed.refuses(64, 8), counted.refuses(64, 8)})
         CHECK(r.code == errc::closed);

@@ -71,10 +71,10 @@ TEST_CASE("a wait ends at its deadline, and says what was left and who holds the
 TEST_CASE("a deadline that has passed lets through what fits", "[memory][waiters]") {
     quota q{1_KiB};
     const patience late{real_clock{}, instant::min()};
-    CHECK(q.try_charge(1_KiB, late).code == errc::none);
-    CHECK(q.try_charge(1_B, late).code == errc::deadline_exceeded);
-    CHECK(q.try_charge(2_KiB, forever()).code == errc::over_quota);  // never
-    CHECK(q.try_charge(bytes::max(), forever()).code == errc::size_overflow);
+    CHECK(try_charge(q, 1_KiB, late).code == errc::none);
+    CHECK(try_charge(q, 1_B, late).code == errc::deadline_exceeded);
+    CHECK(try_charge(q, 2_KiB, forever()).code == errc::over_quota);  // never
+    CHECK(try_charge(q, bytes::max(), forever()).code == errc::size_overflow);
     CHECK(q.usage().waiting == 0);
     CHECK(q.release(1_KiB));
 }
@@ -86,13 +86,13 @@ TEST_CASE("a request that others' guarantees leave no room for doesn't wait", "[
     CHECK(b.attainable() == 70_MiB);      // below has 10 of the 80
     CHECK(below.attainable() == 80_MiB);  // and all of them
     CHECK(device.attainable() == 40_MiB);
-    const auto refused = below.try_charge(81_MiB, forever());
+    const auto refused = try_charge(below, 81_MiB, forever());
     CHECK(refused.code == errc::out_of_memory);
     CHECK(refused.because == gpushare::reason::guaranteed_to_others);
     CHECK(refused.left == (80_MiB).count());
-    CHECK(b.try_charge(71_MiB, forever()).because == gpushare::reason::guaranteed_to_others);
-    CHECK(device.try_charge(41_MiB, forever()).code == errc::over_quota);
-    CHECK(a.try_charge(51_MiB, forever()).because == gpushare::reason::size_left);  // its own limit
+    CHECK(try_charge(b, 71_MiB, forever()).because == gpushare::reason::guaranteed_to_others);
+    CHECK(try_charge(device, 41_MiB, forever()).code == errc::over_quota);
+    CHECK(try_charge(a, 51_MiB, forever()).because == gpushare::reason::size_left);  // its own limit
     // What is lent, or charged, may come back: that is waited for.
     REQUIRE(a.try_charge(30_MiB) == errc::none);
     CHECK(try_charge(below, 80_MiB, within(1ms)).code == errc::deadline_exceeded);
@@ -106,7 +106,7 @@ TEST_CASE("a request that others' guarantees leave no room for doesn't wait", "[
     CHECK(why.code == errc::deadline_exceeded);
     // Who waits when the guarantees change goes with them.
     errc waited = errc::none;
-    std::jthread waits([&] { waited = below.try_charge(75_MiB, forever()).code; });
+    std::jthread waits([&] { waited = try_charge(below, 75_MiB, forever()).code; });
     wait_for_line(device, 1);
     CHECK(a.resize(30_MiB, 20_MiB) == errc::none);
     waits.join();
@@ -118,7 +118,7 @@ TEST_CASE("a request that others' guarantees leave no room for doesn't wait", "[
                                          CHECK(a.resize(0_B, 50_MiB) == errc::none);
                                          return 30_MiB;
                                      }};
-    CHECK(below.try_charge(100_MiB, forever()).code == errc::none);
+    CHECK(try_charge(below, 100_MiB, forever()).code == errc::none);
     CHECK(below.release(100_MiB));
     a.stop();
     CHECK(a.attainable() == 0_B);
@@ -150,7 +150,7 @@ TEST_CASE("threads are served in the order in which they came, the big one first
         std::vector<std::jthread> threads;
         for (unsigned i = 0; i < 4; ++i) {
             threads.emplace_back([&, i] {
-                if (q.try_charge(sizes[i], forever()).code == errc::none) order[i] = ++served;
+                if (try_charge(q, sizes[i], forever()).code == errc::none) order[i] = ++served;
             });
             wait_for_line(q, i + 1);
         }
@@ -240,7 +240,7 @@ void queue_up(unsigned threads, int rounds, std::size_t leaves = 0) {
                 if (why != errc::none && why != errc::deadline_exceeded) failed.fetch_add(1);
                 charged = why == errc::none;
             } else {
-                charged = q.try_charge(n, forever()).code == errc::none;
+                charged = try_charge(q, n, forever()).code == errc::none;
                 if (!charged) failed.fetch_add(1);
             }
             if (!charged) continue;
@@ -282,7 +282,7 @@ TEST_CASE("no wake-up is lost between a release and a wait", "[memory][waiters]"
     support::together(2, [&](unsigned rank) {
         quota& q = rank == 0 ? a : b;
         for (int i = 0; i < 1'000; ++i)
-            if (q.try_charge(100_B, forever()).code != errc::none || !q.release(100_B)) failed.fetch_add(1);
+            if (try_charge(q, 100_B, forever()).code != errc::none || !q.release(100_B)) failed.fetch_add(1);
     });
     CHECK(failed.load() == 0);
     CHECK(device.usage().current == 0_B);

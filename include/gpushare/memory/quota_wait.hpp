@@ -226,10 +226,10 @@ private:
     detail::quota_node* root_;
 };
 
-/// As quota::try_charge, but asks hooks, and waits for the bytes, first come first served, until the
-/// deadline or stop request of `until`. deadline_exceeded or stopped, with the figures of the last
-/// refusal. over_quota or out_of_memory, at once but after calling the hooks, if the bytes could
-/// never fit beside others' guarantees, whatever is released.
+/// As quota::try_charge, but asks hooks, and waits for the bytes, first come first served, until
+/// the deadline or stop request of `until`. deadline_exceeded or stopped, with the figures of the
+/// last refusal. over_quota or out_of_memory, at once but after calling the hooks, if the bytes
+/// could never fit beside others' guarantees, whatever is released.
 template <clock Clock>
 [[nodiscard]] failure try_charge(quota& q, bytes n, const patience<Clock>& until) noexcept {
     errc why = q.try_charge(n);
