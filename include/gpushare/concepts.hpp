@@ -535,6 +535,12 @@ struct patience {
 };
 /// In place of a patience: the call doesn't wait.
 struct no_patience {};
+namespace detail {
+template <class T>
+inline constexpr bool is_patience = false;
+template <class Clock>
+inline constexpr bool is_patience<patience<Clock>> = true;
+}  // namespace detail
 /// Waits without limit.
 template <class Clock>
 patience(Clock) -> patience<Clock>;

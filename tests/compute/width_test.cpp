@@ -310,6 +310,32 @@ TEST_CASE("the bound is the longer one until what lay on the kept part before ha
     CHECK(core.bound_of(high, 0, sm_width(0.25)) == 250us);
 }
 
+TEST_CASE("the bound counts calls on the kept part that are predicted to be short but may be long",
+          "[compute][width][kept]") {
+    gpushare::detail::in_flight_budget budget{2, 20ms};
+    const auto low = budget.open(gpushare::priority{0}), high = budget.open(gpushare::priority{1});
+    budget.add_client(low);
+    budget.add_client(high, sm_width(0.5));
+    budget.raise_longest(low, {.longest = 50ms, .opaque = 50ms});
+    const auto call_on = [&](std::uint64_t stream) {
+        admission a;
+        a.level_index = low;
+        a.width = sm_width(0.5);
+        a.timeline = stream;
+        a.length = a.predicted = 1ms;
+        a.longest = 50ms;
+        a.known = true;
+        return a;
+    };
+    for (int i = 0; i < 3; ++i)
+        for (const std::uint64_t stream : {1U, 2U}) {
+            const auto a = call_on(stream);
+            REQUIRE(budget.room_for(a, false) == budget.room::yes);
+            (void)budget.enter(a);
+        }
+    CHECK(budget.bound_now(high, sm_width(0.5)) >= 150ms);  // three on each half of the device
+}
+
 TEST_CASE("the first of a kind goes by itself beside what is kept", "[compute][width][kept]") {
     limiter_core<> core;
     (void)core.add({.level = {1}, .keeps = sm_width(0.5)});

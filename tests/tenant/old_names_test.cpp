@@ -27,6 +27,13 @@ using gpushare::errc;
 using support::code_of;
 using support::within;
 
+/// The old names wait, so none of them can be called without a patience.
+template <class Memory>
+concept allocates_without_patience = requires(Memory& m) {
+    m.allocate_until(std::size_t{1}, std::size_t{256});
+};
+static_assert(!allocates_without_patience<gpushare::tenancy<gpushare::host::node>::tenant::memory_type>);
+
 TEST_CASE("the old names of calls that wait are those calls", "[tenant][memory]") {
     gpushare::host::node node{{.devices = 1, .memory = 64_MiB, .sms = 2}};
     gpushare::tenancy shared{node, {.stack = gpushare::memory_stack::direct}};

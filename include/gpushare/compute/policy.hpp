@@ -209,7 +209,8 @@ inline constexpr bool is_timeless = requires {
 /// ended and took this much device time. From these calls a policy with caps measures how long a
 /// client waited for others' work. `tell_standing(c, s, now)` and `resume(c, s, now)` hand over a
 /// client's debts when another policy takes over. `needs_time()` of a timeless policy says whether
-/// the policy needs the time at present nevertheless.
+/// the policy needs the time at present nevertheless. A timeless policy with hard caps has to have
+/// this member.
 // clang-format off
 template <class P>
 concept compute_policy = std::movable<P> && requires(P& p, client_id c, const client_settings& s, const queue_head& head,

@@ -170,7 +170,11 @@ public:
         check(try_commit(offset, size, until), "commit");
     }
     /// The old name of commit() with a patience. It goes with 0.3.
-    [[deprecated("use commit with a deadline")]] void commit_until(const auto&... args) { commit(args...); }
+    template <class... Args>
+    requires(detail::is_patience<Args> || ...)
+        [[deprecated("use commit with a patience")]] void commit_until(const Args&... args) {
+        commit(args...);
+    }
 
     /// As try_commit, for several ranges: maps everything that is missing in all of them, or
     /// nothing. So the lanes of a cache grow together. invalid_specification if the ranges overlap,

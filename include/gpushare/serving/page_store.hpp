@@ -168,7 +168,7 @@ public:
         });
     }
     /// The old name of try_allocate() with a patience. It goes with 0.3.
-    [[deprecated("use try_allocate with a deadline")]] failure try_allocate_until(std::span<std::uint32_t> to,
+    [[deprecated("use try_allocate with a patience")]] failure try_allocate_until(std::span<std::uint32_t> to,
                                                                                   const auto& until) noexcept {
         return try_allocate(to, until);
     }

@@ -134,6 +134,7 @@ public:
     // One function, not two: a misspelt field of the specification is then in the compiler's first
     // lines.
     template <class Until = no_patience>
+    requires std::same_as<Until, no_patience> || detail::is_patience<Until>
     [[nodiscard]] tenant admit(tenant_spec spec, const Until& until = {}) {
         if constexpr (std::same_as<Until, no_patience>)
             return admit_beside(nullptr, std::move(spec));
@@ -142,13 +143,14 @@ public:
     }
     /// The same, with the reason instead of an exception.
     template <class Until = no_patience>
+    requires std::same_as<Until, no_patience> || detail::is_patience<Until>
     [[nodiscard]] result<tenant> try_admit(tenant_spec spec, const Until& until = {}) try {
         return admit(std::move(spec), until);
     } catch (const operation_error& e) {
         return e.figures();
     }
     /// The old name of admit() with a patience. It goes with 0.3.
-    [[deprecated("use admit with a deadline")]] [[nodiscard]] tenant admit_until(const tenant_spec& spec,
+    [[deprecated("use admit with a patience")]] [[nodiscard]] tenant admit_until(const tenant_spec& spec,
                                                                                  const auto& until) {
         return admit(spec, until);
     }

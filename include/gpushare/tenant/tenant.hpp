@@ -347,8 +347,10 @@ public:
         return declare<true>(size, part, [&](quota& from) { return gpushare::try_charge(from, size, until); });
     }
     /// The old name of declare_workspace() with a patience. It goes with 0.3.
-    [[deprecated("use declare_workspace with a deadline")]] [[nodiscard]] workspace declare_workspace_until(
-        const auto&... args) {
+    template <class... Args>
+    requires(detail::is_patience<Args> || ...)
+        [[deprecated("use declare_workspace with a patience")]] [[nodiscard]] workspace
+        declare_workspace_until(const Args&... args) {
         return declare_workspace(args...);
     }
     /// The same as declare_workspace, for memory that the device doesn't account for, such as the
@@ -501,7 +503,7 @@ public:
         return e.figures();
     }
     /// The old name of resize() with a patience. It goes with 0.3.
-    [[deprecated("use resize with a deadline")]] void resize_until(const tenant_change& change, const auto& until) {
+    [[deprecated("use resize with a patience")]] void resize_until(const tenant_change& change, const auto& until) {
         resize(change, until);
     }
 

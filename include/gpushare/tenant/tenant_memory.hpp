@@ -142,12 +142,16 @@ public:
         return try_allocate(static_cast<std::size_t>(size.count()), alignment, until, why, label);
     }
     /// The old name of allocate() with a patience. It goes with 0.3.
-    [[deprecated("use allocate with a deadline")]] [[nodiscard]] void* allocate_until(const auto&... args) {
+    template <class... Args>
+    requires(detail::is_patience<Args> || ...)
+        [[deprecated("use allocate with a patience")]] [[nodiscard]] void* allocate_until(const Args&... args) {
         return allocate(args...);
     }
     /// The old name of try_allocate() with a patience. It goes with 0.3.
-    [[deprecated("use try_allocate with a deadline")]] [[nodiscard]] void* try_allocate_until(
-        const auto&... args) noexcept {
+    template <class... Args>
+    requires(detail::is_patience<Args> || ...)
+        [[deprecated("use try_allocate with a patience")]] [[nodiscard]] void* try_allocate_until(
+            const Args&... args) noexcept {
         return try_allocate(args...);
     }
 

@@ -268,7 +268,9 @@ private:
         double width = 0;         // the largest width on it; a guessed width counts as 0
         ns length{};              // the predicted time of all its work
         ns in_the_way{};          // the longest time of its work that doesn't yield
-        bool has_long = false;    // whether any of its work isn't short
+        // Whether any of its work is predicted to be long, and whether any was declared or lately
+        // seen to be.
+        bool has_long = false, may_be_long = false;
     };
     // The index of the stream; the number of streams if it isn't among them.
     [[nodiscard]] std::size_t find_stream(std::uint64_t name, std::uint32_t level) const noexcept;
@@ -431,6 +433,7 @@ GPUSHARE_INLINE bool in_flight_budget::enter(const admission& a) noexcept {
     l.length = saturating_add(l.length, counted(a));
     l.in_the_way = saturating_add(l.in_the_way, in_the_way);
     l.has_long = l.has_long || is_long(a);
+    l.may_be_long = l.has_long || l.may_be_long || a.longest > soon(a.level_index);
     note_if_on_kept(a);
     return alone;
 }
@@ -597,7 +600,7 @@ GPUSHARE_INLINE auto in_flight_budget::still_kept(const admission& a) const noex
 GPUSHARE_INLINE bool in_flight_budget::is_free(const level_state& level) const noexcept {
     double below = 0;
     for (const auto& l : streams_)
-        if (levels_[l.level].level < level.level && l.length > soon(l.level) && l.has_long)
+        if (levels_[l.level].level < level.level && l.length > soon(l.level) && l.may_be_long)
             below += l.width > 0 ? l.width : 1;
     return below <= 1 - level.keeps + uncertain;
 }

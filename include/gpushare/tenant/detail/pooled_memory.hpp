@@ -280,6 +280,9 @@ private:
         quota_claim claim(*quota_, resource_.charged(static_cast<std::size_t>(whole_granules(size)),
                                                      std::max(alignment, pool_granule)));
         here.with(claim);
+        // Otherwise the pool would ask without its place, and the grant would never be used.
+        static_assert(
+            requires(claiming_resource & r, failure * w, asker by) { r.try_allocate(size, alignment, w, by); });
         return cache_.try_allocate(size, alignment, until, &why, label, {&here});
     }
 
