@@ -35,7 +35,6 @@
 #include <thread>
 
 #include <gpushare/closing.hpp>
-#include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/detail/quota_cell.hpp>
