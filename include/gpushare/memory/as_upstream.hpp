@@ -38,6 +38,10 @@ namespace detail {
 struct asker {
     void* who = nullptr;
 };
+/// A resource that tells requests apart. A concept of its own because nvcc's front end rejects the
+/// same requirement when a static_assert states it in place.
+template <class R>
+concept tells_askers = requires(R& r, std::size_t n, failure* why, asker by) { r.try_allocate(n, n, why, by); };
 }  // namespace detail
 
 /// Why there was no memory, as far as it is known.
@@ -135,7 +139,7 @@ public:
     /// As try_allocate(), with the reason in `r`. `r.final` is true if the resource is closed.
     [[nodiscard]] void* ask(std::size_t size, std::size_t alignment, upstream_refusal& r) const noexcept {
         void* p = nullptr;
-        if constexpr (requires { resource_->try_allocate(size, alignment, &r.why, r.by); })
+        if constexpr (detail::tells_askers<R>)
             p = resource_->try_allocate(size, alignment, &r.why, r.by);
         else
             p = resource_->try_allocate(size, alignment, &r.why);

@@ -281,8 +281,7 @@ private:
                                                      std::max(alignment, pool_granule)));
         here.with(claim);
         // Otherwise the pool would ask without its place, and the grant would never be used.
-        static_assert(
-            requires(claiming_resource & r, failure * w, asker by) { r.try_allocate(size, alignment, w, by); });
+        static_assert(tells_askers<claiming_resource>);
         return cache_.try_allocate(size, alignment, until, &why, label, {&here});
     }
 
