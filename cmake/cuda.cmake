@@ -30,11 +30,12 @@ set(cuda_includes -I${PROJECT_SOURCE_DIR}/include -I${PROJECT_SOURCE_DIR}/tests)
 #   NAME_ptx_90    the one for sm_90, which the executor runs
 # FRONTS are the architectures that PTX is generated for; by default those of cuda_fronts, or ARCHITECTURES where that is given.
 # The object has the PTX of the last one, too. With PTX_ONLY nothing is assembled, for programs that only the executor runs.
-# FOR_A_DEVICE: the object's other architectures are of use on a device alone. They are left out without GPUSHARE_CUDA_FOR_A_DEVICE.
+# FOR_A_DEVICE: machine code is of use on a device alone. Without GPUSHARE_CUDA_FOR_A_DEVICE the object has PTX for sm_90 only.
 function(gpushare_compile_cuda name source)
     cmake_parse_arguments(PARSE_ARGV 2 arg "PTX_ONLY;FOR_A_DEVICE" "" "ARCHITECTURES;FRONTS;FLAGS")
     if(arg_FOR_A_DEVICE AND NOT GPUSHARE_CUDA_FOR_A_DEVICE)
         set(arg_ARCHITECTURES 90)
+        set(arg_PTX_ONLY TRUE)
     endif()
     if(NOT arg_FRONTS)
         set(arg_FRONTS ${cuda_fronts})
