@@ -41,7 +41,9 @@ struct asker {
 /// A resource that tells requests apart. A concept of its own because nvcc's front end rejects the
 /// same requirement when a static_assert states it in place.
 template <class R>
-concept tells_askers = requires(R& r, std::size_t n, failure* why, asker by) { r.try_allocate(n, n, why, by); };
+concept tells_askers = requires(R& r, std::size_t n, failure* why, asker by) {
+    r.try_allocate(n, n, why, by);
+};
 }  // namespace detail
 
 /// Why there was no memory, as far as it is known.
