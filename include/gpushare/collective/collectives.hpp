@@ -4,8 +4,8 @@
 //
 // All-reduce: every rank gets the combination of all ranks' elements. Each element's values are
 // always combined in the order of the ranks: floats in float or wider, integers in integers. So the
-// bits are the same on every rank, at every run and by every algorithm. Arrays may have any length
-// and any alignment that T allows, and a group may have any number of ranks from 1.
+// bits are the same on every rank, in every run and with every algorithm. Arrays may have any
+// length and any alignment that T allows, and a group may have any number of ranks from 1.
 //
 //   const std::span<float> gradient(array);
 //   gpushare::all_reduce(me, gradient, std::span(out));  // a sum, out of place

@@ -99,7 +99,7 @@ public:
         }
     }
     /// The packed fault with which close() has asked the devices to end; 0 if close() wasn't
-    /// called.
+    /// called, and always 0 for ranks that are threads.
     [[nodiscard]] std::uint64_t asked() const noexcept {
         return view_->reports == nullptr ? 0 : detail::atomic_ref{view_->reports[0].request}.load_acquire();
     }

@@ -533,7 +533,8 @@ struct cut_to_127 {
     }
 };
 
-/// Floats are cut when they are stored.
+/// Clamps values of int8_t to 127 either way. fp8 values pass unchanged, since storing them clamps
+/// them.
 template <class Q, std::uint32_t N, std::uint32_t W>
 [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD floats<N, W> cut(const floats<N, W>& x) noexcept {
     if constexpr (std::same_as<Q, std::int8_t>)
@@ -870,9 +871,9 @@ GPUSHARE_HD bool apply_elements(Context& ctx, const epilogue<Stages...>& mine, c
 }
 
 /// `count` elements in rows of `width`, and the stages that run on each element. A chain is a value
-/// that points to its arrays, and the kernel that runs the stages: its blocks have equal parts. The
-/// bits are the same for any number of blocks and threads. Nothing is written if a stage stores
-/// pairs of 4 bits and the width or the count is odd.
+/// that points to its arrays. It is also the kernel that runs the stages; each block takes an equal
+/// part. The bits are the same for any number of blocks and threads. Nothing is written if a stage
+/// stores pairs of 4 bits and the width or the count is odd.
 template <movable_number T, class... Stages>
 struct element_chain {
     const T* in = nullptr;       ///< the elements
@@ -893,7 +894,7 @@ struct element_chain {
     GPUSHARE_EXEC_CHECK_DISABLE
     template <kernel_context Context>
     GPUSHARE_HD void operator()(Context& ctx) const noexcept {
-        // elements: a part begins at a cache line if the array does
+        // 64 elements are one or more cache lines, so a part begins at a line if the array does.
         constexpr std::size_t line = 64;
         const std::size_t lines = (count + line - 1) / line, blocks = ctx.num_blocks();
         const std::size_t each = (lines + blocks - 1) / blocks * line;

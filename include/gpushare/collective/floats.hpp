@@ -508,7 +508,7 @@ requires detail::is_floats<V>
 #endif
     }
 }
-/// load_floats for a number of floats in place of their type.
+/// load_floats by the number of floats, instead of their type.
 template <std::uint32_t N, movable_number T>
 [[nodiscard]] GPUSHARE_HD floats<N> load_floats(const T* from) noexcept {
     return load_floats<floats<N>>(from);
@@ -546,7 +546,7 @@ requires detail::is_floats<V>
         return load_floats<V>(from);
     return detail::load_some<V>(from, n);
 }
-/// load_floats() of the first `n` elements for a number of floats in place of their type.
+/// load_floats() of the first `n` elements, by the number of floats instead of their type.
 template <std::uint32_t N, movable_number T>
 [[nodiscard]] GPUSHARE_HD floats<N> load_floats(const T* from, std::uint32_t n) noexcept {
     return load_floats<floats<N>>(from, n);

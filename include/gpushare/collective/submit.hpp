@@ -43,8 +43,8 @@
 //    is ins[root].
 //
 // Elements are combined in the order of ranks, so the results have the same bits as those of rank
-// threads (collectives.hpp). Every collective but an all-reduce needs devices that reach each
-// other's memory; without such access the call returns errc::not_supported.
+// threads (collectives.hpp). Every collective of this list needs devices that reach each other's
+// memory; without such access the call returns errc::not_supported.
 //
 // **Unequal parts**: submit_all_gatherv, submit_reduce_scatterv and submit_all_to_allv. Each rank
 // reads the lengths from its own memory when its kernel runs, so the lengths must not change until
@@ -110,8 +110,8 @@ inline namespace GPUSHARE_ABI {
 ///  - on_devices: each workspace is on its rank's device. All devices must reach each other's
 ///    memory.
 ///  - on_host: the workspaces are in the host's memory, for devices that don't reach each other's
-///    memory. Only all_reduce and barrier work. Collectives that read the other ranks' buffers fail
-///    with errc::not_supported.
+///    memory. Only all_reduce, the quantised all-reduce and barrier work. Collectives that read the
+///    other ranks' buffers, fused all-reduces among them, fail with errc::not_supported.
 enum class workspaces : std::uint8_t {
     on_devices,  ///< each on its rank's device
     on_host,     ///< in memory of the host

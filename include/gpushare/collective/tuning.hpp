@@ -36,7 +36,7 @@ inline namespace GPUSHARE_ABI {
 /// The algorithms of an all-reduce, with their waits and their traffic for S bytes of each rank and
 /// R ranks:
 ///  - one_shot: each rank leaves its data in its slot, and each rank combines all data itself. One
-///    wait, (R+2)RS bytes.
+///    wait, (R+3)RS bytes.
 ///  - two_shot: each rank combines a part straight from all inputs and writes it to all outputs.
 ///    Two waits, 2RS bytes.
 ///  - ring: parts go from rank to rank in chunks, and each rank talks to its neighbours only.

@@ -276,8 +276,8 @@ private:
 /// steps (error feedback). The link chooses and adds elements as all_reduce_top_k (wire.hpp) does.
 /// Each step must have the constructor's number of elements, in the same sequence of calls. A call
 /// (with two levels, a chunk) of n elements sends n * `part` of them, at least one. `net` must
-/// outlive the link. Use fp8_link for horovod.hpp, which fuses arrays as they come, so its calls
-/// may differ from step to step.
+/// outlive the link. Use fp8_link below a process_set (horovod.hpp): a set fuses arrays in the
+/// order in which they come, so its calls may differ from step to step.
 ///
 /// If a call's sum isn't finite, all processes owe for the call what they owed before. The same
 /// holds for a process whose call fails or throws. skip() takes the rest of the step back.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Collectives over a node's devices by NCCL, with the same calls as the functions of
-// collective/submit.hpp. Use NCCL for links that it uses better. Link with -lnccl.
+// collective/submit.hpp. Use NCCL for links on which NCCL is faster. Link with -lnccl.
 //
 //   gpushare::nccl_communicator group{node, devices};
 //   auto code = gpushare::submit_all_reduce<float>(node.gangs(), devices, std::span(streams), group, ins, outs, n);
@@ -314,7 +314,8 @@ enum class nccl_calls : std::uint8_t {
 class nccl_transport {
 public:
     static constexpr bool rank_ordered = false;  ///< see the top of this header
-    /// False even for managed memory, because a pointer's type doesn't tell.
+    /// False even for managed memory, because a pointer's type doesn't tell which memory it points
+    /// to.
     static constexpr bool in_host_memory = false;
 
     /// `calls` must be the same on all ranks. Throws operation_error: the error of NCCL or of CUDA.

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lets ranks agree on which gradients to combine next, although each rank computes the gradients in
-// an order of its own. On line, all ranks combine bit vectors by AND now and then. Off line, they
+// an order of its own. Online, all ranks combine bit vectors by AND now and then. Offline, they
 // record the order of the first steps, agree on one order, and send nothing afterwards.
 //
-//   gpushare::ready_bits mine(gradients);                      // on line
+//   gpushare::ready_bits mine(gradients);                      // online
 //   mine.mark(g);                                              // as gradient g becomes ready
 //   auto fault = gpushare::negotiate(net, mine, next, why);    // appends to `next`
 //
-//   gpushare::recorded_order order(gradients);                 // off line
+//   gpushare::recorded_order order(gradients);                 // offline
 //   order.mark(g);  order.end_step();
 //   if (order.ready_to_agree()) fault = gpushare::agree(net, order);
 //

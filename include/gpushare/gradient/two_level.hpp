@@ -885,7 +885,8 @@ private:
 
     /// Compares the calls of all processes.
     [[nodiscard]] collective_fault agree(std::uint64_t word, instant deadline) {
-        // Neither is on the stack: after a fault the transport may still touch both.
+        // `words` and `own` aren't on the stack, because after a fault the transport may still
+        // touch them.
         const std::span<std::uint64_t> words(words_.get(), outer_.size());
         std::uint64_t& own = words_[outer_.size()] = word;
         if (const auto f = outer_.all_gather(std::span<const std::uint64_t>(&own, 1), words, deadline))
@@ -925,7 +926,7 @@ private:
         f.rank = detail::named_rank(ranks_, f.rank);
         return fault_ = f;
     }
-    /// A fault of another process, while the devices here are at work: their work ends.
+    /// Takes over a fault of another process, and ends the work of the devices here.
     [[nodiscard]] collective_fault others_failed(collective_fault f) {
         members_[0].close({f.code, what, 0, 0});
         f.buffers_in_use = detail::gives_up(outer_);

@@ -18,7 +18,7 @@
 //   gpushare::graph::engine_set<gpushare::host::stream> engines;
 //   engines.add("onnxruntime", onnxruntime);    engines.add("openvino", openvino);
 //   gpushare::graph::piece_chooser choice(chat, model, engines, table);
-//   choice.run_nodes(inputs);  // by the first engine, which says what is right
+//   choice.run_nodes(inputs);  // on the first engine, whose results are the reference
 //   gpushare::graph::split_planner cuts(choice.graph(), choice.nodes(), {.limit = 5ms});
 //   refine(cuts, [&](auto nodes) { return choice.measure(nodes); });
 //   const auto plan = choice.chosen(cuts.plan());                 // with the engine of each piece
@@ -482,8 +482,8 @@ public:
     /// found them. A choice that came from the table adds no engines.
     [[nodiscard]] std::span<const left_out_engine> left_out() const noexcept { return left_out_; }
 
-    /// How outputs of the model for the inputs of run_nodes() differ from the outputs of the uncut
-    /// model on the first engine. The result is a message, empty if the outputs agree within the
+    /// Compares outputs of the model, for the inputs of run_nodes(), with the outputs of the uncut
+    /// model on the first engine. Returns a message, empty if the outputs agree within the
     /// tolerance. Call this for a run of the whole plan, since the errors of pieces add up. Throws
     /// the error of a failed submission.
     [[nodiscard]] std::string difference(std::span<const tensor> outputs) {

@@ -31,7 +31,7 @@
 //   gpushare::graph::tensor picture{gpushare::graph::element::f32, {1, 3, 640, 640}, pixels, pixels_size};
 //   // charged to the tenant
 //   gpushare::graph::tensor_blocks blocks(chat.memory(), g.values.size());
-//   // wherever there is room, of any size
+//   // an output of unknown size, which gets memory from `blocks`
 //   gpushare::graph::tensor map{.room = &blocks, .number = 7};
 #pragma once
 

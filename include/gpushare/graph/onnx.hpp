@@ -3,7 +3,7 @@
 // (Debian: libonnx-dev) and the CMake target gpushare::graph.
 //
 //   const auto model = gpushare::graph::onnx_model::load("detector.onnx", {.sizes = {{"batch", 1}}});
-//   // a plain value: where to cut is decided on it
+//   // a plain value, from which a planner decides where to cut
 //   const gpushare::graph::model_graph& g = model.graph();
 //   const std::string piece = model.extract({0, 20});  // nodes 0 to 19, as a model of their own
 //

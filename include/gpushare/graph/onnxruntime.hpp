@@ -13,7 +13,7 @@
 //   const auto fused = gpushare::graph::optimised(library, model.whole());
 //   const auto cut = onnx_model::parse(
 //       fused, {.other_domains = onnxruntime_domains(), .like = &model.graph(), .own_names = true});
-//   // all is done already
+//   // the model is optimised already
 //   gpushare::graph::onnxruntime_engine pieces(library, {.optimisation = 0});
 //
 // This header needs no header of ONNX Runtime, because in the C interface each function keeps its

@@ -40,7 +40,7 @@ namespace graph {
 /// The order in which the nodes run. Fewer values are alive at a cut if branches run one after the
 /// other than if they alternate.
 enum class split_order : std::uint8_t {
-    best,         ///< the other order whose plan costs least
+    best,         ///< of the orders below, the one whose plan costs least
     given,        ///< the graph's order
     depth_first,  ///< each node directly before the node that needs it
     narrow,       ///< the next node is the one that leaves the fewest bytes alive

@@ -160,9 +160,9 @@ cub_packing(MemoryOf) -> cub_packing<MemoryOf>;
 
 /// Enqueues on `on`: adds `gradient` to `owed`, both of `n` floats, and moves the `k` sums of the
 /// largest magnitude to `values`, and their places to `indices`, the largest first. Among equal
-/// magnitudes, the first places are chosen. k is at most n. `from` must free in the order of that
-/// stream. It provides 16 bytes for each element, and CUB's own scratch. Throws the errors of
-/// `from`.
+/// magnitudes, the first places are chosen. A larger `k` counts as `n`. `from` must free in the
+/// order of that stream. It provides 16 bytes for each element, and CUB's own scratch. Throws the
+/// errors of `from`.
 template <memory_resource Resource, timeline Stream>
 [[nodiscard]] cudaError_t select_top_k(Resource& from, Stream& on, const float* gradient, float* owed, std::uint32_t n,
                                        std::uint32_t k, std::uint32_t* indices, float* values) {

@@ -4,7 +4,7 @@
 // the block once that work is done.
 //
 //   gpushare::stream_resource ordered{chat.memory(), stream};
-//   // at once
+//   // the free doesn't wait for the kernel
 //   void* p = ordered.allocate(1_MiB);     stream.launch(shape, kernel);     ordered.deallocate(p, 1_MiB);
 //
 // Vendors' libraries that need scratch memory from their caller (cuBLAS, cuBLASLt, cuDNN, cuFFT,

@@ -262,7 +262,7 @@ public:
 
     /// The number of waiting requests.
     [[nodiscard]] std::size_t waiting() const noexcept { return waiting_.size(); }
-    /// When advance() has something to do even if nothing is released.
+    /// The time at which advance() has something to do even if nothing is released before.
     [[nodiscard]] instant next_deadline() const noexcept {
         instant first = never;
         for (const auto& e : waiting_) first = std::min(first, e.request.deadline);

@@ -5,10 +5,9 @@
 //
 // Moves make room for one request, or let more requests fit in general.
 //
-//   // at most 100 moves, each of which lowers what nodes
+//   // at most 100 moves; each lowers the policy's cost by more than 5 (with value_descent, permille
+//   // of a device's time)
 //   auto plan = gpushare::consolidate(indexed, placed, 100, 5.0);
-//                                                                    // lose by more than 5: by value_descent, in permille
-//                                                                    // of a device's time
 //   for (const auto& m : plan.moves) ...                             // tell the tenants
 //   gpushare::apply(indexed, plan);       // whole or not at all; indexed: an indexed_cluster
 //
@@ -497,7 +496,7 @@ public:
 
     /// The plan from which the preemption was made.
     [[nodiscard]] const preemption_plan& plan() const noexcept { return plan_; }
-    /// When the notice ends.
+    /// The time at which the notice ends.
     [[nodiscard]] instant until() const noexcept { return until_; }
     /// The victims that are still there. Evict them only once ready() is true.
     [[nodiscard]] std::span<const std::size_t> remaining() const noexcept { return remaining_; }

@@ -4,7 +4,7 @@
 // has their other input, a node with its free capacity. Plain values: a placement can be inspected,
 // stored or sent before `cluster::apply` takes its capacity.
 //
-//   // 47 % of its time
+//   // 47 % of one device's time
 //   gpushare::placement_request r{.cpu_milli = 4000, .memory = 16_GiB, .devices = 1, .each = 47_pct};
 //   if (auto p = gpushare::choose(policy, cluster, r)) cluster.apply(*p);
 //   else puts(gpushare::describe(cluster.why_not(r)).c_str());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The library's own placement policy. Each node has a value: what the node can still earn from
-// expected requests. The policy places a request on the node whose value falls least.
+// The library's own placement policy. Each node has a value: the amount that the node can still
+// earn from expected requests. The policy places a request on the node whose value falls least.
 //
 //   gpushare::value_descent policy(cluster, gpushare::workload(history));
 //   if (auto p = gpushare::choose(policy, cluster, request)) cluster.apply(*p);

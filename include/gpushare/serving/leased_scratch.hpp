@@ -3,7 +3,7 @@
 // engine has the block while it holds a permit. So ten engines with compute buffers of 64 MiB each
 // need 64 MiB in all, instead of 640 MiB.
 //
-//   // as large as the largest that was asked for
+//   // one block, as large as the largest lease so far
 //   gpushare::leased_scratch<memory, gpushare::host::stream> scratch{chat.memory(), 256_MiB};
 //   chat.submit([&](auto& to) {
 //       auto room = scratch.lease(64_MiB, to);  // until the end of the callable ...

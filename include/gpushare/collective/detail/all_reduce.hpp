@@ -13,8 +13,8 @@
 //  - Sums in the switch (NVLink SHARP, multimem) leave the order of the ranks to the switch, so
 //    results change from run to run.
 //  - Fused kernels could know R when they are compiled, but then each pipeline would be compiled
-//    four times. They have the addresses of up to eight inputs in registers and four loads under
-//    way; eight loads would take 20 registers more.
+//    four times. They keep the addresses of up to eight inputs in registers, and four loads under
+//    way; eight loads would take 20 more registers.
 //  - Kernels for a known R of 3, 5 to 7 and 16 would need another loop in each kernel for each
 //    number, and machines have 2, 4 or 8 devices.
 #pragma once

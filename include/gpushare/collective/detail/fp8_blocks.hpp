@@ -29,8 +29,8 @@ namespace detail {
 using coded_floats = floats<16>;
 
 /// The byte of a block's scale, 1 to 247, where `largest` is the largest finite magnitude in the
-/// block. 448 is 1.75 * 2^8. The function adds a word of ones below the fraction of 1.75, which
-/// carries into the exponent exactly for larger fractions.
+/// block. 448 is 1.75 * 2^8. The function adds ones in all bits below the fraction of 1.75. The sum
+/// carries into the exponent if and only if the fraction is larger than that of 1.75.
 [[nodiscard]] GPUSHARE_HD inline std::uint8_t scale_byte(float largest) noexcept {
     const std::uint32_t exponent = (__builtin_bit_cast(std::uint32_t, largest) + 0x1f'ffff) >> 23;
     return static_cast<std::uint8_t>(exponent > 9 ? exponent - 8 : 1);

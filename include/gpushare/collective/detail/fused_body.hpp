@@ -48,9 +48,9 @@ struct combined_rows {
     }
 };
 
-/// inputs for a thread of a device. The thread has the addresses of up to eight ranks in registers,
-/// and loads from all of them before it combines any elements, because each load from another
-/// device takes a microsecond.
+/// combined_rows for a thread of a device. The thread keeps the addresses of up to eight ranks in
+/// registers, and loads from all of them before it combines any elements, because each load from
+/// another device takes a microsecond.
 template <class T, class Op>
 class held_rows {
 public:

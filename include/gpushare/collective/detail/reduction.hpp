@@ -159,8 +159,8 @@ GPUSHARE_HD void combine_held(const Op& op, const held_arrays<const T, R>& in, s
 }
 
 /// Like reduce_known, but for a device's block and R ranks whose arrays all begin at multiples of
-/// 16. The addresses are in registers, and no load waits for another load. Returns the number of
-/// elements that are left: less than 16 bytes of them, or all of them if an array isn't aligned.
+/// 16. The addresses are in registers, and no load waits for another load. Returns the elements
+/// that are left: less than 16 bytes of them, or all of them if an array isn't aligned.
 GPUSHARE_EXEC_CHECK_DISABLE
 template <class T, std::uint32_t R, class Context, class Op, class From, class To>
 [[nodiscard]] GPUSHARE_HD element_range reduce_held(Context& ctx, const Op& op, element_range range, const From& from,

@@ -272,9 +272,10 @@ public:
         return fault_;
     }
 
-    /// Leaves without waiting, for collectives in which ranks touch only another rank's slot, and
-    /// no other rank's buffers. There is no barrier. After `finish`, all threads are done with
-    /// other ranks' buffers; and slots stay as they are once a rank has given up.
+    /// Leaves without waiting, for collectives in which ranks read other ranks' slots but touch no
+    /// other rank's buffers. No barrier is needed: before `finish` calls leave(), all threads of
+    /// the block are done with other ranks' buffers, and slots stay as they are once a rank has
+    /// given up.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD collective_fault leave() noexcept {
         if (ctx_.thread_rank() == 0) {

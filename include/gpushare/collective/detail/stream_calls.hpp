@@ -23,9 +23,10 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-///   fits(ranks)     whether it says what each of so many ranks does, and makes sense
-///   bytes(ranks)    of a rank's larger array: for the tuning table
-///   body(r, plan)   what rank r runs
+/// A collective call of all ranks:
+///   fits(ranks)     whether the arguments are valid for this many ranks
+///   bytes(ranks)    the size of a rank's larger array, by which the tuning table chooses
+///   body(r, plan)   the body that rank r runs
 template <class Call>
 concept stream_call = requires(const Call& call, std::uint32_t ranks, std::size_t r, const all_reduce_plan& plan) {
     { call.fits(ranks) } -> std::same_as<bool>;

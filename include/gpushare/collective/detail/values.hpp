@@ -70,7 +70,7 @@ struct number_values {
             }
         }
     }
-    /// Loads the values by a single access, as a device does.
+    /// Converts elements that a single access has loaded, as on a device.
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class T>
     requires(packed<T>::width == N) [[nodiscard]] GPUSHARE_HD static number_values of(const packed<T>& p) noexcept {
@@ -105,7 +105,7 @@ struct number_values {
     }
 };
 
-/// lanes for floats, in vectors.
+/// number_values for floats, in vectors.
 template <std::uint32_t N>
 struct float_values {
     static constexpr std::uint32_t width = N;

@@ -77,7 +77,7 @@ struct alignas(interference_bytes) peer_signal {
 };
 
 /// The host's view of a rank whose workspace the host can't read, and the host's request. The
-/// report lies in memory that both reach.
+/// report lies in memory that the host and the rank both reach.
 struct alignas(interference_bytes) host_report {
     std::uint64_t verdict;  // a packed fault, written by the rank before it returns the fault
     // the rank's first block writes its epoch here, with the kind and stage in the lower bits

@@ -124,8 +124,8 @@ public:
     /// How a tag is made from a transfer's number, the call's signature and the phase.
     struct numbering {
         std::uint32_t numbers = 0, kinds = 1;
-        /// For tags up to `last_tag`. There are as many kinds of calls as leave a quarter of a
-        /// million numbers, one for each chunk under way, but at most 4096 kinds.
+        /// For tags up to `last_tag`. Takes the most kinds of calls, up to 4096, that leave 2^18
+        /// numbers, one for each chunk under way.
         explicit numbering(int last_tag = first_tag) noexcept {
             const auto all = static_cast<std::uint32_t>(last_tag - first_tag) / 2;
             while (kinds < 4096 && all / (kinds * 2) >= 1U << 18) kinds *= 2;

@@ -62,7 +62,7 @@ template <class T, class Op>
 /// larger than the largest input.
 struct part_of_average {
     float of_ranks;  ///< the number of ranks in all processes
-    /// the share of one rank of T's largest number, less a rounding
+    /// T's largest number divided by the number of ranks, less a rounding
     float near_largest = __builtin_huge_valf();
     float rounded_down = 1;  ///< the factor for larger parts
     static constexpr std::uint32_t id = 0x7001;

@@ -2,7 +2,7 @@
 // Torch's allocator for CUDA with tenants in front of it. Allocations that torch_blocks assigns to
 // a tenant come from that tenant's memory. All other allocations come from the previous allocator.
 //
-//   detail::torch_allocator::install();       // as often as one likes
+//   detail::torch_allocator::install();       // may be called again
 //
 // Torch's own mechanism, a MemPool with a filter (beginAllocateToPool), doesn't work for tenants.
 // While any filter is in force on a device, torch doesn't reclaim blocks that several streams used,

@@ -2,7 +2,7 @@
 // Torch's allocator for the host with tenants in front of it. A thread in a scope allocates from
 // the tenant's memory; other threads allocate from the previous allocator.
 //
-//   detail::torch_cpu_allocator::install();       // as often as one likes
+//   detail::torch_cpu_allocator::install();       // may be called again
 #pragma once
 
 #include <c10/core/Allocator.h>

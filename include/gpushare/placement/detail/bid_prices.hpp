@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bid prices: what each kind of request costs a cluster, in permille of device time, with all its
-// scarce resources counted. For example, a request for half a device and half the node's cores
-// costs more than a request for half a device.
+// Bid prices: the cost of each kind of request to a cluster, in permille of device time. The cost
+// counts all scarce resources that the request takes. For example, a request for half a device and
+// half the node's cores costs more than a request for half a device.
 //
 //   // one per kind
 //   const auto price = gpushare::detail::bid_prices(cluster, gpushare::workload(history));

@@ -3,15 +3,17 @@
 // takes some of that capacity away.
 //
 //   const detail::competition waits(cluster, request.members, request.on);
-//   if (waits.harmed_by(p)) ...                  // p delays it: on a node where it could go, p takes what it then lacks
-//   cluster left = cluster;   waits.keep(left);  // what others may have without delaying it
+//   // p delays the request: where the request could go, p takes capacity that it then lacks
+//   if (waits.harmed_by(p)) ...
+//   // the capacity that others may have without delaying the request
+//   cluster left = cluster;   waits.keep(left);
 //
 // A placement harms a waiting request only if it takes a resource that is short for that request.
 // If enough of each resource, and enough free devices, are left beside the placement, it doesn't
 // harm the request. Of a gang, only those members count that could be on the placement's node at
-// once if the node were empty. Consider members that share no node with the gang's other members:
-// if they all fit now beside the placement, they wait for nothing there, and leave that capacity to
-// other requests.
+// once if the node were empty. Some members share no node with the gang's other members. If all of
+// them fit now beside the placement, they wait for nothing there, and leave that capacity to other
+// requests.
 #pragma once
 
 #include <algorithm>

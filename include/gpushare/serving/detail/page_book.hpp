@@ -63,8 +63,8 @@ public:
         out_count_ += static_cast<std::uint32_t>(n);
         return true;
     }
-    /// Says that no work uses the page any more, although it can't be taken yet. Returns false, and
-    /// does nothing, if the page isn't out.
+    /// Says that the page was freed. The page can't be taken yet, because enqueued work may still
+    /// use it: see put(). Returns false, and does nothing, if the page isn't out.
     bool leave(std::uint32_t page) noexcept {
         if (!is_out(page)) return false;
         clear(out_, page);
@@ -76,14 +76,14 @@ public:
         set(out_, page);
         ++out_count_;
     }
-    /// Makes a page that was left available again.
+    /// Makes a page available again after leave(), once no work uses the page any more.
     void put(std::uint32_t page) noexcept {
         --slabs_[page / per_slab_].busy;
         offer(page);
     }
 
     /// The lowest missing slabs that are enough for `more` pages. They count as arriving from now
-    /// on. If there aren't enough slabs, returns fewer and doesn't change the book.
+    /// on. If there aren't enough slabs, returns none and doesn't change the book.
     [[nodiscard]] std::vector<std::uint32_t> plan(std::uint32_t more) {
         const auto wanted = (std::uint64_t{more} + per_slab_ - 1) / per_slab_;
         std::vector<std::uint32_t> chosen;
@@ -121,7 +121,7 @@ public:
         come(s);
         --leaving_;
     }
-    /// The number of slabs.
+    /// The number of slabs that are leaving.
     [[nodiscard]] std::uint32_t leaving() const noexcept { return leaving_; }
     [[nodiscard]] std::uint32_t slabs() const noexcept { return static_cast<std::uint32_t>(slabs_.size()); }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls of a page store that are bringing memory at the moment. Other calls may wait for their
-// pages, and they may get pages that other calls freed. Guarded by the store's lock.
+// The calls of a page store that are bringing memory at the moment. Further calls may wait for the
+// pages that these calls bring, and these calls may instead take pages that were freed. Guarded by
+// the store's lock.
+//
 //   page_growers now;
 //   page_grower here{deadline, wants};
 //   now.add(here); ... now.remove(here);

@@ -2,8 +2,8 @@
 // Says which pages of an iteration_batch are free, in use, or kept as unused prefixes. A value.
 //
 //   shared_pages pages(16);  pages.add(0);
-//   const auto p = pages.acquire();         // a free one, or the prefix unused for longest goes
-//   pages.publish(p, parent, tokens);       // it is full: others find it, and share it
+//   const auto p = pages.acquire();         // a free page, or the prefix unused for longest
+//   pages.publish(p, parent, tokens);       // p is full: other texts can find and share it
 //   if (auto q = pages.find(parent, tokens); q != shared_pages::none) pages.use(q);
 //   pages.drop(p);
 //

@@ -76,8 +76,8 @@ struct text_flow {
     std::size_t texts = 0;  // texts that haven't ended
     waiting_texts waiting{};
     // The state of the step that is being planned:
-    std::vector<text_record*> turn{};  // the flow's running texts, those that decode first
-    std::size_t next = 0;              // the index of the next of them
+    std::vector<text_record*> turn{};  // the flow's running texts; texts that decode come first
+    std::size_t next = 0;              // the index of the next text in `turn`
     bool may_begin = true;             // whether the next waiting text may begin
     // whether other flows held this flow back, so that it could have used more tokens
     bool held_back = false;

@@ -476,7 +476,7 @@ struct line_type<T, Op, 32> {
 template <class T, class Op, std::size_t Bytes>
 using line_of = typename line_type<T, Op, Bytes>::type;
 
-/// Checks each result while it is in registers, or does nothing.
+/// A look sees each result while it is in registers. This look checks nothing.
 struct no_look {
     template <class Line>
     [[gnu::always_inline]] void at(const Line&) noexcept {}

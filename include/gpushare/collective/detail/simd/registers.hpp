@@ -64,7 +64,7 @@ enum class vector_width : std::uint8_t { narrow, avx2, avx512 };
 /// only with f16c, because the code for both uses f16c to convert 16-bit floats, and a virtual
 /// machine may hide f16c.
 [[nodiscard]] inline vector_width widest_vectors() noexcept {
-    static const bool halves = [] {  // clang has no name for it
+    static const bool halves = [] {  // clang has no name for f16c
         unsigned a = 0, b = 0, c = 0, d = 0;
         return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
     }();
