@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// Puts a tenancy's tenants where a plan says. A placement policy chooses the devices. A tenant
-// without room waits. Capacity can be reserved for a future time. A live tenant that is in the way
-// is moved, and a tenant of a lower level gets notice to go. Each plan is a value; the tenancy
-// carries it out.
+// Plans where the tenants of a tenancy go. A placement policy chooses their devices, and a tenant
+// for which there is no room waits. The planner can also reserve capacity for a future time, move
+// live tenants that are in the way, and give tenants of lower levels notice to go. Each plan is a
+// value; the tenancy carries it out.
 //
 //   gpushare::tenant_planner plan{shared, gpushare::value_descent(gpushare::as_cluster(shared), usual)};
-//   // a.who is its handle, if it doesn't wait
+//   // a.who is the tenant's handle, unless the tenant waits
 //   auto a = plan.arrive({.name = "chat", .memory = 24_GiB, .compute = 30_pct});
 //   auto night = plan.reserve(training, tonight, tonight + 8h);     ...
 //   auto job = plan.redeem(night->id, training);
 //   if (auto moves = plan.make_room(big)) for (auto& m : *moves) plan.carry_out(m, handle_of(m.tenant), blocks_of(m.tenant));
-//   a.who->close();    plan.left("chat");    for (auto& next : plan.advance()) ...      // each waited
-//   plan.drain(gpushare::device_id{3});  // nobody new comes there
+//   a.who->close();    plan.left("chat");    for (auto& next : plan.advance()) ...      // next: a tenant that waited
+//   plan.drain(gpushare::device_id{3});  // no new tenant is placed there
 //
-// Before each decision the planner looks at the tenancy's devices: how much of each is taken by
-// other processes and by tenants that were admitted past the planner, and which devices are lost.
-// If the tenancy still refuses a choice, the planner notes the refusal in its view, and the policy
+// Before each decision the planner looks at the tenancy's devices: how much of each device other
+// processes take, and tenants that were admitted past the planner; and which devices are lost. If
+// the tenancy still refuses a choice, the planner notes the refusal in its view, and the policy
 // chooses again.
 //
 // Without a planner, placed_by lets a placement policy choose the devices of a tenancy's tenants,
@@ -102,15 +102,15 @@ requires requires(const Tenancy& t) {
 [[nodiscard]] cluster as_cluster(const Tenancy& shared) { return detail::cluster_of(shared.rooms()); }
 
 /// A choice for tenancy::choose_devices: among the devices with room, those that `policy` would
-/// take. A tenant that names its devices gets these. The policy is called under the tenancy's
-/// mutex.
+/// take. A tenant that names its devices gets those devices. The policy is called under the
+/// tenancy's mutex.
 template <placement_policy Policy>
 [[nodiscard]] device_choice placed_by(Policy policy) {
     return [policy = std::move(policy)](const tenant_spec& spec, const std::vector<device_room>& rooms,
                                         const node_view& node) mutable {
         const placement_request request = placement_of(spec);
         const auto with_room = std::ranges::count_if(node.devices, [&](const auto& d) { return fits(request, d); });
-        // Too few devices have room: the plain split explains that best.
+        // Too few devices have room. The plain split has the best message for this case.
         if (with_room < static_cast<std::ptrdiff_t>(request.devices))
             return equal_split(spec.memory, spec.devices, rooms, spec.unit);
         const device_set taken = detail::rated(policy, node, request).devices;
@@ -124,12 +124,13 @@ template <placement_policy Policy>
 /// The outcome for a tenant that asked to be admitted.
 template <class Tenant>
 struct arrival {
-    /// of a waiting tenant; advance() repeats it
+    /// The number of a waiting tenant; advance() returns the same number for it.
     std::uint64_t id = 0;
-    std::string name{};  ///< the tenant's
-    /// placed, queued, refused, expired
+    std::string name{};  ///< the tenant's name
+    /// placed, queued, refused or expired
     admission_result::result outcome = admission_result::refused;
-    /// why it was refused; also by the tenancy, where something is there that wasn't planned
+    /// The reason for a refusal by the planner, or by the tenancy, which may refuse for a reason
+    /// that the plan doesn't know.
     errc code = errc::none;
     refusal why{};                ///< the resource that a waiting tenant lacks
     std::optional<Tenant> who{};  ///< the tenant, if placed
@@ -137,28 +138,29 @@ struct arrival {
 
 /// A move that is planned for a tenant.
 struct tenant_move {
-    std::string tenant{};   ///< its name
-    placement_move plan{};  ///< its old and its new place
+    std::string tenant{};   ///< the tenant's name
+    placement_move plan{};  ///< the old place and the new place
 };
 
 /// Tenants that have to go for another tenant, and their deadline.
 struct tenant_notice {
-    std::uint64_t id = 0;                ///< for the planner
-    std::vector<std::string> victims{};  ///< their names
+    std::uint64_t id = 0;                ///< the notice's number in the planner
+    std::vector<std::string> victims{};  ///< the names of the tenants that have to go
     placement added{};                   ///< the place for the other tenant
-    instant until{};                     ///< tenants that are still there may be closed then
+    instant until{};                     ///< from then on, the caller may close remaining victims
 };
 
-/// For all tenants of a tenancy, which must outlive the planner. A tenant that is closed without a
-/// call of left() keeps its place in the plan. Not thread-safe; its tenants are.
+/// Plans for all tenants of one tenancy, which must outlive the planner. A tenant that is closed
+/// without a call of left() keeps its place in the plan. One thread at a time uses the planner; any
+/// thread may use the tenants.
 template <class Tenancy, placement_policy Policy>
 class tenant_planner {
 public:
-    using tenant = typename Tenancy::tenant;    ///< the handle that arrive() gives
-    using arrival = gpushare::arrival<tenant>;  ///< what arrive() and advance() return
+    using tenant = typename Tenancy::tenant;    ///< a tenant's handle
+    using arrival = gpushare::arrival<tenant>;  ///< the result of arrive() and advance()
 
-    /// Tenants that exist already count as capacity taken. Throws as as_cluster: at most 64
-    /// devices.
+    /// Tenants that exist already count as taken capacity. Throws as as_cluster() does: there may
+    /// be at most 64 devices.
     tenant_planner(Tenancy& shared, Policy policy, admission_queue_options options = {})
         : shared_(&shared),
           policy_(std::move(policy)),
@@ -167,10 +169,11 @@ public:
     tenant_planner(const tenant_planner&) = delete;
     tenant_planner& operator=(const tenant_planner&) = delete;
 
-    /// Admits a tenant where the policy puts it, or on the devices that it names. The tenant waits
-    /// until `deadline` if there is no lasting room, with reservations counted. Refuses the tenant
-    /// if its devices could never have room, even without other tenants, and with duplicate_name if
-    /// a tenant of its name already waits. Other errors are thrown, as by tenancy::admit.
+    /// Admits a tenant where the policy puts it, or on the devices that it names. If there is no
+    /// lasting room beside present tenants and reservations, the tenant waits until `deadline`.
+    /// Refuses the tenant if its devices could never have room, even without other tenants, and
+    /// with duplicate_name if a tenant of this name already waits. Throws all other errors, as
+    /// tenancy::admit does.
     arrival arrive(tenant_spec spec, instant deadline = never) {
         check(spec);
         if (std::ranges::any_of(waiting_, [&](const auto& w) { return w.second.name == spec.name; }))
@@ -192,7 +195,7 @@ public:
     }
     /// Reports each of these once: waiting tenants that fit now; tenants whose deadline has passed;
     /// and, as refused, tenants that could never have room any more, or that the tenancy refuses
-    /// for another reason than room. Call it when a tenant has left, when a device was lost,
+    /// for a reason other than room. Call advance() when a tenant has left, when a device was lost,
     /// drained or resumed, and at next_deadline().
     std::vector<arrival> advance() {
         const instant now = look();
@@ -221,7 +224,7 @@ public:
         check(d);
         drained_.add(d);
     }
-    /// Ends a drain. Throws operation_error: no_device, also for a removed device.
+    /// Ends a drain. Throws operation_error (no_device), also for a removed device.
     void resume(device_id d) {
         check(d);
         device_set others;
@@ -229,14 +232,14 @@ public:
             if (other != d) others.add(other);
         drained_ = others;
     }
-    /// The device is gone for good: requests that need it stop waiting. A lost device counts as
-    /// gone by itself. Throws as drain().
+    /// Removes a device permanently: tenants that need the device stop waiting. A lost device
+    /// counts as removed without this call. Throws as drain() does.
     void remove(device_id d) {
         check(d);
         removed_.add(d);
     }
-    /// Reservations that can't be kept any more, because one of their devices is drained, lost or
-    /// removed. redeem() puts such a tenant elsewhere if there is room.
+    /// The reservations that can't be kept any more, because one of their devices is drained, lost
+    /// or removed. For such a reservation, redeem() puts the tenant elsewhere if there is room.
     [[nodiscard]] std::vector<booking> unkept() {
         const instant now = look();
         auto all = calendar_.unkept(now);
@@ -244,12 +247,12 @@ public:
         return all;
     }
 
-    /// When advance() has something to do even if no tenant leaves.
+    /// The time at which advance() has something to do even if no tenant leaves before.
     [[nodiscard]] instant next_deadline() const noexcept { return queue_.next_deadline(); }
-    /// Removes a waiting tenant from the queue. False if it isn't there.
+    /// Removes a waiting tenant from the queue. Returns false if the tenant doesn't wait there.
     bool withdraw(std::uint64_t id) noexcept { return queue_.withdraw(id) && waiting_.erase(id) != 0; }
 
-    /// Call this when the tenant is closed: its place is free.
+    /// Call this when the tenant is closed. Frees the tenant's place in the plan.
     void left(const std::string& name) noexcept {
         if (const auto at = placed_.find(name); at != placed_.end()) {
             calendar_.cancel(at->second.booked);
@@ -258,9 +261,10 @@ public:
     }
 
     /// Reserves room for such a tenant from `begin` until `end`, beside present tenants and earlier
-    /// reservations. No tenant that might still be there then is admitted into this room, and none
-    /// of the room is on devices that are being cleared. The failure says what is missing. The
-    /// reservation queues behind waiting tenants, as an arrival does.
+    /// reservations. From then on, the planner admits no tenant into this room that might still be
+    /// there at `begin`. None of the room is on devices that are being cleared (see preempt()). The
+    /// failure says which resource is missing. A reservation takes no capacity from waiting tenants
+    /// that have been overtaken too often, as an arrival doesn't.
     [[nodiscard]] result<booking> reserve(const tenant_spec& spec, instant begin, instant end) {
         if (begin >= end) return failure{.code = errc::invalid_specification, .because = reason::no_time};
         for (const auto there = calendar_.nodes()[{0}].whole.devices; const auto d : spec.on)
@@ -278,9 +282,9 @@ public:
         if (booked) queue_.note_overtaken(room, spec.level, *found.placements);
         return booked;
     }
-    /// As capacity_calendar::earliest: the first time from which the tenant could have room for
-    /// that long. The end of a notice is unknown, so none of the room is on devices that are being
-    /// cleared now.
+    /// The first time from which the tenant could have room for `length`, as
+    /// capacity_calendar::earliest finds it. The end of a notice is unknown, so none of the room is
+    /// on devices that are being cleared now.
     [[nodiscard]] instant earliest(const tenant_spec& spec, ns length) const {
         return calendar_.earliest(placement_of(spec), shared_->now(), length, [&](cluster& room) {
             hold_strangers(room, spec.level);
@@ -288,14 +292,14 @@ public:
             drain_others(room, spec);
         });
     }
-    /// Gives a reservation up. False if it doesn't exist, or is redeemed: then its tenant has the
-    /// room.
+    /// Cancels a reservation. Returns false if there is no such reservation, or if the reservation
+    /// was redeemed, because its tenant then has the room.
     bool cancel(std::uint64_t reservation) noexcept { return !redeemed(reservation) && calendar_.cancel(reservation); }
-    /// Admits the tenant for which the room was reserved, once. Throws operation_error:
-    /// invalid_specification if there is no reservation for that much now, or if it is redeemed,
-    /// and the errors of tenancy::admit. If the reserved devices can't be had any more, the tenant
-    /// goes where the policy finds room for as long. Once the reservation has ended, the tenant is
-    /// overdue().
+    /// Admits the tenant for which the room was reserved. Works once for each reservation. Throws
+    /// operation_error: invalid_specification if there is no reservation of this size for this
+    /// time, or if the reservation was redeemed before; and the errors of tenancy::admit. If the
+    /// reserved devices are no longer available, the tenant goes where the policy finds room until
+    /// the reservation's end. After that end, the tenant is overdue().
     [[nodiscard]] tenant redeem(std::uint64_t reservation, tenant_spec spec) {
         const instant now = shared_->now();
         const auto at = std::ranges::find(calendar_.bookings(), reservation, &booking::id);
@@ -318,12 +322,13 @@ public:
             throw;
         }
     }
-    /// The same, with the reason instead of an exception. Throws std::bad_alloc if the host has no
-    /// memory.
+    /// redeem(), but returns the library's errors instead of throwing them. Other exceptions
+    /// propagate, such as the std::bad_alloc of a host without memory.
     [[nodiscard]] result<tenant> try_redeem(std::uint64_t reservation, tenant_spec spec) {
         return detail::or_why([&] { return redeem(reservation, std::move(spec)); });
     }
-    /// Tenants whose reservation has ended: they are in the way of the next reservation.
+    /// The names of tenants whose reservation has ended. They are in the way of the next
+    /// reservation.
     [[nodiscard]] std::vector<std::string> overdue() const {
         std::vector<std::string> names;
         for (const auto& [name, t] : placed_)
@@ -331,26 +336,27 @@ public:
         return names;
     }
 
-    /// At most `most` moves of tenants after which such a tenant fits. Each move has room when the
-    /// moves before it are done. Nothing if moves don't help. A tenant on a device that is being
-    /// cleared stays. For a tenant that names its devices, only tenants on these move, and there
-    /// are no moves if it fits elsewhere.
+    /// Plans at most `most` moves of tenants after which such a tenant fits. Each move has room
+    /// once the moves before it are done. Returns no plan if moves don't help. A tenant on a device
+    /// that is being cleared stays. If `spec` names devices, only tenants on these devices move,
+    /// and there is no plan if a tenant of that size fits elsewhere without moves.
     [[nodiscard]] std::optional<std::vector<tenant_move>> make_room(const tenant_spec& spec, std::size_t most = 2) {
         const instant now = look();
         if (auto moves = moves_for(spec, most, now, true)) return moves;
         return moves_for(spec, most, now, false);
     }
-    /// Moves a live tenant as the plan says, see move_tenant(). `who` is its handle, and becomes
+    /// Moves a live tenant as planned, by move_tenant(). `who` is the tenant's handle, and becomes
     /// the handle of the successor. A device that is in both places keeps its part number; the
     /// other parts go to the remaining devices in ascending order. Throws what move_tenant()
-    /// throws, and invalid_specification if the tenant isn't where the plan has it, or if there is
-    /// no room any more: then nothing has happened.
+    /// throws. Also throws, before anything has changed, invalid_specification if the tenant isn't
+    /// in the place from which the plan moves it, or the shortage if there is no room any more.
     move_report carry_out(const tenant_move& m, tenant& who, std::span<moving_block> blocks, instant deadline = never) {
         const auto at = placed_.find(m.tenant);
         if (at == placed_.end() || at->second.where != m.plan.from || who.name() != m.tenant)
             raise({.code = errc::invalid_specification, .because = reason::other_place}, m.tenant, "move, as planned");
         place& its = at->second;
-        // The tenant takes no more on devices that it keeps.
+        // A notice doesn't stand in the way on devices that the tenant keeps: the tenant takes no
+        // more there.
         cluster room = calendar_.free_without(its.booked, look(), never, its.level);
         hold_strangers(room, its.level);
         hold_noticed(room, its.where.devices);
@@ -361,18 +367,19 @@ public:
         its.where = m.plan.to;
         return std::move(moved.report);
     }
-    /// The same, with the reason instead of an exception. Throws std::bad_alloc if the host has no
-    /// memory.
+    /// carry_out(), but returns the library's errors instead of throwing them. Other exceptions
+    /// propagate, such as the std::bad_alloc of a host without memory.
     [[nodiscard]] result<move_report> try_carry_out(const tenant_move& m, tenant& who, std::span<moving_block> blocks,
                                                     instant deadline = never) {
         return detail::or_why([&] { return carry_out(m, who, blocks, deadline); });
     }
 
-    /// Chooses tenants of lower levels that have to go so that this one fits; they get `notice`,
-    /// and then the caller may close them. Until take_place() or call_off(), however late, no other
-    /// tenant is admitted to these devices, moved there or promised them by reserve(), and a tenant
-    /// under notice gets no second notice for another arrival. Nothing if the tenant fits anyway,
-    /// or no choice helps.
+    /// Chooses the tenants of lower levels that have to go so that such a tenant fits, and gives
+    /// them notice. After `notice` has passed, the caller may close them. Their devices are being
+    /// cleared until take_place() or call_off(), however late that is: the planner admits no other
+    /// tenant to these devices, moves none there, and reserves nothing there. A tenant under notice
+    /// gets no second notice for another arrival. Returns no notice if the tenant fits anyway, or
+    /// if no choice of tenants helps.
     [[nodiscard]] std::optional<tenant_notice> preempt(const tenant_spec& spec, ns notice) {
         std::vector<std::string> names;
         std::vector<placed_tenant> all;
@@ -390,15 +397,15 @@ public:
         queue_.note_overtaken(room, spec.level, std::span(&plan->added, 1));
         return given;
     }
-    /// Tenants that were told to go and are still there.
+    /// The names of the victims that are still there.
     [[nodiscard]] std::vector<std::string> remaining(const tenant_notice& n) const {
         std::vector<std::string> names;
         std::ranges::copy_if(n.victims, std::back_inserter(names), [&](const auto& v) { return placed_.contains(v); });
         return names;
     }
-    /// Ends the notice, and admits the tenant for which it was given. Throws operation_error
-    /// (no_room) while a tenant under notice is still there, and the errors of tenancy::admit: then
-    /// the notice stands.
+    /// Ends the notice, and admits the tenant for which the notice was given. Throws
+    /// operation_error: no_room while a victim is still there, invalid_specification for an unknown
+    /// notice, and the errors of tenancy::admit. After an error the notice remains in force.
     [[nodiscard]] tenant take_place(const tenant_notice& n, tenant_spec spec) {
         const auto given = std::ranges::find(notices_, n.id, &tenant_notice::id);
         if (given == notices_.end())
@@ -411,8 +418,8 @@ public:
         notices_.erase(given);
         return t;
     }
-    /// The same, with the reason instead of an exception. Throws std::bad_alloc if the host has no
-    /// memory.
+    /// take_place(), but returns the library's errors instead of throwing them. Other exceptions
+    /// propagate, such as the std::bad_alloc of a host without memory.
     [[nodiscard]] result<tenant> try_take_place(const tenant_notice& n, tenant_spec spec) {
         return detail::or_why([&] { return take_place(n, std::move(spec)); });
     }
@@ -421,8 +428,9 @@ public:
         std::erase_if(notices_, [&](const tenant_notice& one) { return one.id == n.id; });
     }
 
-    /// The lasting room for tenants of that level, without present tenants, later reservations, and
-    /// devices that are being cleared. Shares are promised level by level, as by the tenancy.
+    /// The lasting room for tenants of that level: the capacity that present tenants, reservations
+    /// and devices that are being cleared leave free. Shares are promised level by level, as in the
+    /// tenancy.
     [[nodiscard]] cluster free(priority level = {}) const { return free(shared_->now(), level); }
 
 private:
@@ -449,8 +457,8 @@ private:
         }
         static placement seen(const placement& p, priority level) noexcept { return seen_at(p, level); }
         void took(priority, cluster&&) noexcept { by_level_.clear(); }
-        /// Notes that these placements also take capacity. If that doesn't explain the refusal, the
-        /// level can't have the place.
+        /// Notes that these placements also take capacity. If these placements don't explain the
+        /// refusal, drains the place's first device for this level.
         void learn(std::vector<placement> held, priority level, const placement& where) {
             by_level_.clear();
             held_.insert(held_.end(), held.begin(), held.end());
@@ -530,8 +538,8 @@ private:
         });
         return shared_->now();
     }
-    // The tenancy has refused that place. Removes the capacity that the place lacks from `view`, or
-    // else the place itself.
+    // Call this when the tenancy has refused a place. Takes the capacity that the place lacks from
+    // `view`, or else drains a device of the place there.
     void learn(const placement& where, views& view) {
         const cluster now = free(look(), where.request.level);
         std::vector<placement> lent;
@@ -542,7 +550,7 @@ private:
         view.learn(std::move(lent), where.request.level, where);
     }
 
-    // As make_room(), with moves of tenants of other levels, too, or of this level only.
+    // Implements make_room(). Without `any_level`, only tenants of the specification's level move.
     [[nodiscard]] std::optional<std::vector<tenant_move>> moves_for(const tenant_spec& spec, std::size_t most,
                                                                     instant now, bool any_level) {
         std::vector<const std::pair<const std::string, place>*> who;
@@ -565,7 +573,8 @@ private:
         if (!have_room(moves, now)) return std::nullopt;
         return moves;
     }
-    // Whether each move has room, as its own level sees it, when the moves before it are done.
+    // Whether each move has room, in the view of every level concerned, once the moves before it
+    // are done.
     [[nodiscard]] bool have_room(const std::vector<tenant_move>& moves, instant now) const {
         std::map<priority, cluster> rooms;
         for (const auto& m : moves) {
@@ -587,9 +596,9 @@ private:
         hold_noticed(room);
         return room;
     }
-    // Holds the part of each device that others than placed tenants take, as that level sees
-    // it: tenants admitted past the planner, other processes, and bytes that a tenant got by a
-    // resize. `absent` isn't there yet.
+    // Takes the part of each device that isn't taken by the planner's own tenants, in the view of
+    // that level: the parts of tenants that were admitted past the planner, of other processes, and
+    // bytes that a tenant got by a resize. `absent` is a tenant that isn't there yet.
     void hold_strangers(cluster& room, priority level, const place* absent = nullptr) const {
         for (const auto& r : shared_->promisable()) {
             if (r.whole == bytes{}) continue;  // lost
@@ -608,7 +617,7 @@ private:
                        {r.device}});
         }
     }
-    // Of a tenant that names its devices.
+    // Whether the tenant names this device.
     [[nodiscard]] static bool is_named(device_id d, const tenant_spec& spec) noexcept {
         return std::ranges::find(spec.on, d) != spec.on.end();
     }
@@ -618,7 +627,7 @@ private:
     [[nodiscard]] static bool all_named(device_set devices, const tenant_spec& spec) noexcept {
         return std::ranges::all_of(devices, [&](device_id d) { return is_named(d, spec); });
     }
-    // Leaves a tenant that names its devices no others.
+    // If the tenant names devices, drains all other devices.
     static void drain_others(cluster& room, const tenant_spec& spec) {
         if (spec.on.empty()) return;
         for (std::uint32_t d = 0; d < room[{0}].devices.size(); ++d)
@@ -648,7 +657,7 @@ private:
         return std::ranges::any_of(placed_, [&](const auto& p) { return p.second.booked == reservation; });
     }
 
-    // `to`, in the order in which a tenant that is on `before` keeps the devices of both.
+    // The devices of `to` by part: a device that is in `before` and in `to` keeps its part number.
     [[nodiscard]] static std::vector<device_id> in_place(const std::vector<device_id>& before, device_set to) {
         std::vector<device_id> order;
         std::vector<device_id> others;
@@ -674,7 +683,8 @@ private:
         return errc::backend_failed;
     }
 
-    // On the reserved devices, or where there is room for as long.
+    // Admits the tenant to the reserved devices, or where there is room until the reservation's
+    // end.
     [[nodiscard]] tenant redeem_at(const booking& b, place& its, tenant_spec& spec) {
         spec.on.assign(b.where.devices.begin(), b.where.devices.end());
         try {
@@ -695,7 +705,7 @@ private:
             return t;
         }
     }
-    // Throws the errors of the tenancy, and then nothing is booked.
+    // Throws the errors of the tenancy; nothing is booked then.
     [[nodiscard]] tenant admit(tenant_spec spec, const placement& where) {
         const auto booked = calendar_.try_book_at(where, shared_->now(), never);
         if (!booked) raise(booked.why(), spec.name, "a place that was planned");
@@ -718,7 +728,7 @@ private:
 
     Tenancy* shared_;
     Policy policy_;
-    // an endless booking for each present tenant, and each reservation
+    // a booking without an end for each present tenant, and a booking for each reservation
     capacity_calendar calendar_;
     admission_queue queue_;
     std::map<std::string, place> placed_;
