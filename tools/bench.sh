@@ -50,7 +50,7 @@ known_areas() {  # AREA...
     done
 }
 
-# Of what is in `areas`: those that can't be measured here are left out.
+# Builds the benchmarks of `areas`. Removes the areas that can't be measured here from `areas`.
 build_benchmarks() {  # [--gemma-terms-accepted]
     local needed=() programs=() area
     [[ " ${areas[*]} " != *" cuda "* && " ${areas[*]} " != *" device "* ]] || needed=(cuda)
@@ -62,22 +62,22 @@ build_benchmarks() {  # [--gemma-terms-accepted]
     fi
     for area in "${areas[@]}"; do
         case $area in
-            cuda) needed+=(test) ;;  # consumers' projects
+            cuda) needed+=(test) ;;  # for the consumers' projects
             serving | graph | memory | collective | gradient | adoption) needed+=("$area") ;;
         esac
     done
     uses "${needed[@]}"
-    # CMake looks for what these are compared with.
+    # Makes CMake look again for the libraries with which these areas compare.
     [[ ! " ${needed[*]} " =~ " "(graph|collective|gradient)" " ]] || rm -f "$(build_dir bench)/build.ninja"
     mapfile -t programs < <(printf 'bench_%s\n' "${areas[@]}" | grep -vx bench_adoption)
     ((${#programs[@]} == 0)) || build bench "${programs[@]}"
     [[ " ${areas[*]} " != *" adoption "* ]] || build_for_adoption
 }
 
-# Tests by engines' own libraries, and the consumers' projects.
+# Builds the tests that use engines' own libraries.
 build_for_adoption() {
     if (uses libtorch); then
-        rm -f "$(build_dir host)/build.ninja"  # CMake looks for them
+        rm -f "$(build_dir host)/build.ninja"  # makes CMake look for libtorch again
         build host test_interop test_torch_tenant
     else
         build host test_interop
@@ -101,8 +101,9 @@ bench_area() {  # AREA [ARG...]
     esac
 }
 
-# Results and the tables made of them don't count as changes: one area after the other may be kept
-# before all are committed.
+# Prints the commit, with -dirty if the tree has changes. Results, and the tables made of them,
+# don't count as changes, so that several areas can be kept one after the other before they are
+# committed.
 measured_commit() {
     local commit
     commit=$(git -C "$root" rev-parse --short=12 HEAD 2>/dev/null) || commit=unknown
@@ -110,8 +111,8 @@ measured_commit() {
     echo "$commit"
 }
 
-# Commits are built in work trees of their own, by their own ./dev, and run in turn, so that both
-# see the same machine.
+# Compares two results or two commits. Builds each commit in a work tree of its own, by the commit's
+# own ./dev, and runs the two in turn, so that both meet the same state of the machine.
 compare() {  # OLD NEW [AREA...]
     local sides=("$1" "$2") folder=$root/build/bench/compare side round area part tree status=0
     shift 2

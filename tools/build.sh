@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash disable=SC2034,SC2154  # shares its variables with ./dev
-# What other commands are made of: steps that say how long they took, and CMake's presets,
-# configured and built.
+# Functions that other commands use: steps that say how long they took; and configuring, building
+# and testing CMake's presets.
 
-# Runs a command between two lines that say what it is and how long it took.
+# Runs a command between two lines, which have the step's name and, at the end, its duration.
 step() {  # NAME COMMAND...
     local name=$1 begin=$SECONDS
     shift
@@ -19,8 +19,8 @@ build_dir() {  # PRESET
     esac
 }
 
-# Configures only where nothing is yet, the presets changed or a tool came: ninja repeats it when
-# anything else did.
+# Configures a preset if it wasn't configured yet, the presets have changed, or a tool was
+# installed. After any other change, ninja configures again by itself.
 configure() {  # PRESET
     local dir source
     dir=$(build_dir "$1")
@@ -35,8 +35,8 @@ configure() {  # PRESET
 
 run_cmake() {  # PRESET LOG
     local options=("${cuda_options[@]}")
-    # A precompiled header is another one in each work tree, and so would be all that is compiled
-    # with it. CI begins with an empty cache.
+    # Precompiled headers differ from work tree to work tree, so ccache would find nothing that was
+    # compiled with them. CI begins with an empty cache and doesn't use ccache.
     ! command -v ccache >/dev/null || [[ ${CI-} == true ]] || options+=(-DCMAKE_{C,CXX}_COMPILER_LAUNCHER=ccache -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON)
     (cd "$root" && cmake --preset "$1" "${options[@]}") >"$2" 2>&1 || {
         cat "$2" >&2
@@ -52,11 +52,12 @@ build() {  # PRESET TARGET...
     step "build $preset: $*" cmake --build "$(build_dir "$preset")" -j "$jobs" --target "$@"
 }
 
-# Runs a preset's tests. What failed is printed once more at the end: in between, the output of
-# other tests may be thousands of lines long.
+# Runs a preset's tests. Prints failures once more at the end, because the output of other tests may
+# take thousands of lines in between.
 run_tests() {  # PRESET [ARGUMENT OF CTEST...]
     local run=() status=0
-    # ThreadSanitizer doesn't know how far newer kernels randomise addresses.
+    # ThreadSanitizer doesn't support how widely newer kernels randomise addresses, so its tests run
+    # without randomised addresses.
     if [[ $1 == tsan ]] && setarch -R true 2>/dev/null; then run=(setarch -R); fi
     (cd "$root" && "${run[@]}" ctest --preset "$@") || status=$?
     ((status == 0)) || awk -f "$root/tools/failures.awk" "$(build_dir "$1")/Testing/Temporary/LastTest.log"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash disable=SC2034,SC2154  # shares its variables with ./dev
-# `./dev check`: what takes longer than tests, and how much of it fits into the time of CI.
+# `./dev check`: the checks that take longer than tests, as many of them as fit into CI's time.
 
 check() {  # [clients | toolkits | --soak [MINUTES]]
     case ${1-} in
@@ -22,10 +22,11 @@ check() {  # [clients | toolkits | --soak [MINUTES]]
         ?*) fail 2 "unknown argument '$1': ./dev check [clients | toolkits | --soak [MINUTES]]" ;;
     esac
     setup check
-    # Minutes of waiting for the network, while the sanitizers' builds take the processors.
+    # These areas wait for the network for minutes, while the sanitizers' builds use the processors.
     set_up_beside clients mpis libtorch cuda_engines
-    # In the order of what they find, behind what takes seconds. The minutes are those of CI's two
-    # cores, with some to spare; a build that takes longer still goes without its tests.
+    # Steps that take seconds come first; the others follow in the order of how much they find. The
+    # minutes are for CI's two cores, with a margin. If a build takes even longer, its tests are
+    # left out.
     if have_formatter; then
         step "formatting" lint
     else
@@ -54,7 +55,7 @@ sanitize() {  # PRESET
     if in_time 7 "tests of $1"; then run_tests "$1"; fi
 }
 
-# What can't be had is left out of the tables, with a line that says so.
+# Compilers and toolkits that aren't available are left out of the tables, with a line that says so.
 toolkits() {
     local options=() home
     setup toolkits
@@ -65,7 +66,7 @@ toolkits() {
     step "toolkits" "$root/tests/toolkits/toolkits.py" "$root/build/toolkits" "${options[@]}"
 }
 
-# Whether so many minutes are left of the 80 that CI may take, or there is no such limit.
+# Whether this many minutes are left of the 80 that CI may take. Without a limit, the answer is yes.
 left_out=()
 in_time() {  # MINUTES WHAT
     local over=$((($(date +%s) - ${CI_BEGAN:-$(date +%s)}) / 60))
@@ -75,14 +76,14 @@ in_time() {  # MINUTES WHAT
     return 1
 }
 
-# Nothing else of CI compiles benchmarks.
+# No other part of CI compiles benchmarks.
 check_benchmarks() {
     configure bench
     step "benchmarks compile" "$root/bench/syntax.py" "$(build_dir bench)" "$jobs"
 }
 
-# Beside torch's own data-parallel training. Half a gigabyte of packages for one test: without root
-# it is left out, but not by CI.
+# Tests training with libtorch beside torch's own data-parallel training. The packages take half a
+# gigabyte, so a machine without them leaves the tests out; CI doesn't.
 check_torch() {
     if (uses libtorch); then
         build host test_torch test_torch_tenant test_torch_decoder test_torch_server
@@ -97,9 +98,10 @@ check_torch() {
     fi
 }
 
-# The scope for libtorch on CUDA, compiled with the headers of PyPI's PyTorch. It runs over the
-# stand-in for CUDA, with PyTorch's libc10_cuda, and with operators of the host. torch_figures is
-# linked with PyTorch's libtorch_cuda, too, and runs on a device alone.
+# Tests the scope for libtorch on CUDA, compiled with the headers of PyPI's PyTorch. The scope runs
+# over the stand-in for CUDA, with PyTorch's libc10_cuda and with operators of the host.
+# torch_figures is only built here: it is also linked with PyTorch's libtorch_cuda, and runs only on
+# a device.
 check_cuda_engines() {
     local tree
     tree=$(build_dir host)

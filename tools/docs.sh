@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash disable=SC2034,SC2154  # shares its variables with ./dev
-# `./dev docs` and `./dev lint`: the site, what it lacks, formatting and prose.
+# `./dev docs` and `./dev lint`: the site, missing documentation, formatting and prose.
 
-# Any warning is an error.
+# Builds the site. Any warning is an error.
 docs() {  # [--missing [AREA]]
     local out=$root/build/docs
     if [[ ${1-} == --missing ]]; then
@@ -17,11 +17,11 @@ docs() {  # [--missing [AREA]]
     mkdir -p "$out"
     step "docs" reference "$out"
     step "full text" "$root/docs/reference/full_text.py" "$out/html" "$out/parts/layout.xml"
-    # What pages show and link to beside themselves lies there as it does here: the folder is the
-    # whole site.
+    # Copies the files outside of its own folder that a page shows, or to which it links, so that
+    # the output folder is the whole site.
     local beside place missing=0
     while read -r beside; do
-        place=$root/docs/${beside#../}  # as pages of docs/guide and its like say it, or else those of docs/
+        place=$root/docs/${beside#../}  # for a page in a folder of docs/, `..` is docs/; for a page of docs/, the root
         [[ -e $place ]] || place=$root/${beside#../}
         install -D -m 644 "$place" "$out/${beside#../}" || missing=1
     done < <(grep -rhoE '(src|href)="\.\./[^"#]+' "$out/html" --include='*.html' | cut -d'"' -f2 | sort -u)
@@ -33,7 +33,7 @@ reference() {  # OUT
     local kind options=("OUTPUT_DIRECTORY = $1" "EXAMPLE_PATH = $1/parts" "LAYOUT_FILE = $1/parts/layout.xml")
     mkdir -p "$1/parts"
     navigation <"$root/docs/reference/layout.xml" >"$1/parts/layout.xml"
-    # The first program of README, and its output, for the first page.
+    # For the first page: the first program of README, and the program's output.
     for kind in cpp text; do
         sed -n "/^\`\`\`$kind\$/,/^\`\`\`\$/{/^\`\`\`/!p;/^\`\`\`\$/q}" "$root/README.md" >"$1/parts/quickstart.${kind/text/txt}"
     done
@@ -62,8 +62,7 @@ navigation() {
     done
 }
 
-# The theme: its styles and our own, and its script for dark mode in each page's head. Its licence
-# goes with it.
+# Adds the theme: its styles and our own, its scripts, and its licence.
 theme=$root/build/tools/doxygen_awesome/doxygen_awesome_css
 dress() {  # PARTS
     local files=("$theme"/doxygen-awesome{-darkmode-toggle,-fragment-copy-button}.js)
@@ -86,7 +85,8 @@ missing_docs() {  # [AREA]
     fi
 }
 
-# Versions of clang-format disagree about the same settings, so only one of them is asked.
+# Different versions of clang-format format differently with the same settings, so only one version
+# counts.
 have_formatter() { command -v clang-format >/dev/null && clang-format --version | grep -q 'version 14\.'; }
 
 lint() {  # [--fix]

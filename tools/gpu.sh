@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash disable=SC2034,SC2154  # shares its variables with ./dev
-# `./dev gpu`: what needs a GPU, here or packed for a machine that has one.
+# `./dev gpu`: runs everything that needs a GPU, or packs it for a machine that has one.
 
-# A machine with a GPU may have no toolkit, but a pack from another one. OUT may name a folder that
-# gets the results too.
+# A machine with a GPU but without a toolkit runs a pack that another machine made. If the variable
+# OUT names a folder, that folder gets the results, too.
 gpu() {  # [--pack [DIR]]
     local pack=$root/build/gpu_pack programs
     if [[ ${1-} == --pack ]]; then
@@ -16,7 +16,7 @@ gpu() {  # [--pack [DIR]]
     fi
     uses gpu
     [[ -n $cuda_home ]] || fail 3 "no CUDA toolkit, and no build/gpu_pack from a machine that has one (./dev gpu --pack)"
-    cuda_options+=(-DGPUSHARE_CUDA_FOR_A_DEVICE=ON)  # a device runs what was compiled for it
+    cuda_options+=(-DGPUSHARE_CUDA_FOR_A_DEVICE=ON)  # PTX for each architecture, and optimised host code
     rm -f "$(build_dir host)/build.ninja"
     build host test_gpu
     programs=$(build_dir host)/gpu

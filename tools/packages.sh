@@ -1,38 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash disable=SC2034,SC2154  # shares its variables with ./dev
-# How tools get onto a machine: apt-get installs the distribution's packages. PyPI has those that
-# Debian hasn't; they go into build/tools and nowhere else. tools/setup.sh says which area takes
-# which of them. Only `setup` installs: it sets `installing`. Other commands find what is there, or
-# say in one line which `./dev setup` brings it.
+# Installs tools. apt-get installs the distribution's packages. Packages that Debian doesn't have
+# come from PyPI, and go into build/tools and nowhere else. tools/setup.sh says which area needs
+# which packages. Only `setup` installs: it sets `installing`. Other commands use the packages that
+# are there, and print the `./dev setup` line that installs a missing one. The packages of PyPI, by
+# their folders, and two of Debian's:
 #
-#   cuda              a CUDA toolkit, where the machine has none from 13.0 on
+#   cuda              a CUDA toolkit, if the machine has none of version 13.0 or later
 #   newest_cuda, zig  the newest toolkit, and a newer clang with libc++, for `./dev check toolkits`
 #   cccl              a newer CCCL than that toolkit's, for the adapters to libcu++ and Thrust
 #   doxygen_awesome   the theme of `./dev docs`
 #   conan             Conan, which runs our recipe
-#   onnxruntime       ONNX Runtime's library, whose tensors are put on a tenant's memory
-#   ggml              ggml's libraries, whose buffers are put into a tenant's arena
-#   rmm               RAPIDS' memory manager, on a tenant's memory and below a quota
-#   torch             headers of PyTorch, which its adaptor has to fit: of the wheel for macOS, the
-#                     smallest by far
+#   onnxruntime       ONNX Runtime's library; tests put its tensors on a tenant's memory
+#   ggml              ggml's libraries; tests put their buffers into a tenant's arena
+#   rmm               RAPIDS' memory manager; tests put it on a tenant's memory and below a quota
+#   torch             headers of PyTorch, which our adaptor has to fit; taken from the wheel for
+#                     macOS, the smallest by far
 #   torch_cuda        PyTorch for Linux with CUDA: headers, and the libraries to link with, for the
 #                     models of `./dev gpu`, and for the scope that `./dev check` compiles
-#   onnxruntime_cuda  ONNX Runtime's library as it is with a CUDA provider, without the provider
-#   digits            handwritten digits, which examples/data_parallel_training learns: one file of
-#                     scikit-learn's wheel
-#   openvino          OpenVINO alone, for its own tensors and calls, where the next one isn't there
+#   onnxruntime_cuda  ONNX Runtime's library, built for a CUDA provider, without the provider itself
+#   digits            handwritten digits, on which examples/data_parallel_training trains: one file
+#                     of scikit-learn's wheel
+#   openvino          OpenVINO alone, for tests with its tensors and calls, if `serving` isn't
+#                     installed
 #   serving           OpenVINO, a voice detector and a text reader, for `./dev bench serving` and
 #                     the example server
-#   clients           others' clients of the example server, for `./dev check`
-#   prometheus        another client, Debian's
-#   nginx             Debian's, which stands in front of the example server
-#   openmpi5, mpich   two more MPIs, for `./dev check`, and for `./dev bench collective`, which
-#                     compares with them
+#   clients           other projects' clients of the example server, for `./dev check`
+#   prometheus        another such client, a package of Debian's
+#   nginx             a proxy in front of the example server, a package of Debian's
+#   openmpi5, mpich   two more MPIs, for `./dev check`, and for comparisons in
+#                     `./dev bench collective`
 #   oneccl            oneCCL and the MPI that it comes with, for `./dev bench collective`
 #   gemma             a language model for the server, for users who accept the terms of its weights
 #
-# Without these the tests that need them are left out, with a line that says so; where CI is set, it
-# is an error.
+# If a package is missing, the tests that need it are left out, with a line that says so. In CI, a
+# missing package is an error.
 
 tools=$root/build/tools
 
@@ -63,7 +65,8 @@ have_package() {
     esac
 }
 
-# The areas of `./dev setup` that a command asks for, and whether what they lack is to be installed.
+# The areas of `./dev setup` that a command needs. `installing` isn't empty while missing packages
+# are to be installed.
 asked_areas=
 installing=
 
@@ -71,8 +74,7 @@ missing() {  # WHAT...
     fail 3 "missing: $*; run: ./dev setup $asked_areas"
 }
 
-# Installs those of the packages that are missing: as root, or through sudo if it asks for no
-# password.
+# Installs the packages that are missing: as root, or through sudo if sudo needs no password.
 need() {  # PACKAGE...
     local absent=() package as_root=()
     for package in "$@"; do
@@ -97,12 +99,13 @@ need() {  # PACKAGE...
 install_packages() {
     { "${as_root[@]}" apt-get -qq update &&
         "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "${absent[@]}"; } ||
-        fail 3 "these packages can't be installed: ${absent[*]}"  # also where `set -e` is off, as in a condition
+        fail 3 "these packages can't be installed: ${absent[*]}"  # `set -e` wouldn't suffice: it is off in conditions
     mkdir -p "$tools"
-    touch "$tools/.packages"  # what was configured without them is configured again
+    touch "$tools/.packages"  # trees that were configured without the packages are configured again
 }
 
-# A program out of Debian's package, which starts a server where it is installed.
+# Unpacks Debian's package without installing it, because an installed package would start its
+# server.
 unpacked() {  # PACKAGE
     local folder=$tools/$1
     [[ -n $installing ]] || missing "$1"
@@ -112,8 +115,8 @@ unpacked() {  # PACKAGE
 
 # ---- PyPI
 
-# Without these packages something is left out, with a line that says so; where CI is set, that is
-# an error.
+# Provides optional packages. If they are missing, prints the consequence and returns 1; in CI,
+# fails.
 from_pypi() {  # FOLDER CONSEQUENCE REQUIREMENT...
     local folder=$1 consequence=$2
     shift 2
@@ -128,7 +131,7 @@ from_pypi() {  # FOLDER CONSEQUENCE REQUIREMENT...
     return 1
 }
 
-# The same for packages that nothing goes without.
+# Provides packages that the command can't do without; otherwise fails.
 need_from_pypi() {  # FOLDER WHAT REQUIREMENT...
     local folder=$1 what=$2
     shift 2
@@ -137,7 +140,8 @@ need_from_pypi() {  # FOLDER WHAT REQUIREMENT...
     fetch_anew "$folder" "$@" || fail 3 "$what can't be fetched from PyPI, see $tools/$folder.log"
 }
 
-# The mark says what is in the folder, so that a change of requirements fetches it again.
+# Whether the folder has these packages. A mark has the requirements for which the folder was
+# filled, so a change of requirements fetches the packages again.
 there() {  # FOLDER REQUIREMENT...
     local mark=$tools/$1/.requirements
     shift
@@ -162,7 +166,7 @@ fetch_anew() {  # FOLDER REQUIREMENT...
     return 1
 }
 
-# A virtual environment for conan and clients, else the bare files of the packages.
+# Makes a virtual environment for conan and clients; for other folders, unpacks the packages' files.
 fetch() {  # FOLDER REQUIREMENT...
     local folder=$1
     shift
@@ -179,12 +183,12 @@ fetch() {  # FOLDER REQUIREMENT...
     else
         [[ -x $tools/pip/bin/pip ]] || python3 -m venv "$tools/pip" || return 1
         local where=--target
-        [[ $folder != openmpi5 && $folder != mpich && $folder != oneccl ]] || where=--prefix  # has bin/ and lib/ of its own, which --target drops
+        [[ $folder != openmpi5 && $folder != mpich && $folder != oneccl ]] || where=--prefix  # these packages have bin/ and lib/, which --target drops
         "$tools/pip/bin/pip" install --quiet --retries 1 --no-deps "$where" "$tools/$folder" "$@"
     fi
 }
 
-# What a wheel holds of data, unpacked.
+# Unpacks the digits, a data file of the wheel.
 fetch_digits() {  # REQUIREMENT
     local folder=$tools/digits
     [[ -x $tools/pip/bin/pip ]] || python3 -m venv "$tools/pip" || return 1
@@ -199,8 +203,8 @@ with zipfile.ZipFile(glob.glob(folder + '/wheel/*.whl')[0]) as z:
 END
 }
 
-# Of a wheel that needn't run here its headers ("include") and some shared libraries, by their
-# names.
+# Takes only the named parts of a wheel, which needn't run here: its headers ("include"), and shared
+# libraries by their names.
 fetch_from_wheel() {  # FOLDER PARTS OPTION... REQUIREMENT
     local folder=$1 parts=$2
     shift 2
@@ -222,8 +226,8 @@ for part in os.listdir(folder + '/wheel/unpacked'):  # all at once: a tree may b
 END
 }
 
-# Sets cuda_home to the directory of a toolkit from 13.0 on, empty if there is none, and
-# cuda_options to what CMake has to be told.
+# Sets cuda_home to the directory of a toolkit of version 13.0 or later; empty if there is none.
+# Sets cuda_options to the options that CMake needs for the toolkit.
 cuda_home=
 cuda_options=()
 own_cuda=$tools/cuda/nvidia/cu13
@@ -239,7 +243,8 @@ find_cuda_toolkit() {
     [[ $cuda_home != "$(realpath -m "$own_cuda")" ]] || cuda_options=(-DCUDAToolkit_ROOT="$own_cuda")
 }
 
-# Fetches one where there is none. It may still be missing afterwards: see from_pypi.
+# Fetches a toolkit if the machine has none. The toolkit may still be missing afterwards: see
+# from_pypi.
 need_cuda_toolkit() {
     find_cuda_toolkit
     [[ -z $cuda_home ]] || return 0
@@ -249,15 +254,15 @@ need_cuda_toolkit() {
     find_cuda_toolkit
 }
 
-# The newest one of PyPI at the time when it is fetched, for `./dev check toolkits`. Sets
-# newest_cuda, empty if it can't be had.
+# Fetches PyPI's newest toolkit, for `./dev check toolkits`. Sets newest_cuda; empty if the toolkit
+# isn't available.
 need_newest_cuda() {
     newest_cuda=$tools/newest_cuda/nvidia/cu13
     from_pypi newest_cuda "no newer toolkit is tested" nvidia-cuda-{nvcc,runtime,cccl,crt}'==13.*' 'nvidia-nvvm==13.*' || newest_cuda=
     [[ -z $newest_cuda ]] || as_installed "$newest_cuda"
 }
 
-# Lays a toolkit of PyPI out as an installer does.
+# Gives a toolkit of PyPI the layout that an installer makes.
 as_installed() {  # HOME
     ln -sfn lib "$1/lib64"
     ln -sf libcudart.so.13 "$1/lib/libcudart.so"

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash disable=SC2034,SC2154  # shares its variables with ./dev
-# The example server: `./dev serve`, and its clients in `./dev check`.
+# The example server: `./dev serve`, and the server's clients in `./dev check`.
 
-# Builds the example server, with the engines that are there. Its program is `server`.
+# Builds the example server with the engines that are installed. Sets `server` to the program.
 build_server() {  # [PROGRAM]
     build host "${1:-inference_server}"
     server=$(build_dir host)/examples/inference_server/${1:-inference_server}
 }
 
-# Without engines that are fetched for it: they would take as long again. A developer without a
-# network has the rest of the check.
+# Runs the clients without real engines, which would take as long again to fetch. Without the
+# clients, a developer's machine continues with the rest of the check.
 check_clients() {
     if (uses clients); then
         clients triton_http triton_grpc kserve promtool wrk loadgen
@@ -20,7 +20,8 @@ check_clients() {
     fi
 }
 
-# Others' clients, all or these, and clients that mean no good.
+# Runs other projects' clients, all of them or the named ones; then attacks, nginx in front of the
+# server, and the requests of `./dev gpu`.
 clients() {  # [NAME...]
     uses clients
     build_server
@@ -31,8 +32,8 @@ clients() {  # [NAME...]
     step "as ./dev gpu asks" python3 "$root/bench/gpu/server.py" "$server" --host
 }
 
-# Where models of libtorch run: on a CUDA device, if there is one, or as `--on` says. Sets `on`,
-# empty if nothing does, and `arguments` to all others.
+# Takes `--on` from the arguments, which says where models of libtorch run. Sets `on` to its value,
+# empty without `--on`, and `arguments` to the other arguments.
 where_to_serve() {  # ARG...
     on='' arguments=()
     while (($# > 0)); do
@@ -48,8 +49,8 @@ where_to_serve() {  # ARG...
     [[ -z $on || " ${arguments[*]} " == *" --torch "* ]] || fail 2 "--on: only models of libtorch run on CUDA; add --torch FOLDER"
 }
 
-# Whether the server on CUDA can be built, for the libtorch of the PyTorch that is installed; else
-# `why_not` says why.
+# Whether the server on CUDA can be built, with the libtorch of the installed PyTorch. If not,
+# `why_not` has the reason.
 has_cuda_for_server() {
     why_not="nvidia-smi finds no GPU here"
     nvidia-smi -L >/dev/null 2>&1 || return 1
@@ -57,14 +58,15 @@ has_cuda_for_server() {
     has_newer_libtorch
 }
 
-# The libtorch that loads packages of AOTInductor, too. It needs libraries of CUDA, also on the host.
+# Whether there is a libtorch that also loads packages of AOTInductor. It needs CUDA's libraries,
+# even to run on the host.
 has_newer_libtorch() {
     find_cuda_toolkit
     [[ -n $cuda_home && -e $tools/torch_cuda/torch/lib/libtorch_cpu.so ]] || return 1
     [[ -e $cuda_home/extras/CUPTI/include/cupti.h || -e $cuda_home/include/cupti.h ]]
 }
 
-# Sets `run_server`.
+# Builds the server with libtorch. Sets `run_server` to the command that starts it.
 build_server_with_torch() {
     if [[ $on != host ]] && has_cuda_for_server; then
         build_server inference_server_on_cuda

