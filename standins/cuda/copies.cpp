@@ -52,7 +52,7 @@ layout layout_of(const cudaPitchedPtr& p, const cudaPos& at) {
     const std::size_t slice = p.pitch * p.ysize;
     return {static_cast<const char*>(p.ptr) + at.z * slice + at.y * p.pitch + at.x, p.pitch, slice};
 }
-/// The addresses as the driver gets them, of any kind of memory.
+/// The copy's addresses in the driver's form, in which they may be of any kind of memory.
 template <class Told>
 Told told_3d(const layout& to, const layout& from, const box& size) {
     Told t{};

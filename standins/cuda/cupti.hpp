@@ -22,7 +22,8 @@
 
 namespace standin {
 
-/// Another part of the process subscribes, under that name, and replaces the present subscriber.
+/// Plays another part of the process that subscribes, under that name, and replaces the present
+/// subscriber.
 void take_subscriber(std::string name);
 /// Ends the subscription of take_subscriber().
 void give_subscriber_back();
@@ -41,7 +42,7 @@ namespace detail {
 
 /// Whether the subscriber has enabled callbacks of the function.
 [[nodiscard]] bool traced(CUpti_CallbackId id);
-/// Calls the subscriber, if there is one. `result`: null at ENTER.
+/// Calls the subscriber, if there is one. `result` is null at ENTER.
 void call_back(CUpti_CallbackId id, const char* name, const void* parameters, const CUresult* result,
                std::uint64_t& between);
 

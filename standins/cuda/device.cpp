@@ -14,7 +14,7 @@ namespace {
 
 constexpr int max_threads = 1024, warp = 32, first_bus = 0x10;
 
-/// Calls body(machine&) for a call that names a device, and doesn't mean the current one.
+/// Calls body(machine&) for a call that names its device, and so doesn't use the current device.
 template <class Body>
 cudaError_t about(const char* name, int device, Body body) {
     return enter({.name = name, .bare = true}, nullptr,

@@ -144,7 +144,7 @@ CUresult release_primary(CUdevice device) {
 // need none.
 CUresult event_query(CUevent e) { return driver(query("cuEventQuery", e)); }
 CUresult stream_query(CUstream s) { return driver(query("cuStreamQuery", s)); }
-// For this function it names such an error.
+// For this function, the manual names such an error.
 CUresult event_elapsed_time(float* ms, CUevent from, CUevent to) {
     return driver(elapsed_time("cuEventElapsedTime", ms, from, to));
 }

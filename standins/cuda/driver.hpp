@@ -19,7 +19,7 @@ struct entry_point {
     void* function = nullptr;
 };
 
-/// `Declared`: the function's type in CUDA's header.
+/// `Declared` is the function's type in CUDA's header.
 template <class Declared, class Function>
 entry_point point(std::string_view name, int since, Function* f) {
     static_assert(std::is_same_v<Declared, Function>);

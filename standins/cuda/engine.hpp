@@ -17,7 +17,7 @@ namespace standin::detail {
 /// The stand-in tells the engine about the memory that kernels may touch.
 struct engine {
     virtual ~engine() = default;
-    /// `device`: the owner of the memory; -1: the host.
+    /// `device` owns the memory; -1 stands for the host.
     virtual void added(std::uintptr_t begin, std::size_t size, int device) = 0;
     virtual void removed(std::uintptr_t begin) = 0;
     /// A completed copy or memset, in the order of its stream.
@@ -48,7 +48,7 @@ struct engine {
     /// and may launch work for which kernels wait.
     bool host_waits = false;
 };
-/// The program's engine. Null: kernels run on the host; see launch.hpp.
+/// The program's engine. If it is null, kernels run on the host: see launch.hpp.
 [[nodiscard]] engine*& the_engine();
 
 /// A kernel that has begun. Each call runs it for a while and returns whether it is over. Throws
@@ -63,7 +63,7 @@ struct beginning {
 using kernel_start = std::function<running_kernel(const beginning& here)>;
 
 /// Enqueues a kernel whose length is its computing time; counts as a call of cudaLaunchKernelExC.
-/// `kernel` and `together`: as for kernels that run on the host.
+/// `kernel` and `together` are as for kernels that run on the host (standin.hpp).
 cudaError_t launch(cudaStream_t stream, const void* kernel, bool together, kernel_start start);
 
 }  // namespace standin::detail

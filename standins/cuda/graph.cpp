@@ -244,7 +244,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t handle) {
     });
 }
 
-// Both can be destroyed while launches of them are still under way.
+// Graphs and executables can be destroyed while their launches are still under way.
 
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
     constexpr call_info info{.name = "cudaGraphExecDestroy", .returns = true};

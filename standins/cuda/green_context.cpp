@@ -105,7 +105,7 @@ CUresult create_green(CUgreenCtx* out, CUdevResourceDesc what, CUdevice device, 
     }));
 }
 
-/// body(machine&, shared_ptr<context>&)
+/// Calls body(machine&, shared_ptr<context>&) for a valid handle.
 template <class Body>
 CUresult on_green(const call_info& info, CUgreenCtx handle, Body body) {
     return driver(enter(info, nullptr, [&](machine& m) {

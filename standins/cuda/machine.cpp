@@ -98,7 +98,7 @@ bool machine::run_kernel(stream& s) {
     return true;
 }
 
-/// When the first entry of the stream's queue begins; none while it can't begin.
+/// The time at which the first entry of the stream's queue begins; none while it can't begin.
 std::optional<ns> machine::begin_of(stream& s) {
     operation& first = s.queue.front();
     if (s.held) return std::nullopt;
@@ -122,8 +122,8 @@ std::optional<ns> machine::begin_of(stream& s) {
     return begin;
 }
 
-/// When the word for which the operation waits became 0; none while it isn't 0. The host writes the
-/// word without a call.
+/// The time at which the word for which the operation waits became 0; none while it isn't 0. The
+/// host writes the word without a call.
 std::optional<ns> machine::passes(operation& waits) {
     const std::uintptr_t at = *waits.until_zero;
     if (place_of(reinterpret_cast<const void*>(at)).device < 0 && !is_pinned(at)) {
@@ -199,7 +199,7 @@ void machine::run() {
     std::erase_if(busy, [](const auto& s) { return s->queue.empty(); });
 }
 
-/// When the next work ends that isn't blocked.
+/// The time at which the next work ends that isn't blocked.
 ns machine::next_end() {
     ns next = ns::max();
     if (chosen.time == timing::manual) return next;

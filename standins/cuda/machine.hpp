@@ -91,7 +91,7 @@ struct machine {
     void find(std::string what);
 
     thread_state& thread();
-    [[nodiscard]] CUcontext context_of_thread();  // the current one, or the one that the runtime gives
+    [[nodiscard]] CUcontext context_of_thread();  // the current context, or else the runtime's
     std::shared_ptr<context> current();           // by default the primary context of device 0
     std::shared_ptr<context> primary(int device);
     [[nodiscard]] static std::uint64_t new_context_id() noexcept;
@@ -203,7 +203,7 @@ struct machine {
     const std::chrono::steady_clock::time_point began = std::chrono::steady_clock::now();
     static constexpr std::uintptr_t first_handle = 0x10000;
     std::uintptr_t last_handle = first_handle;
-    std::set<std::uintptr_t> reset_away;  // handles that went with their context
+    std::set<std::uintptr_t> reset_away;  // handles of objects that a reset of their device destroyed
     table<context> user_contexts;
     bool unloaded = false;
     const int process;  // the process that made the machine; a child can't use it
@@ -350,7 +350,7 @@ cudaError_t on_device(const call_info& info, Body body) {
     });
 }
 
-/// body(machine&, stream&)
+/// Calls body(machine&, stream&) for a valid handle.
 template <class Body>
 cudaError_t on_stream(const call_info& info, cudaStream_t handle, Body body) {
     return enter(info, handle, [&](machine& m) {
@@ -364,8 +364,8 @@ cudaError_t on_stream(const call_info& info, cudaStream_t handle, Body body) {
 
 /// Implements all launches, under the name of cudaLaunchKernelExC.
 cudaError_t enqueue_kernel(cudaStream_t s, const void* kernel, operation op);  // stream.cpp
-/// These implement both the runtime's and the driver's function for a purpose, under the name of
-/// either.
+/// Each of these implements a function of the runtime and the driver's function for the same
+/// purpose. `name` is the name of the function that was called.
 cudaError_t query(const char* name, cudaEvent_t handle);                                      // stream.cpp
 cudaError_t query(const char* name, cudaStream_t handle);                                     // stream.cpp
 cudaError_t record(const char* name, cudaEvent_t e, cudaStream_t s);                          // stream.cpp
@@ -373,7 +373,7 @@ cudaError_t elapsed_time(const char* name, float* ms, cudaEvent_t from, cudaEven
 cudaError_t is_capturing(const char* name, cudaStream_t s, cudaStreamCaptureStatus* status);  // graph.cpp
 cudaError_t exchange_mode(const char* name, cudaStreamCaptureMode* mode);                     // graph.cpp
 
-/// body(machine&, event&)
+/// Calls body(machine&, event&) for a valid handle.
 template <class Body>
 cudaError_t on_event(const call_info& info, cudaEvent_t handle, Body body) {
     return enter(info, nullptr, [&](machine& m) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The number of blocks of a kernel that fit on an SM. This function has its own file, because a
+// The number of blocks of a kernel that fit on an SM. The function has a file of its own, because a
 // program that runs compiled kernels knows the exact number and replaces the function.
 #include "machine.hpp"
 

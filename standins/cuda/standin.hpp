@@ -63,10 +63,11 @@ struct options {
     int capability = 90;                   // 80 for 8.0
     bool rdma = true;                      // network cards reach virtual memory that was made for RDMA
     bool stream_memory_operations = true;  // streams wait for words of 64 bits in memory
-    bool peers = true;                     // every device reaches every other one ...
-    bool peer_atomics = false;  // ... with atomics too: not over PCIe (Programming Guide, "Peer-to-Peer Memory Access")
-                                // nor on the host's memory. Without, a compiled kernel that needs
-                                // them is a finding
+    bool peers = true;                     // every device reaches every other device
+    /// Devices can use atomics on each other's memory and on the host's. Over PCIe they can't.
+    /// (Programming Guide, "Peer-to-Peer Memory Access".) With false, a compiled kernel that needs
+    /// such atomics is a finding.
+    bool peer_atomics = false;
     timing time = timing::automatic;
     ns synchronous_copy{};  // how long a synchronous copy or fill takes on the device
     poison_scope scope = poison_scope::device;
@@ -106,11 +107,11 @@ void reset(const options& o = {});
 
 // --- time
 
-/// Since the reset.
+/// The time since the reset.
 [[nodiscard]] ns now();
-/// With manual timing: moves the clock, and does the work that is due by then.
+/// With manual timing, moves the clock forward, and does the work that is due by then.
 void advance(ns step);
-/// hold: no work on the stream begins until let_go() is called.
+/// From hold() on, no work on the stream begins until let_go() is called.
 void hold(cudaStream_t stream);
 void let_go(cudaStream_t stream);
 
@@ -134,7 +135,7 @@ void poison(int device, cudaError_t code);
 /// Unloads the driver with all objects, as at the end of a process: from then on every call returns
 /// cudaErrorCudartUnloading.
 void unload();
-/// The driver lacks this entry point from now on, as an older driver does.
+/// From now on the driver lacks this entry point, as an older driver does.
 void hide_entry_point(std::string name);
 
 // --- what happened
@@ -184,8 +185,9 @@ std::string take_findings();
 namespace detail {
 /// Enqueues `body`, which takes `length` on the device; counts as a call of cudaLaunchKernelExC. A
 /// body that throws counts as an illegal access. `kernel` identifies the kernel, which is loaded at
-/// its first launch. `together`: a cooperative launch, whose blocks may wait for each other.
-/// `touches`: the addresses to which its arguments point, so that unmapping memory in use is found.
+/// its first launch. With `together`, this is a cooperative launch, whose blocks may wait for each
+/// other. `touches` has the addresses to which the kernel's arguments point, so that the stand-in
+/// finds a program that unmaps memory in use.
 cudaError_t launch(cudaStream_t stream, const void* kernel, bool together, ns length, std::function<void()> body,
                    std::vector<std::uintptr_t> touches = {});
 /// The same for a kernel that is loaded already and waits for no other kernel.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The instructions that only use registers, each as a pure function of up to three operands.
 //
-//   const ptx::pure* add = ptx::find_pure("add.s32");       // null: nobody knows it
+//   const ptx::pure* add = ptx::find_pure("add.s32");       // null if there is no such opcode
 //   add->compute(1, 2, 0);                                  // 3
 //
 // Registers are 64 bits wide here. A value lies in the low bits. The other bits are undefined, and

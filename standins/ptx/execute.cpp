@@ -22,7 +22,7 @@ word extended(word value, const instruction& i) {
     return static_cast<word>(static_cast<std::int64_t>(value << unused) >> unused);
 }
 
-// As load_atomically.
+// Stores as load_atomically() loads.
 void store_atomically(std::byte* to, word value, std::size_t bytes) {
     switch (bytes) {
         case 1:

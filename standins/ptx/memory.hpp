@@ -4,7 +4,7 @@
 //   memory m;
 //   m.add(begin, size, contents::unknown);
 //   area* a = m.find(address, bytes);                   // null: not inside one piece of memory
-//   a->touch(offset, bytes, ...)  // what conflicts with it, if something does
+//   a->touch(offset, bytes, ...)  // the conflicting access, if there is one
 //
 // Races are found by the method of FastTrack (Flanagan and Freund, PLDI 2009). An access conflicts
 // with the last write, and a write also with the reads since, unless these happened before the

@@ -3,7 +3,7 @@
 // each such mutant.
 //
 //   for (const ptx::mutant& m : ptx::mutants_of(programs)) {
-//       const ptx::mutation broken(m);                              // until it goes
+//       const ptx::mutation broken(m);                              // in force while it exists
 //       ... run something ...
 //   }
 //

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // PTX in the form that the machine runs: every name is a number, and every modifier a field.
 //
-//   // throws ptx::error for what nobody knows
+//   // throws ptx::error for text that the decoder doesn't know
 //   const ptx::program p = ptx::decode(ptx::text::parse(text));
 //   const ptx::function* kernel = p.find("_Z5scalePf");
 //

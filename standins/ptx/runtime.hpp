@@ -19,7 +19,7 @@
 
 #include "machine.hpp"
 
-/// The PTX files of the program's objects, ending with null. Each program defines this array.
+/// The PTX files of the program's objects, followed by null. Each program defines this array.
 extern const char* const ptx_files[];
 
 namespace ptx::runtime {

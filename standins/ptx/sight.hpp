@@ -7,7 +7,7 @@
 //
 //   sight mine;
 //   mine.saw(address, 7);                       // the value that is there since moment 7
-//   mine.include(theirs);                       // all that they had seen
+//   mine.include(theirs);                       // everything that `theirs` has seen
 //   mine.of(address);                           // 7, or later
 #pragma once
 

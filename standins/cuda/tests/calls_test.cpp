@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tags: alone
-// The stand-in for CUDA is itself tested: streams, events, graphs and errors are as modelled, and
-// everything that it is to find out it does find.
+// Tags: alone Tests of the stand-in for CUDA itself: streams, events, graphs and errors behave as
+// modelled, and the stand-in finds each misuse that it should find.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -34,7 +33,7 @@ namespace {
 
 constexpr auto manual = standin::timing::manual;
 
-/// Enqueues work of that length which counts itself.
+/// Enqueues work of that length, which adds 1 to `*ran`.
 void work(cudaStream_t s, ns length, int* ran = nullptr) {
     CHECK(standin::detail::launch(s, length, [ran] {
               if (ran != nullptr) ++*ran;
@@ -43,7 +42,7 @@ void work(cudaStream_t s, ns length, int* ran = nullptr) {
 
 }  // namespace
 
-// ---- what it finds
+// ---- findings
 
 TEST_CASE("every leftover is found", "[cuda][standin]") {
     standin::reset();
@@ -259,7 +258,7 @@ TEST_CASE("work of a stream runs in its order, and takes its length", "[cuda][st
     standin::advance(10ms);
     CHECK(ran == 2);
     CHECK(cudaEventElapsedTime(&took, a, b) == cudaSuccess);
-    CHECK(took == 7.0F);  // not when somebody looked, but when the work ended
+    CHECK(took == 7.0F);  // the end of the work counts, not the time of a query
     CHECK(cudaEventElapsedTime(&took, b, a) == cudaSuccess);
     CHECK(took == -7.0F);
     CHECK(cudaStreamQuery(s) == cudaSuccess);
@@ -274,7 +273,7 @@ TEST_CASE("a stream waits for an event of another one, as it was recorded at tha
     work(s, 5ms);
     CHECK(cudaEventRecord(e, s) == cudaSuccess);
     CHECK(cudaStreamWaitEvent(t, e, 0) == cudaSuccess);
-    CHECK(cudaEventRecord(e, s) == cudaSuccess);  // later ones don't matter
+    CHECK(cudaEventRecord(e, s) == cudaSuccess);  // a later recording doesn't matter
     standin::hold(s);
     CHECK(cudaSetDevice(1) == cudaSuccess);
     work(t, 1ms, &ran);
@@ -382,7 +381,7 @@ TEST_CASE("captured work runs at each launch of the graph, and not before", "[cu
     standin::advance(10ms);
     CHECK(order.empty());
     CHECK(cudaGraphLaunch(exec, s) == cudaSuccess);
-    CHECK(cudaGraphLaunch(exec, t) == cudaSuccess);  // doesn't overlap itself
+    CHECK(cudaGraphLaunch(exec, t) == cudaSuccess);  // launches of one graph don't overlap
     standin::advance(3ms);
     CHECK(order == "abc");
     standin::advance(3ms);
@@ -400,7 +399,7 @@ TEST_CASE("captured work runs at each launch of the graph, and not before", "[cu
     const auto nothing = raw::end_capture(s);
     CHECK(cudaGraphExecUpdate(exec, nothing, &why) == cudaErrorGraphExecUpdateFailure);
     CHECK(why.result == cudaGraphExecUpdateErrorTopologyChanged);
-    // Nor do the nodes come to another device.
+    // An update can't move the nodes to another device either.
     const auto far = make_stream(1);
     CHECK(cudaStreamBeginCapture(far, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
     for (const char c : {'x', 'y', 'z'}) note(far, c);
@@ -492,7 +491,7 @@ TEST_CASE("a capture that is used wrongly is found, and ends with an error", "[c
         auto status = cudaStreamCaptureStatusNone;
         CHECK(cudaStreamIsCapturing(nullptr, &status) == cudaErrorStreamCaptureImplicit);
         CHECK(cudaStreamIsCapturing(blocking, &status) == cudaSuccess);
-        CHECK(status == cudaStreamCaptureStatusActive);  // to ask spoils nothing
+        CHECK(status == cudaStreamCaptureStatusActive);  // the query doesn't invalidate the capture
         CHECK(cudaEventRecord(e, nullptr) == cudaErrorStreamCaptureImplicit);
         CHECK(cudaStreamEndCapture(blocking, &graph) == cudaErrorStreamCaptureInvalidated);
         CHECK(cudaStreamQuery(s) == cudaErrorStreamCaptureUnsupported);
@@ -564,7 +563,7 @@ TEST_CASE("an illegal access sticks to its device, or to the process", "[cuda][s
     int n = 0;
     CHECK(cudaGetDeviceCount(&n) == cudaSuccess);
 
-    // Nothing can be returned any more, but who tried has done his part.
+    // Nothing can be freed any more, but a program that tries counts as having freed the objects.
     CHECK(cudaFree(p) == cudaErrorIllegalAddress);
     CHECK(cudaStreamDestroy(s) == cudaErrorIllegalAddress);
     CHECK(cudaEventDestroy(before) == cudaErrorIllegalAddress);

@@ -19,7 +19,7 @@ namespace standin_cupti_test {
 
 namespace {
 
-/// What a subscriber saw.
+/// The callbacks that a subscriber got.
 struct seen {
     std::vector<CUpti_ApiCallbackSite> sites{};
     std::vector<std::uint64_t> kept{};  // the word that goes from entry to exit
@@ -51,7 +51,7 @@ TEST_CASE("a subscriber hears of a launch twice, with a word from the entry to t
         return cuptiEnableCallback(enable, me, CUPTI_CB_DOMAIN_DRIVER_API, CUPTI_DRIVER_TRACE_CBID_cuMemsetD8Async);
     };
 
-    CHECK(cudaMemsetAsync(p, 0, 64, s) == cudaSuccess);  // nobody asked for this one
+    CHECK(cudaMemsetAsync(p, 0, 64, s) == cudaSuccess);  // callbacks of this function aren't enabled yet
     CHECK(all.sites.empty());
     CHECK(hear(1) == CUPTI_SUCCESS);
     CHECK(cudaMemsetAsync(p, 0, 64, s) == cudaSuccess);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tags: alone
-// The stand-in for CUDA is itself tested: its memory, pools, virtual memory and green contexts.
+// Tags: alone Tests of the stand-in for CUDA itself: memory, pools, virtual memory and green
+// contexts.
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -96,11 +96,11 @@ TEST_CASE("a synchronous copy or fill may return before it is over", "[cuda][sta
         CHECK(after(1ms) == 2);
         std::vector<char> pageable(64, 3);
         CHECK(cudaMemcpy(to, pageable.data(), 64, cudaMemcpyDefault) == cudaSuccess);
-        pageable.assign(64, 0);  // it has been staged
+        pageable.assign(64, 0);  // the copy has staged its source
         CHECK(now() == 2);
         CHECK(after(1ms) == 3);
 
-        cudaStream_t blocking = nullptr;  // the legacy stream waits for it
+        cudaStream_t blocking = nullptr;  // the legacy stream waits for this stream
         REQUIRE(cudaStreamCreateWithPriority(&blocking, cudaStreamDefault, 0) == cudaSuccess);
         standin::hold(blocking);
         CHECK(cudaMemsetAsync(from, 4, 64, blocking) == cudaSuccess);
@@ -112,13 +112,13 @@ TEST_CASE("a synchronous copy or fill may return before it is over", "[cuda][sta
         CHECK(cudaFree(to) == cudaSuccess);
         CHECK(cudaFree(from) == cudaSuccess);
     }
-    (void)standin::take_findings();  // that it uses the default stream
+    (void)standin::take_findings();  // the finding that the test uses the default stream
 }
 
 TEST_CASE("a pool reserves in steps, and its limit is rounded up to them", "[cuda][standin]") {
     const standin::session gpu{{.memory = bytes{256 << 20}}};
     const auto s = make_stream();
-    const auto pool = raw::make_pool(0, 1024);  // 1 KiB, and still 32 MiB
+    const auto pool = raw::make_pool(0, 1024);  // asks for 1 KiB, and gets 32 MiB
     void *p = nullptr, *q = nullptr;
     CHECK(cudaMallocFromPoolAsync(&p, 32 << 20, pool, s) == cudaSuccess);
     CHECK(cudaMallocFromPoolAsync(&q, 1, pool, s) == cudaErrorMemoryAllocation);
@@ -129,7 +129,7 @@ TEST_CASE("a pool reserves in steps, and its limit is rounded up to them", "[cud
     CHECK(raw::attribute(pool, cudaMemPoolAttrUsedMemHigh) == 32 << 20);
     CHECK(cudaFreeAsync(p, s) == cudaSuccess);
     CHECK(standin::used(0) == bytes{32 << 20});
-    CHECK(cudaStreamSynchronize(s) == cudaSuccess);  // above the threshold, of 0
+    CHECK(cudaStreamSynchronize(s) == cudaSuccess);  // the pool gives back memory above its threshold, which is 0
     CHECK(standin::used(0) == bytes{});
     CHECK(cudaMemPoolDestroy(pool) == cudaSuccess);
     raw::destroy(s);
@@ -140,7 +140,7 @@ TEST_CASE("memory freed in a stream can be had again there at once, and elsewher
     const standin::session gpu{{.memory = bytes{64 << 20}, .time = manual}};
     const auto s = make_stream(), t = make_stream();
     const auto pool = raw::make_pool(0, 32 << 20);
-    int coupled = 0;  // else the other stream would be made to wait for this one, and have it at once
+    int coupled = 0;  // otherwise the other stream would wait for this one, and get the block at once
     CHECK(cudaMemPoolSetAttribute(pool, cudaMemPoolReuseAllowInternalDependencies, &coupled) == cudaSuccess);
     void *p = nullptr, *q = nullptr, *r = nullptr;
     CHECK(cudaMallocFromPoolAsync(&p, 32 << 20, pool, s) == cudaSuccess);
@@ -184,7 +184,7 @@ TEST_CASE("physical memory is mapped, opened, and lives until it is neither mapp
     CHECK(drv.create(&block, page, &wanted, 0) == CUDA_ERROR_INVALID_DEVICE);
 }
 
-// ---- who may use memory, and in which context
+// ---- access to memory, and contexts
 
 TEST_CASE("memory of pools and virtual memory is for the devices that it is open to", "[cuda][standin]") {
     const standin::session gpu{{.memory = bytes{128 << 20}}};
@@ -300,11 +300,11 @@ TEST_CASE("memory of cudaMalloc is for the contexts whose peers have it", "[cuda
     const auto far = make_stream(1);
     char host = 0;
     CHECK(cudaMemsetAsync(p, 1, 1, far) == cudaErrorInvalidValue);
-    CHECK(cudaMemcpyAsync(p, &host, 1, cudaMemcpyDefault, far) == cudaSuccess);  // through the host, if it must
+    CHECK(cudaMemcpyAsync(p, &host, 1, cudaMemcpyDefault, far) == cudaSuccess);  // if need be, through the host
     CUcontext mine = nullptr;
     REQUIRE(drv.create_context(&mine, nullptr, 0, 1) == CUDA_SUCCESS);
     CHECK(cudaDeviceEnablePeerAccess(0, 0) == cudaSuccess);
-    CHECK(cudaMemsetAsync(p, 1, 1, far) == cudaErrorInvalidValue);  // that was the other context
+    CHECK(cudaMemsetAsync(p, 1, 1, far) == cudaErrorInvalidValue);  // peer access was enabled in the other context
     CHECK(drv.destroy_context(mine) == CUDA_SUCCESS);
     CHECK(cudaDeviceEnablePeerAccess(0, 0) == cudaSuccess);
     CHECK(cudaMemsetAsync(p, 1, 1, far) == cudaSuccess);
@@ -349,7 +349,7 @@ TEST_CASE("the driver's functions make no contexts", "[cuda][standin]") {
     CUdevice which = 0;
     CHECK(drv.current_device(&which) == CUDA_ERROR_INVALID_CONTEXT);
     CHECK_FALSE(standin::has_context(0));
-    CHECK(cudaFree(nullptr) == cudaSuccess);  // one of the runtime's does
+    CHECK(cudaFree(nullptr) == cudaSuccess);  // a call of the runtime makes the context
     CHECK(standin::has_context(0));
     const auto e = make_event();
     auto elsewhere = CUDA_SUCCESS;
@@ -380,7 +380,7 @@ TEST_CASE("cudaDeviceReset takes all that the device has, and leaves the others 
     CHECK(standin::existing().streams == 1);
     CHECK(standin::existing().events == 0);
     CHECK(standin::existing().allocations == 0);
-    CHECK(cudaStreamDestroy(near) == cudaErrorInvalidResourceHandle);  // whose owner can't know: no finding
+    CHECK(cudaStreamDestroy(near) == cudaErrorInvalidResourceHandle);  // the owner can't know of the reset: no finding
     CHECK(cudaEventDestroy(e) == cudaErrorInvalidResourceHandle);
     raw::destroy(far);
 }

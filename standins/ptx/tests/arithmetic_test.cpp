@@ -25,7 +25,7 @@ __extension__ using wide = unsigned __int128;
 __extension__ using wide_signed = __int128;
 __extension__ using quad = __float128;
 
-/// What was compared with a reference so far.
+/// The opcodes that tests have compared with a reference so far.
 std::set<std::string, std::less<>>& compared() {
     static std::set<std::string, std::less<>> names;
     return names;
@@ -85,7 +85,7 @@ TEST_CASE("shifts move bits one by one, and everything out beyond the width", "[
                 REQUIRE((run("shr.b" + w, a, amount) & mask) == right);
                 REQUIRE((run("shr.s" + w, a, amount) & mask) == arithmetic);
             }
-    CHECK(run("shl.b32", 1, 0x1'0000'0000) == 1);  // 32 bits of the amount count, all of them
+    CHECK(run("shl.b32", 1, 0x1'0000'0000) == 1);  // the low 32 bits of the amount count
     CHECK(run("shl.b32", 1, 0x8000'0001) == 0);
 }
 
@@ -242,7 +242,7 @@ TEST_CASE("logic, counts, moves and choices, bit by bit", "[ptx]") {
     CHECK(run("xor.pred", ~word{0}, 1) == 0);
     CHECK(run("and.pred", ~word{0}, 1) == 1);
     CHECK(run("or.pred", ~word{0}, 0) == 1);
-    // One address space, in which the others are parts.
+    // All address spaces are parts of one space, so addresses don't change.
     for (const std::string space : {"to.global.", "global.", "param.", "to.param.", "local.", "to.local."})
         CHECK(run("cvta." + space + "u64", 0x1234'5678'9abc) == 0x1234'5678'9abc);
 }
@@ -282,7 +282,7 @@ TEST_CASE("integers are extended by their own sign, and cut to the target's widt
 
 TEST_CASE("integers become the nearest float, ties to even", "[ptx]") {
     const auto check = [](float f, quad exact) {
-        // No neighbour is nearer, and one that is as near is odd.
+        // No neighbour is nearer. If a neighbour is as near, the result is even.
         const auto distance = [&](float g) { return g > exact ? g - exact : exact - g; };
         for (const float other : {std::nextafter(f, -INFINITY), std::nextafter(f, INFINITY)}) {
             REQUIRE(distance(f) <= distance(other));
@@ -316,7 +316,8 @@ TEST_CASE("floats become integers as the rounding says, or the nearest end of th
             REQUIRE(run("cvt." + how + ".s32.f32", bits_of(x)) ==
                     static_cast<std::uint32_t>(static_cast<std::int64_t>(s)));
             REQUIRE(run("cvt." + how + ".u32.f32", bits_of(x)) == static_cast<std::uint32_t>(u));
-            // Of 64 bits, whose ends a double doesn't hold. A NaN is the smallest there (9.7.9.21).
+            // Integers of 64 bits, whose limits a double doesn't hold. A NaN becomes the smallest
+            // integer (9.7.9.21).
             const auto within = [&](double first_above, word most, double least, word smallest) {
                 if (std::isnan(rounded)) return word{1} << 63;
                 if (rounded >= first_above) return most;
@@ -390,7 +391,7 @@ TEST_CASE("fp16 and bf16 are the nearest, ties to even; any NaN is the canonical
 
 namespace {
 
-/// By the bits: what .ftz and .sat make of a float.
+/// The effects of .ftz and .sat on a float, computed from its bits.
 word flushed(bool flush, word x) { return flush && (x & 0x7f80'0000) == 0 ? x & 0x8000'0000 : x; }
 word saturated(bool saturate, word x) {
     if (!saturate) return x;
@@ -620,7 +621,7 @@ TEST_CASE("integers are compared by as many bits as their type has", "[ptx]") {
         for (const word b : words())
             for (const unsigned width : {16U, 32U, 64U}) {
                 const std::string w = std::to_string(width);
-                const word x = a << (64 - width), y = b << (64 - width);  // the others are gone
+                const word x = a << (64 - width), y = b << (64 - width);  // without the bits above the width
                 REQUIRE(run("setp.eq.b" + w, a, b) == (x == y ? 1 : 0));
                 REQUIRE(run("setp.ne.b" + w, a, b) == (x == y ? 0 : 1));
                 REQUIRE(run("setp.lt.u" + w, a, b) == (x < y ? 1 : 0));
@@ -658,7 +659,7 @@ TEST_CASE("an instruction that isn't in the table is nobody's guess", "[ptx]") {
     CHECK(ptx::pure_opcodes().size() > 200);
 }
 
-/// Last of all: what nobody has compared, nobody has seen.
+/// Comes last: fails for opcodes that no test has compared.
 TEST_CASE("zz: every instruction in the table was compared with a reference", "[ptx]") {
     std::string missed;
     for (const auto name : ptx::pure_opcodes())

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tags: one-thread, alone
-// The executor behind the stand-in: what both find together, on the kernels of kernels.ptx.
+// Tags: one-thread, alone Tests of the executor behind the stand-in: the findings of both together,
+// for the kernels of kernels.ptx.
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -13,12 +13,12 @@
 #include "standins/ptx/runtime.hpp"
 #include "support/catch.hpp"
 
-// What nvcc's objects call.
+// The function that nvcc's objects call.
 extern "C" void __cudaRegisterFunction(void**, const char*, char*, const char*, int, void*, void*, void*, void*, int*);
 
 namespace {
 
-/// Stands for a kernel on the host.
+/// A kernel of kernels.ptx, with the host function that stands for it.
 class kernel {
 public:
     explicit kernel(const char* name) {
@@ -37,7 +37,7 @@ const kernel write_words("write_words"), count_threads("count_threads"), meet("m
 
 constexpr std::size_t size = 64 * sizeof(std::uint32_t);
 
-/// 64 words of the device that is current, which are all 0.
+/// 64 words on the current device, all 0.
 std::uint32_t* make_words(cudaStream_t s) {
     void* p = nullptr;
     REQUIRE(cudaMalloc(&p, size) == cudaSuccess);
@@ -46,7 +46,7 @@ std::uint32_t* make_words(cudaStream_t s) {
     return static_cast<std::uint32_t*>(p);
 }
 
-/// Runs f(stream, another one, words of device 0); what was found.
+/// Runs f(stream, another stream, words of device 0), and returns the findings.
 template <class F>
 std::string found_by(const F& f, const standin::options& o = {}) {
     standin::reset(o);
@@ -58,7 +58,7 @@ std::string found_by(const F& f, const standin::options& o = {}) {
     (void)cudaStreamSynchronize(s);
     (void)cudaStreamSynchronize(t);
     (void)cudaFree(words);
-    (void)cudaStreamDestroy(s);  // which says so if the device is lost
+    (void)cudaStreamDestroy(s);  // returns an error if the device is lost
     (void)cudaStreamDestroy(t);
     return standin::take_findings();
 }

@@ -18,8 +18,8 @@
 
 namespace ptx_test {
 
-/// One kernel with one argument, the address of 64 words, which nobody has written yet unless
-/// `written` says so.
+/// One kernel with one argument, the address of 64 words. The words count as never written, unless
+/// `written` is passed.
 class small_kernel {
 public:
     explicit small_kernel(const std::string& body, ptx::machine_options o = {},
@@ -35,7 +35,7 @@ public:
         machine_->memory().add(address(), sizeof words, c);
     }
 
-    /// Until everything has come to its end.
+    /// Runs until all grids have ended.
     void run(ptx::launch l = {}) {
         start(std::move(l));
         while (machine_->busy()) machine_->run(10'000);
@@ -51,7 +51,7 @@ public:
     }
     [[nodiscard]] ptx::machine& machine() { return *machine_; }
     [[nodiscard]] ptx::function& kernel() { return *program_.functions[0]; }
-    /// All findings, one a line.
+    /// All findings, one per line.
     [[nodiscard]] std::string found() const {
         std::string all;
         for (const auto& f : machine_->findings()) all += f + "\n";

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tags: one-thread, alone
-// What the executor knows, refuses and finds, on kernels of a few lines.
+// Tags: one-thread, alone Tests of the executor: the PTX that it knows and refuses, and its
+// findings, on kernels of a few lines.
 #include <algorithm>
 #include <cstdint>
 #include <set>
@@ -14,7 +14,7 @@ using ptx_test::small_kernel;
 
 namespace {
 
-/// The error of a kernel with this line in it.
+/// The error that a kernel with this line causes.
 ptx::error error_of(const std::string& line) {
     try {
         small_kernel k(line);
@@ -130,7 +130,7 @@ TEST_CASE("shuffles of every kind, with full and partial masks", "[ptx]") {
     const auto down = shuffle("shfl.sync.down.b32 %r9|%p1, %r1, 4, 31, -1;\n@!%p1 add.s32 %r9, %r9, 100;\n", 32);
     const auto up = shuffle("shfl.sync.up.b32 %r9, %r1, 4, 0, -1;\n", 32);
     const auto across = shuffle("shfl.sync.bfly.b32 %r9, %r1, 5, 31, -1;\n", 32);
-    const auto from = shuffle("shfl.sync.idx.b32 %r9, %r1, 3, 0x181f, -1;\n", 32);  // of each eight
+    const auto from = shuffle("shfl.sync.idx.b32 %r9, %r1, 3, 0x181f, -1;\n", 32);  // lane 3 of each eight lanes
     const auto part = shuffle("shfl.sync.down.b32 %r9, %r1, 1, 31, 0x1fff;\n", 13);
     for (std::uint32_t t = 0; t < 32; ++t) {
         CHECK(down[t] == (t + 4 < 32 ? t + 4 : t + 100));
@@ -147,7 +147,8 @@ TEST_CASE("shuffles of every kind, with full and partial masks", "[ptx]") {
 }
 
 TEST_CASE("votes of every kind, with full and partial masks", "[ptx]") {
-    // words[thread] = what came of the vote of those of the mask, the others' stay as they were.
+    // The threads of the mask write the result of their vote to words[thread]. The words of other
+    // threads stay as they were.
     const auto vote = [](const std::string& yes, const std::string& line, std::uint32_t mask) {
         small_kernel k("mov.u32 %r9, 77;\n" + yes + "\nmov.u32 %r3, " + std::to_string(mask) +
                        ";\nshr.u32 %r4, %r3, %r1;\nand.b32 %r4, %r4, 1;\nsetp.eq.s32 %p1, %r4, 0;\n@%p1 bra OUT;\n" +
@@ -241,7 +242,7 @@ TEST_CASE("reading what nobody wrote is found", "[ptx]") {
     };
     CHECK_THAT(local("st.local.u16 [%rd2+8], %r1;"), Catch::Contains("unknown contents"));
     CHECK(local("st.local.u32 [%rd2+8], %r1;") == "");
-    // A class without members is copied as a byte that nobody wrote.
+    // Compilers copy an object of an empty class as a byte that was never written.
     CHECK(local("ld.local.u8 %r3, [%rd2+4];\nst.local.u32 [%rd2+8], %r1;") == "");
 }
 
@@ -275,7 +276,7 @@ TEST_CASE("only resident blocks run", "[ptx]") {
     CHECK(fits.words[1] == 0);
     small_kernel too_many(wait, {.blocks_per_sm = 2});
     too_many.run({.blocks = {5, 1, 1}, .sms = {0, 1}});
-    CHECK(too_many.words[1] == 1);  // they gave up, after a millisecond of virtual time
+    CHECK(too_many.words[1] == 1);  // the threads gave up after a millisecond of virtual time
     CHECK_THROWS_AS(too_many.start({.blocks = {5, 1, 1}, .cooperative = true, .sms = {0, 1}}), std::invalid_argument);
     CHECK_THROWS_AS(too_many.start({.threads = {1025, 1, 1}}), std::invalid_argument);
     CHECK(too_many.machine().resident_blocks(too_many.kernel(), 1024) == 2);
@@ -321,7 +322,7 @@ TEST_CASE("kernels that wait for each other may be a deadlock, unless they are o
     together.cooperative = true;
     elsewhere.device = 1;
     CHECK(meet({.who = ptx::turns::adversarial}, one, together) == "");
-    // The flags are too narrow for another device, but it runs.
+    // The scope of the flags doesn't include another device, but a kernel there runs nevertheless.
     small_kernel apart("st.relaxed.sys.u32 [%rd1], 1;", {.who = ptx::turns::adversarial});
     apart.start(one);
     apart.run(elsewhere);
@@ -330,7 +331,8 @@ TEST_CASE("kernels that wait for each other may be a deadlock, unless they are o
 
 TEST_CASE("a kernel that waits for nobody, or for a time, or for the host, is no deadlock for the one behind it",
           "[ptx]") {
-    // 5000 looks at what doesn't change; the same until a time; 50'000 turns without a look.
+    // 5000 strong loads, each beside a look at the clock; 50'000 weak and strong loads; 50'000
+    // turns without a load.
     for (const std::string body :
          {"mov.u32 %r3, 0;\nAGAIN: ld.relaxed.gpu.u32 %r4, [%rd1];\nmov.u64 %rd2, %globaltimer;\nadd.u32 %r3, %r3, 1;\n"
           "setp.lt.u32 %p1, %r3, 5000;\n@%p1 bra AGAIN;",

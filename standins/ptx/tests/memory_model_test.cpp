@@ -86,8 +86,8 @@ TEST_CASE("fences make a release of later stores and an acquire of earlier loads
 
 namespace {
 
-/// Block 0 passes the message to block 1, and that to block 2, by a flag of its own: words[16] and
-/// words[17].
+/// Block 0 passes the message to block 1, and block 1 passes it to block 2. Each of the two steps
+/// has its own flag: words[16] and words[17].
 std::string relay(const std::string& on) {
     return "setp.ne.s32 %p1, %r1, 0;\n@%p1 bra DONE;\nmov.u32 %r5, 1;\n"
            "setp.eq.s32 %p2, %r2, 1;\n@%p2 bra MIDDLE;\nsetp.eq.s32 %p2, %r2, 2;\n@%p2 bra LAST;\n"
@@ -245,16 +245,16 @@ TEST_CASE("a copy of much is one access to whole pages, and to each word of the 
         CHECK_FALSE(a.known(96, 4));
         CHECK(a.known(100, 3 * page));
         CHECK_FALSE(a.touch(96, 4, {.by = two, .writes = true}, ended));
-        CHECK(a.touch(at, 4, {.by = two}, ended));                                    // what the copy wrote is read
-        CHECK(a.touch_all(100, 3 * page, {.by = one, .writes = true}, ended));        // and overwritten
-        CHECK_FALSE(a.touch_all(100, 3 * page, {.by = one, .writes = true}, ended));  // which is all that is known now
+        CHECK(a.touch(at, 4, {.by = two}, ended));  // a read of the words that the copy wrote
+        CHECK(a.touch_all(100, 3 * page, {.by = one, .writes = true}, ended));        // a copy over them
+        CHECK_FALSE(a.touch_all(100, 3 * page, {.by = one, .writes = true}, ended));  // only that copy counts now
         CHECK(a.touch_all(0, 3 * page + 100, {.by = two}, ended));
         CHECK(a.touch(at, 4, {.by = one, .writes = true}, ended));
     }
 }
 
 TEST_CASE("devices are beyond the scope .gpu", "[ptx]") {
-    // Both add to one counter: fine by .sys, a race by .gpu.
+    // Both devices add to one counter. With .sys this is correct, with .gpu it is a race.
     for (const bool far : {false, true})
         for (const std::string scope : {"gpu", "sys"}) {
             small_kernel k("atom.add.relaxed." + scope + ".u32 %r3, [%rd1], 1;");
@@ -315,15 +315,15 @@ int neither_saw(const std::string& between, bool weak) {
                 between + "\nld.relaxed.sys.u32 %r6, [%rd3];\nst.global.u32 [%rd2+64], %r6;" + linger,
             {.seed = seed, .who = ptx::turns::shuffled, .weak_memory = weak});
         k.run({.blocks = {2, 1, 1}});
-        CHECK(k.words[0] == 1);  // all stores are seen at last
+        CHECK(k.words[0] == 1);  // at the end, all stores are visible
         CHECK(k.words[1] == 1);
         neither += k.words[16] == 0 && k.words[17] == 0 ? 1 : 0;
     }
     return neither;
 }
 
-/// Block 0 stores two words, block 1 looks at them in the other order: how often it saw the second
-/// without the first.
+/// Block 0 stores two words, and block 1 loads them in the other order. Returns how often block 1
+/// saw the second store without the first.
 int second_before_first(const std::string& between, const std::string& second, bool weak,
                         const std::string& look = "ld.acquire.sys.u32", const std::string& behind = "") {
     int seen = 0;
@@ -361,15 +361,15 @@ TEST_CASE("under weak memory a load finds what was there before, unless it is or
     CHECK(second_before_first("", store, false, "ld.relaxed.sys.u32") == 0);
     CHECK(second_before_first("", store, true, "ld.relaxed.sys.u32", "fence.acq_rel.sys;") == 0);
     CHECK(second_before_first("", store, true, "ld.acquire.sys.u32") == 0);
-    // What was read is seen behind a barrier, by other threads of the block too.
+    // After a barrier, other threads of the block don't see older values than the thread has read.
     CHECK(second_before_first("", store, true, "ld.acquire.sys.u32", "bar.sync 0;") == 0);
 }
 
 namespace {
 
-/// Block 2 stores words[0] at once. Block 0 does `release` much later, which raises the flag
-/// words[1], and block 1 waits for that: how often it then found the old value of words[0] though
-/// block 0 had found the new one, or, as `release` says, didn't look.
+/// Block 2 stores words[0] at once. Much later, block 0 runs `release`, which raises the flag
+/// words[1], for which block 1 waits. Returns how often block 1 then found the old value of
+/// words[0], although block 0 had found the new value or, depending on `release`, hadn't looked.
 int old_behind_release(const std::string& release) {
     int old = 0;
     for (std::uint64_t seed = 1; seed <= support::few(200U); ++seed) {
