@@ -99,8 +99,9 @@ struct context {
     bool green = false;
     bool users = false;  // made by cuCtxCreate
     unsigned long long id = 0;
-    std::set<int>
-        peers{};  // devices whose memory it reaches: of a context, not of a device (Driver API, cuCtxEnablePeerAccess)
+    // The devices whose memory the context reaches. Peer access is a property of contexts, and not
+    // of devices (Driver API, cuCtxEnablePeerAccess).
+    std::set<int> peers{};
     bool destroyed = false;   // although streams of it still existed
     std::size_t streams = 0;  // the number of its streams
 };
