@@ -60,7 +60,7 @@ class member {
 public:
     /// The rank's number, from 0.
     [[nodiscard]] std::uint32_t rank() const noexcept { return rank_; }
-    /// the number of ranks in the group
+    /// The number of ranks in the group.
     [[nodiscard]] std::uint32_t size() const noexcept { return view_->ranks; }
     /// The group's memory, for code that submits collectives.
     [[nodiscard]] const detail::workspace_view& view() const noexcept { return *view_; }

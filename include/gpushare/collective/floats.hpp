@@ -79,9 +79,9 @@ public:
     /// Joins two halves.
     GPUSHARE_HD floats(const half& low, const half& high) noexcept : low_(low), high_(high) {}
 
-    /// the first half
+    /// The first half.
     [[nodiscard]] GPUSHARE_HD const half& low() const noexcept { return low_; }
-    /// the second half
+    /// The second half.
     [[nodiscard]] GPUSHARE_HD const half& high() const noexcept { return high_; }
 
     /// Applies `f` to the lanes of several objects, as many lanes at once as the machine takes. `f`

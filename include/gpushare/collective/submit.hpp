@@ -290,8 +290,8 @@ private:
         Visible& visible;
         tuning_table tuning;
         std::vector<device_id> devices;
-        std::vector<detail::workspace_view>
-            views;  // of each rank, channel by channel: each has its own table of workspaces
+        // of each rank, channel by channel: each has its own table of workspaces
+        std::vector<detail::workspace_view> views;
         std::vector<block> blocks;
     };
 

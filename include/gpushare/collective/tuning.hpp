@@ -97,9 +97,9 @@ public:
     using row = row_of<all_reduce_plan>;   ///< a row for plain all-reduces
     using fused_row = row_of<fused_plan>;  ///< a row for fused all-reduces
 
-    /// the number of ranks of a row without a limit
+    /// The number of ranks of a row without a limit.
     static constexpr std::uint32_t any_ranks = std::numeric_limits<std::uint32_t>::max();
-    /// the number of bytes of a row without a limit
+    /// The number of bytes of a row without a limit.
     static constexpr std::uint64_t any_bytes = std::numeric_limits<std::uint64_t>::max();
 
     /// Every call goes by the two-shot, with results stored through the caches.
@@ -167,9 +167,9 @@ public:
     /// The same for an algorithm, with defaults for the plan's other fields.
     [[nodiscard]] static tuning_table always(algorithm how) { return always(all_reduce_plan{how}); }
 
-    /// the rows of plain calls, the smallest first
+    /// The rows of plain calls, the smallest first.
     [[nodiscard]] std::span<const row> rows() const noexcept { return rows_; }
-    /// the rows of fused calls, the smallest first
+    /// The rows of fused calls, the smallest first.
     [[nodiscard]] std::span<const fused_row> fused_rows() const noexcept { return fused_; }
     friend bool operator==(const tuning_table&, const tuning_table&) = default;
 

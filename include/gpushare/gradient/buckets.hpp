@@ -397,8 +397,7 @@ private:
     [[nodiscard]] static bool tell(Net& net, const collective_fault& fault) noexcept {
         try {
             net.abort(fault.rank, fault.code);
-            // the transport has failed: the other ranks end when their own patience does
-        } catch (...) {
+        } catch (...) {  // nobody told the other ranks: they end when their own patience does
             return true;
         }
         return detail::gives_up(net);

@@ -104,9 +104,9 @@ public:
     [[nodiscard]] collective_fault broadcast(std::span<T> data, std::uint32_t root, instant deadline) {
         return net_.broadcast(data, root, deadline);
     }
-    /// see transport
+    /// See transport.
     [[nodiscard]] collective_fault barrier(instant deadline) { return net_.barrier(deadline); }
-    /// see transport
+    /// See transport.
     void abort(std::uint32_t rank, errc why) { net_.abort(rank, why); }
     /// No fault until one is known.
     [[nodiscard]] collective_fault fault() const noexcept { return fault_so_far(net_); }

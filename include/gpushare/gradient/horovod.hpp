@@ -573,8 +573,7 @@ private:
         const auto thrown = std::current_exception();
         try {
             f = net_->fail(why);
-            // this call has thrown before: the other ranks end when their own patience does
-        } catch (...) {
+        } catch (...) {  // nobody told the other ranks: they end when their own patience does
         }
         const std::scoped_lock lock(mutex_);
         if (!fault_) fault_ = f;

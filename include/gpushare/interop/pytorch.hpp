@@ -108,10 +108,8 @@ public:
         if (p == nullptr) return errc::none;
         errc why = errc::out_of_memory;  // the host's memory
         try {
-            const std::vector<void*> others =
-                // also if the free fails, because the next block at this address is a different
-                // block
-                take_recorded(p);
+            // Also if the free fails, because the next block at this address is a different block.
+            const std::vector<void*> others = take_recorded(p);
             part* const on = find(ordinal);
             if (on != nullptr) return free_after(last_use(*on, others, stream), *on, p, unsigned_size(size));
             why = errc::no_device;

@@ -135,8 +135,8 @@ struct admission_queue_options {
     std::uint32_t most_overtakes = 16;  ///< how often later requests may overtake a request
 };
 
-/// Requests that wait to be placed. A value. Each id that was queued comes back exactly once, from
-/// advance() or withdraw().
+/// Requests that wait to be placed. A value. Each queued request leaves the queue exactly once:
+/// advance() returns its result, or withdraw() removes it.
 class admission_queue {
 public:
     /// An empty queue.

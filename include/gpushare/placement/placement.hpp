@@ -238,7 +238,7 @@ enum class shortage : std::uint8_t {
 /// Why a request can't be placed: the resource that the closest node lacks, the amount that was
 /// asked for, and the amount that would fit, in the unit that `shortage` states.
 struct refusal {
-    shortage missing = shortage::none;  ///< the first missing resource
+    shortage missing = shortage::none;  ///< the missing resource
     node_id node{};                     ///< the closest node
     std::uint64_t asked = 0;            ///< in the unit of the missing resource
     std::uint64_t left = 0;             ///< the most that a node has
@@ -326,7 +326,7 @@ struct refusal {
 /// A distinct request with its weight, which is its frequency or another measure.
 struct request_kind {
     placement_request request{};  ///< without labels
-    double weight = 0;            ///< its fraction of all requests
+    double weight = 0;            ///< for example its fraction of all requests
 };
 
 /// Kinds of requests, each with its frequency. A value.

@@ -286,9 +286,9 @@ struct gang_plan {
 
 namespace detail {
 
-/// The order of placing: the largest members first, by devices, then device time, then host
-/// resources. Equal members keep the given order. Members that want to be near another member come
-/// last.
+/// The order of placing: the largest members first, by devices, then device time, then device
+/// memory, then host resources. Equal members keep the given order. Members that want to be near
+/// another member come last.
 [[nodiscard]] inline std::vector<std::size_t> order_of_placing(std::span<const placement_request> members) {
     std::vector<std::size_t> order(members.size());
     std::iota(order.begin(), order.end(), std::size_t{0});

@@ -41,8 +41,8 @@ struct batch_rule {
 /// Items that wait to be run together: a higher level first, and within a level in the order of
 /// arrival. Items need only be movable. If the host runs out of memory (std::bad_alloc), no item is
 /// lost. Expired items are kept for take_expired(), and all other members ignore them. Not
-/// thread-safe. A push is O(1), except in a queue full of expired items, or for an item that passes
-/// waiting items of lower levels. All other calls are O(waiting).
+/// thread-safe. A push is O(1), except while the queue has expired items, or for an item that
+/// passes waiting items of lower levels. All other calls are O(waiting).
 template <class T>
 class batch_queue {
 public:

@@ -145,10 +145,9 @@ private:
     void give_back(Stream& on) noexcept {
         try {
             last_ = on.record();
-        } catch (
-            // nothing can wait for the work, so no engine gets the block again until the tenant's
-            // close takes it back
-            ...) {
+        } catch (...) {
+            // Nothing can wait for the work. So no engine gets the block again, and the tenant's
+            // close takes it back.
             block_ = nullptr;
             size_ = 0;
         }

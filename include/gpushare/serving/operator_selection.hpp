@@ -70,7 +70,8 @@ public:
         return at != rows_.end() && at->operation == operation && at->shape == shape ? &*at : nullptr;
     }
     /// Adds a choice, in place of any earlier choice for its operation and shape. Throws
-    /// operation_error: invalid_specification for texts that aren't words, or for a time below 0.
+    /// operation_error: invalid_specification for texts that aren't words, for an operation that
+    /// begins with #, or for a time below 0.
     void keep(operator_choice c) {
         if (!is_word(c.operation) || c.operation.front() == '#' || !is_word(c.shape) || !is_word(c.candidate) ||
             c.took < ns{})
@@ -393,9 +394,9 @@ operator_choice select_operator(Tenant& by, operator_table& table, std::string_v
 /// named (selection_options::left_out). Results are compared with a reference only in the overload
 /// that takes one.
 ///
-/// Throws operation_error. If all candidates fail, the error is the last candidate's failure
-/// (kernel_failed for wrong results), with the names and reasons of all. Without candidates, it is
-/// invalid_specification. The errors of tenant::submit are thrown as well.
+/// Throws operation_error. If all candidates fail, the error is that of the candidate that failed
+/// last (kernel_failed for wrong results), with the names and reasons of all. Without candidates,
+/// it is invalid_specification. The errors of tenant::submit are thrown as well.
 template <class Tenant>
 operator_choice select_operator(Tenant& by, operator_table& table, std::string_view operation, std::string_view shape,
                                 std::span<const operator_candidate<typename Tenant::stream>> candidates,

@@ -385,8 +385,8 @@ public:
         return line(now, last_ ? now - last_->first : ns{}, r);
     }
     /// The same with `passing`, the time of a clock that is never set. That clock tells how much
-    /// time has passed: the line ends `now`, and is that long. All readings of a meter must be of
-    /// one kind.
+    /// time has passed: the line ends at `now` and has that length. All readings of a meter must be
+    /// of one kind.
     [[nodiscard]] std::optional<usage_line> read(wall_time now, instant passing, const usage_reading& r) {
         auto l = line(now, passing_ ? passing - *passing_ : ns{}, r);
         passing_ = passing;
