@@ -710,8 +710,9 @@ template <has_exponent T>
 
 inline constexpr std::size_t finite_line = 64;  // bytes
 
-/// Checks whole lines, in registers of `Bytes` bytes. Two sums alternate, so that no addition waits
-/// for the one before. The function is inlined into a function that is compiled for such registers.
+/// Checks whole lines, in registers of `Bytes` bytes. Two accumulators alternate, so that no
+/// operation waits for the one before. The function is inlined into a function that is compiled for
+/// such registers.
 template <std::size_t Bytes, has_exponent T>
 [[nodiscard, gnu::always_inline]] inline bool all_finite_lines(const T* x, std::size_t lines) noexcept {
     using in = exponent_of<T>;

@@ -277,7 +277,8 @@ private:
     struct of_type {
         explicit of_type(const layout& l) : buckets(l.ranks, l.bucket) {}
         device_buckets<E> buckets;
-        // whether the rank has new gradients for combine_, and whether it has finished this step
+        // whether gradients of the type are ready for combine_, and whether the type's part of the
+        // step is over
         bool fresh = false, over = false;
     };
     static constexpr bool between_processes = combines_with_others<Combine>;
