@@ -40,8 +40,8 @@ struct close_state {
     std::uint64_t passes = 0;
 };
 
-/// Waits until it is notified, or for a minute. Returns false if the deadline of the steady clock
-/// comes first.
+/// Waits for a notification until the deadline of the steady clock, for a minute at most. Returns
+/// false at once if the deadline has passed, so call it in a loop.
 inline bool wait_until(std::condition_variable& told, std::unique_lock<std::mutex>& lock, instant deadline) noexcept {
     const instant now = std::chrono::steady_clock::now();
     if (now >= deadline) return false;

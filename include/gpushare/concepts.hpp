@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The concepts between the primitives (quotas, limiters, splits, collectives) and the backends
 // (host, cuda, sim). A primitive requires a concept; a backend models it and says so in a
-// `static_assert`. Neither includes the other.
+// `static_assert`. Primitives and backends don't include each other.
 //
 //   template <gpushare::timeline Stream>
 //   bool is_idle(Stream& s) { return s.record().reached(); }        // a stream of any backend
@@ -39,7 +39,7 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-// Version 14 would break compound requirements apart:
+// clang-format 14 would break compound requirements apart:
 // clang-format off
 
 /// Tells the time: real, thread-CPU or virtual. `now()` never goes back and is safe from any
@@ -325,7 +325,7 @@ concept deferring_upstream = upstream<R> && requires(R& r, void* p, std::size_t 
     { r.settle(seen) } noexcept -> std::same_as<bool>;
 };
 
-/// The memory of a device, or a part of one that looks like it. Safe from any thread.
+/// The memory of a device, or a part of it with the same interface. Safe from any thread.
 ///   try_allocate(size, alignment)   null when it isn't there
 ///   capacity()                      bytes of the device
 ///   taken_by_others()               of these, bytes that no allocation from here accounts for;
@@ -404,7 +404,7 @@ struct sm_split {
 };
 
 /// The tag of a stream on which no kernel ever runs, such as the library's own streams for
-/// allocations and frees. Such a stream delays no other work.
+/// allocations and frees. Such a stream delays no other stream's kernels.
 inline constexpr std::uint32_t kernel_free_tag = 0xffff'ffff;
 
 /// Some SMs of a device: kernels of the partition's streams run on these SMs and on no others. The
@@ -443,7 +443,7 @@ concept sm_partitionable = stream_source<D> && requires(D& d, const D& c, std::s
 /// The part of its device that the work of a stream used. Only the SMs that the stream may use
 /// count.
 struct sm_use {
-    ns time{};         ///< SM time over the SMs: filling half of them for 2 ms is 1 ms
+    ns time{};         ///< SM time / the number of SMs: half of them busy for 2 ms is 1 ms
     /// the part of these SMs that it could fill, in the mean of that time; not known if nothing ran
     sm_width width{};
 };
@@ -480,7 +480,7 @@ concept sm_timeline = timeline<S> && requires(const typename S::point& a, const 
 template <class S>
 concept yielding_timeline = timeline<S> && requires { requires S::yields; };
 
-/// A node: devices that one process reaches, with memory and streams each.
+/// A node: the devices that one process reaches, each with memory and streams.
 template <class N>
 concept node = requires(N& n, const N& c, device_id d, priority p, std::uint32_t tag) {
     typename N::stream;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // All macros of the library: its version, the inline namespace that carries the version, and
-// annotations that let one function body serve g++ and nvcc. They depend only on the compiler, and
-// not on other headers that may be found, so every translation unit sees the same definitions.
+// annotations that let one function body serve g++ and nvcc. The macros depend only on the
+// compiler, and not on which other headers exist, so every translation unit sees the same
+// definitions.
 //
 //   // gpushare::v0_2_0::f, written as gpushare::f
 //   namespace gpushare { inline namespace GPUSHARE_ABI { void f(); } }

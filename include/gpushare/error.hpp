@@ -55,7 +55,7 @@ enum class errc : std::uint8_t {
     duplicate_device,       ///< the same device twice in one partition
     different_nodes,        ///< devices of several nodes in one partition
     no_room,                ///< not enough unpromised memory
-    share_exceeded,         ///< promised shares would sum over the whole device
+    share_exceeded,         ///< the promised shares would sum to more than the whole device
     too_few_sms,            ///< fewer SMs than asked for
     slo_unreachable,        ///< others' longest work alone takes longer than the objective
     // compute

@@ -3,11 +3,11 @@
 // in their interfaces (quotas, blocks, permits, tickets, splits). It needs nothing but a C++20
 // compiler. Each header below also works alone.
 //
-// To save compile time, a program includes everything else that it uses itself: a backend, such as
-// <gpushare/backend/host/host.hpp>; policies besides weighted_fair, requests, coroutines, gangs
-// (compute/); pools, arenas, statistics (memory/); topologies, data partitions (partition/);
-// placement on many nodes (placement/); collectives (collective/); reports and traces (observe/);
-// other libraries (interop/).
+// To save compile time, this header has nothing else. A program itself includes the other headers
+// that it uses: a backend, such as <gpushare/backend/host/host.hpp>; policies besides
+// weighted_fair, requests, coroutines, gangs (compute/); pools, arenas, statistics (memory/);
+// topologies, data partitions (partition/); placement on many nodes (placement/); collectives
+// (collective/); reports and traces (observe/); other libraries (interop/).
 //
 //   #include <gpushare/gpushare.hpp>
 #pragma once
