@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any memory resource as an `upstream`: the members that an adaptor asks of the memory below it
-// (concepts.hpp). For a plain resource, such as a std::pmr::memory_resource, it adds the members
-// that are missing. A resource that has them all is used by reference.
+// Makes an `upstream` of any memory resource: a type with all the members that an adaptor calls on
+// the memory below it (concepts.hpp). For a plain resource, such as a std::pmr::memory_resource,
+// the type adds the members that are missing. A resource that has them all is used by reference.
 //
 //   auto memory = gpushare::as_upstream(*std::pmr::new_delete_resource());
 //   // null where allocate() would throw
@@ -50,7 +50,7 @@ concept tells_askers = requires(R& r, std::size_t n, failure* why, asker by) {
 struct upstream_refusal {
     failure why{};                ///< with figures, where the resource has any
     std::exception_ptr thrown{};  ///< what a resource without try_allocate() threw
-    bool final = false;           ///< lack of memory isn't the reason: asking again can't help
+    bool final = false;           ///< the reason isn't a lack of memory, so asking again can't help
     detail::asker by{};           ///< for an upstream whose try_allocate() takes it
 };
 
@@ -106,13 +106,13 @@ public:
     [[nodiscard]] static constexpr failure refuses(std::size_t /*size*/, std::size_t /*alignment*/) noexcept {
         return {};
     }
-    /// it doesn't say
+    /// bytes::max(): a plain resource doesn't say.
     [[nodiscard]] static constexpr bytes largest_free() noexcept { return bytes::max(); }
-    /// nobody
+    /// Empty: a plain resource has no owner.
     [[nodiscard]] static constexpr std::string_view owner() noexcept { return {}; }
-    /// never
+    /// An empty token: a plain resource never closes.
     [[nodiscard]] static close_token closing() noexcept { return {}; }
-    /// it has none
+    /// False: a plain resource has no hooks.
     [[nodiscard]] static bool in_hook(std::thread::id) noexcept { return false; }
 
     /// The resource that it refers to.
@@ -152,7 +152,7 @@ public:
     errc deallocate(void* p, std::size_t size, std::size_t alignment) const noexcept {
         return resource_->deallocate(p, size, alignment);
     }
-    /// As the resource's, bytes.
+    /// As the resource's.
     [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
         return std::as_const(*resource_).charged(size, alignment);
     }
@@ -160,11 +160,11 @@ public:
     [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
         return std::as_const(*resource_).refuses(size, alignment);
     }
-    /// bytes
+    /// As the resource's.
     [[nodiscard]] bytes largest_free() const noexcept { return std::as_const(*resource_).largest_free(); }
-    /// its
+    /// As the resource's.
     [[nodiscard]] std::string_view owner() const noexcept { return std::as_const(*resource_).owner(); }
-    /// its
+    /// As the resource's.
     [[nodiscard]] close_token closing() const noexcept { return std::as_const(*resource_).closing(); }
     /// As quota::in_hook, if the resource tells; otherwise false.
     [[nodiscard]] bool in_hook(std::thread::id thread) const noexcept {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Handles instead of pointers, against use after free and between tenants that don't trust each
-// other. The handle of a freed block stays invalid even when the address is used again, and only a
-// block's owner can access the block.
+// Handles instead of pointers. They protect against use after free, and they protect tenants that
+// don't trust each other. The handle of a freed block stays invalid even when the address is used
+// again, and only a block's owner can access the block.
 //
 //   gpushare::handle_table blocks;  // one per device, for all tenants
 //   gpushare::handle_resource mine{blocks, gpushare::tenant_tag{1}, upstream};
@@ -229,8 +229,8 @@ public:
         return found ? found->pointer : nullptr;
     }
     /// Frees the block and returns what the upstream says. If a later free may succeed
-    /// (concepts.hpp), the handle is valid as before. unknown_block, and nothing happened, for an
-    /// invalid handle.
+    /// (concepts.hpp), the handle is valid as before. For an invalid handle it returns
+    /// unknown_block, and nothing happens.
     errc deallocate(block_handle h) noexcept {
         const auto leaving = table_->begin_free(tenant_, h);
         if (!leaving) return leaving.code();

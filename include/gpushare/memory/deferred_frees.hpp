@@ -76,7 +76,7 @@ public:
             e->point = Point{};
             gone.push(*e);
             ++count;
-            // who sees the count sees the block back
+            // release: a thread that sees the count sees the block back
             returned_.fetch_add(1, std::memory_order_release);
         }
         const std::lock_guard lock(mutex_);
@@ -100,7 +100,7 @@ public:
     bool settle(std::uint64_t& seen) noexcept {
         collect();
         while (returned() == seen) {
-            // the lock in collect() has ordered it
+            // relaxed: the lock in collect() orders the load
             if (taken_.load(std::memory_order_relaxed) == seen) return false;
             std::this_thread::yield();
         }
@@ -125,9 +125,9 @@ public:
         }
     }
 
-    /// Waits until one of the pending frees is reached, or until `deadline`; collects nothing.
-    /// False, at once, if none is pending. Throws std::bad_alloc, and what waiting for the points
-    /// throws.
+    /// Waits until the point of a pending free is reached, or until `deadline`; collects nothing.
+    /// Returns false at once if no free is pending, or if the resource has refused all pending
+    /// blocks. Throws std::bad_alloc, and what waiting for the points throws.
     bool wait_any(instant deadline) const {
         std::vector<Point> open;
         {
@@ -140,7 +140,8 @@ public:
         return true;
     }
 
-    /// Bytes of blocks that were freed and whose points aren't reached.
+    /// Bytes of freed blocks that wait for their points, for collect(), or for the resource to take
+    /// them back.
     [[nodiscard]] bytes pending() const noexcept {
         const std::lock_guard lock(mutex_);
         return bytes_;
@@ -182,7 +183,7 @@ private:
         return true;
     }
 
-    // The oldest point for which a wait makes sense.
+    // The oldest point of a block that the resource hasn't refused.
     std::optional<Point> awaited() const {
         const std::lock_guard lock(mutex_);
         for (const entry* e = pending_.front(); e != nullptr; e = e->next)

@@ -129,10 +129,10 @@ private:
 }  // namespace detail
 
 /// A worker's cache of a pool, for one worker: calls that overlap wait for each other, and a cache
-/// on a stream must not have overlapping calls. Before the pool refuses another user or grows, it
-/// takes back the blocks that caches keep, even while their workers sleep. A block may be freed
-/// through another cache than it was allocated from, or through the pool. The pool must outlive the
-/// cache.
+/// on a stream must not have overlapping calls. Before the pool refuses another user, it takes back
+/// the blocks that caches keep, even while their workers sleep. It also does so before it grows, if
+/// the caches keep more than pool_options::kept on average. A block may be freed through another
+/// cache than it was allocated from, or through the pool. The pool must outlive the cache.
 ///
 /// On a stream, a free records no point. When another user needs the blocks kept here, one point is
 /// recorded for all of them, and they are free elsewhere once the stream has reached that point.
@@ -351,7 +351,7 @@ struct pool_options {
     /// sixteenth of the bytes that the upstream has left, unless `part` says otherwise. So the
     /// first block doesn't take all of a small quota.
     bytes segment{};
-    /// a cache keeping less than this isn't emptied while the pool can grow
+    /// caches that keep less than this on average aren't emptied while the pool can grow
     bytes kept = 32_MiB;
     /// a segment is at most one part in so many of what the upstream has left; 0: as above
     std::uint32_t part = 0;
@@ -387,7 +387,7 @@ public:
     /// included. Call drain() first to bound the wait. Its caches must be gone.
     ~pool_resource() {
         closes_.reset();
-        // by the close that this has just waited for
+        // set by the close for which reset() has just waited
         if (detached_.load(std::memory_order_relaxed)) return;
         try {
             store_.drain(never);
@@ -463,9 +463,9 @@ public:
         const bool own = is_large(whole);
         detail::pool_request request{whole, whole, alignment, size, own, whole + whole / 8, own};
         auto* b = store_.take(request);
-        // of shared segments
+        // from shared segments
         if (b == nullptr && std::exchange(request.own, false)) b = store_.take(request);
-        // one that can't be cut there
+        // or a large block that can't be cut out of its segment
         if (b == nullptr && own) {
             request.own = own;
             request.most = detail::pool_tag::size_limit;
@@ -613,7 +613,7 @@ public:
     [[nodiscard]] std::size_t waiting() const noexcept { return store_.waiting(); }
     /// The upstream.
     [[nodiscard]] Upstream& upstream() const noexcept { return upstream_.resource(); }
-    /// the upstream's
+    /// As the upstream's; see quota::in_hook.
     [[nodiscard]] bool in_hook(std::thread::id t) const noexcept { return upstream_.in_hook(t); }
     /// The upstream's owner: the tenant that is charged for the memory.
     [[nodiscard]] std::string_view owner() const noexcept { return upstream_.owner(); }

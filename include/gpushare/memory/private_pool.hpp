@@ -95,8 +95,8 @@ public:
     }
     /// As allocate, but waits, first come first served, until the deadline or stop request of
     /// `until`: for a block that comes back here and, every two milliseconds, for memory that the
-    /// pool holds. Calls neither the device nor a stream. Then throws memory_error:
-    /// deadline_exceeded, stopped; at once for a request that the pool could never grant.
+    /// pool holds. Calls neither the device nor a stream. Throws memory_error: deadline_exceeded or
+    /// stopped; at once for a request that the pool could never grant.
     template <clock Clock>
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment, const patience<Clock>& until) {
         failure why;

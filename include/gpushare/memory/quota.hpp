@@ -381,7 +381,7 @@ GPUSHARE_INLINE std::string_view quota::name() const noexcept {
 }
 
 GPUSHARE_INLINE bool quota::ask_next(detail::hook_cursor& asked, bytes n, bool below) noexcept {
-    // with what the hook's maker has written
+    // acquire: sees everything that the maker of the hook has written
     const auto ask = root_->ask_next_.load(std::memory_order_acquire);
     return ask != nullptr && ask(*this, asked, n.count(), below);
 }

@@ -223,8 +223,8 @@ public:
     /// Not prepared yet.
     quota_charge(quota& from, bytes size) noexcept : detail::quota_change(from), size_(size) {}
 
-    /// over_quota, out_of_memory, size_overflow; `left` is the largest charge that would have been
-    /// granted.
+    /// over_quota, out_of_memory, size_overflow or closed; `left` is the largest charge that would
+    /// have been granted.
     [[nodiscard]] failure prepare() noexcept { return hold(of(), size_.count()); }
     /// Only after prepare(): makes the change.
     void commit() noexcept { charge_held(of(), size_.count()); }

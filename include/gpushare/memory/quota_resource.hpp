@@ -122,7 +122,7 @@ public:
     }
 
     /// As try_allocate, for bytes that are charged already: charged(size, alignment) of them, as by
-    /// a quota_claim. The block takes them over; after a null they are released.
+    /// a quota_claim. The block takes the bytes over. If the result is null, they are released.
     [[nodiscard]] void* try_allocate_charged(std::size_t size, std::size_t alignment, failure* why = nullptr) noexcept {
         answer r;
         void* const p = charged_from_upstream(size, alignment, charged(size, alignment), r);

@@ -179,7 +179,7 @@ public:
 
     /// From now on every call is refused with errc::closed. True once all freed blocks are scrubbed
     /// and back; false if a call or a fill is under way at the deadline: call it again. Called when
-    /// the upstream closes. If one of the upstream's hooks calls it, it doesn't wait for calls.
+    /// the upstream closes. A call from one of the upstream's hooks doesn't wait for other calls.
     bool close(instant deadline) {
         const bool waits = !in_hook(std::this_thread::get_id());
         return gate_.shut(waits ? deadline : instant::min()) && drain(deadline);

@@ -87,7 +87,7 @@ public:
     /// Copies the block to the host, after the work enqueued on the stream, waits for the copy, and
     /// frees the block on the device. Other streams' work on it must be done before. errc::none: it
     /// is on the host. deadline_exceeded: it still takes device memory; call again, or restore() to
-    /// keep it there. out_of_memory: the host has no room. closed: the device's resource is.
+    /// keep it there. out_of_memory: the host has no room. closed: the device's resource is closed.
     /// Otherwise the copy's error, and the block stays on the device.
     [[nodiscard]] errc spill(instant deadline) noexcept try {
         const detail::call_gate::pass in(gate_);
@@ -113,7 +113,7 @@ public:
 
     /// Copies the block back to the device. errc::none: work enqueued on the stream after this call
     /// finds it at data(), unless the copy fails, see wait(). out_of_memory: the device has no
-    /// room, and the block stays on the host. closed: the device's resource is.
+    /// room, and the block stays on the host. closed: the device's resource is closed.
     [[nodiscard]] errc restore() noexcept {
         return restore_by([this](errc&) { return obtain(*device_); });
     }
@@ -131,8 +131,8 @@ public:
 
     /// Waits for the copy that restore() began, if there is one. errc::none: other streams' work
     /// finds the block at data() as well. deadline_exceeded: not yet. closed: the device's resource
-    /// is, and its close doesn't wait for this call. Otherwise the copy's error, and the block is
-    /// on the host as before.
+    /// is closed, and its close doesn't wait for this call. Otherwise the copy's error, and the
+    /// block is on the host as before.
     [[nodiscard]] errc wait(instant deadline) noexcept try {
         typename Stream::point last;
         {
@@ -249,7 +249,7 @@ private:
     void *data_ = nullptr, *copy_ = nullptr;  // the copy is kept for the next time
     typename Stream::point moved_{};          // behind the last copy
     typename detail::own_work_of<Stream>::outcome copied_{};
-    bool unmarked_ = false;           // ... which isn't recorded yet
+    bool unmarked_ = false;           // the point of the last copy isn't recorded yet
     bool leaving_ = false;            // the copy to the host is under way, or over
     bool coming_ = false;             // the copy back has begun, and its result wasn't looked at
     mutable detail::call_gate gate_;  // of calls, which a hook may make within another one

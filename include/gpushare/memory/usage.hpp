@@ -103,7 +103,8 @@ private:
     }
 };
 
-/// The figures are consistent with each other. Those of a scope include the scopes in it.
+/// Statistics of an allocator or of a scope. The figures are consistent with each other. Those of a
+/// scope include the scopes in it.
 struct memory_statistics {
     bytes current{};                ///< allocated and not freed
     bytes peak{};                   ///< the most that was allocated at once

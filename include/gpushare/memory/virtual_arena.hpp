@@ -99,10 +99,10 @@ struct arena_range {
 /// multiples of the pool's chunk_size(). Committed chunks are charged to the quota one by one until
 /// they are unmapped; addresses that are only reserved cost nothing.
 ///
-/// All calls are safe from any thread. The `try_` calls return why they failed, errc::none for
-/// success, and never throw; the others throw that by gpushare::raise. Besides the errors listed at
-/// each: not_whole for offsets and sizes that aren't whole chunks, size_overflow beyond the range,
-/// out_of_memory if the host has no memory for the bookkeeping.
+/// All calls are safe from any thread. The `try_` calls never throw: they return the failure, or
+/// errc::none for success. The other calls throw that failure with gpushare::raise. Besides the
+/// errors listed at each: not_whole for offsets and sizes that aren't whole chunks, size_overflow
+/// beyond the range, out_of_memory if the host has no memory for the bookkeeping.
 template <virtual_memory Memory, scrubber Stream>
 class virtual_arena {
 public:

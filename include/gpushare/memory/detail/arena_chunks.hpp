@@ -269,7 +269,7 @@ public:
         for (;;) {
             request r;
             failure why = commit(s, where, instant{}, r);
-            // scrubbing
+            // only scrubs are missing: wait for them
             if (why.code == errc::deadline_exceeded) why = commit(s, where, until.deadline, r);
             if (why.code == errc::none || r.lacks != lack::quota) return why;
             why = try_charge(*s->limit, r.missing, until);
@@ -709,7 +709,7 @@ private:
     }
 
     Memory* memory_;
-    mutable std::mutex mutex_;               // of the books; behind an arena's
+    mutable std::mutex mutex_;               // of the books; locked after an arena's
     mutable std::condition_variable ended_;  // a call that was under way has ended
     fifo<driver_call> under_way_;            // in the order in which they began
     std::uint64_t calls_begun_ = 0;

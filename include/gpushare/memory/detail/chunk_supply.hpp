@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The physical chunks of a device: made when they are needed, scrubbed where they change tenants,
-// and handed out. arena_chunks.hpp puts a lock, quotas and address ranges around it.
+// The physical chunks of a device: the supply makes chunks on demand, scrubs those that change
+// tenants, and hands chunks out. arena_chunks.hpp puts a lock, quotas and address ranges around it.
 //
 //   gpushare::detail::chunk_supply supply{memory, stream, {.capacity = 512}};
 //   if (supply.provide(chat, 3).code == errc::none) ... supply.take(chat) ... three times
@@ -216,7 +216,7 @@ public:
 
     /// Makes sure that `tenant` can take `n` chunks, if enough have been made; otherwise `made`
     /// says why not. errc::none: call take() before another caller does. deadline_exceeded: enough
-    /// are free, but some are being scrubbed; try again when one of points() is reached.
+    /// are free, but some are being scrubbed; try again when a point of add_points() is reached.
     /// out_of_memory: too few are free, and `left` says how many bytes.
     [[nodiscard]] failure provide(tenant_tag tenant, std::size_t n, errc made) noexcept {
         const failure figures{.asked = (chunk_size() * n).count(),

@@ -79,9 +79,9 @@ template <std::predicate F>
     return lock;
 }
 
-/// A lock for a handful of instructions that two threads rarely need at once; it then costs half of
-/// a mutex. On contention a thread yields its core, in the end by sleeping, so that a holder of a
-/// lower priority can go on.
+/// A lock for a handful of instructions that two threads rarely need at once. Without contention it
+/// costs half of a mutex. On contention a thread yields its core, in the end by sleeping, so that a
+/// holder of a lower priority can go on.
 class brief_lock {
 public:
     void lock() noexcept {
@@ -130,8 +130,8 @@ struct pool_traffic {
     [[nodiscard]] std::uint64_t requested() const noexcept { return allocated - std::min(allocated, freed); }
 };
 
-/// The number of calls and of their bytes, if each call is for less than 16 MiB. Counting a call
-/// costs one addition.
+/// Counts calls and their bytes, if each call is for less than 16 MiB. Counting a call costs one
+/// addition.
 class call_count {
 public:
     void add(std::uint64_t size) noexcept {
@@ -195,7 +195,7 @@ public:
     using classes = layout::classes;
     static constexpr std::uint64_t largest = layout::largest;
     static constexpr std::uint32_t bins = layout::bins;
-    // bins that a request looks at: it wastes less than half of its size
+    // how many bins a request looks at; the block that it gets wastes less than half of the size
     static constexpr std::uint32_t window = 4;
 
     /// Throws std::bad_alloc.
@@ -217,7 +217,7 @@ public:
 
     struct freed {
         errc why = errc::none;
-        // claimed, but its bin is full or missing: the caller keeps it
+        // claimed, but its bin is full or missing: the caller keeps the block
         pool_block* homeless = nullptr;
         std::uint32_t bin = 0;
     };

@@ -28,7 +28,7 @@ inline constexpr std::size_t pool_granule = 256;
     return (std::max<std::uint64_t>(size, 1) + pool_granule - 1) & ~std::uint64_t{pool_granule - 1};
 }
 
-/// An allocated block, in one word: the requested size and alignment, and the block's begin. 0 if
+/// An allocated block, in one word: the requested size and alignment, and the block's address. 0 if
 /// the block isn't allocated. From bit 56 down: 1 bit live, 6 log2(alignment), 50 size xor address.
 /// The record of a block may be used for another one while a wrong free looks at it, and must not
 /// match then. The word holds nothing else, so that a thread that frees a block knows the whole

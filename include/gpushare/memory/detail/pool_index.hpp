@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finds the pool's block that begins at a pointer. Every free does so, and so look-ups take no
-// lock.
+// Finds the pool's block that begins at a pointer. Every free looks up its block here, so look-ups
+// take no lock.
 //
 //   gpushare::detail::pool_index index;
 //   index.reserve(1);    index.insert(block);

@@ -134,7 +134,7 @@ struct pool_worker {
     explicit pool_worker(void* on = nullptr, Point (*point_of)(void* stream) = nullptr)
         : stream(on), record(point_of) {}
 
-    /// Records on the stream. False, and no point, if that threw.
+    /// Records a point on the stream. Returns false, without a point, if recording threw.
     [[nodiscard]] bool try_record(Point& point) const noexcept {
         try {
             point = record(stream);
@@ -151,7 +151,7 @@ struct pool_worker {
     // Under the lock of the store.
     pool_chain unrecorded;        // has left the bins; a point must be recorded behind it
     unsigned recording = 0;       // threads that record on the stream right now
-    unsigned paused = 0;          // how many forbid it
+    unsigned paused = 0;          // how many pauses exist: while there is one, nothing is recorded
     std::uint64_t failed_in = 0;  // the last pass in which recording threw
 };
 
@@ -423,7 +423,7 @@ public:
                 if (m->inside || !upstream.in_hook(m->by)) return false;
             return recordings_ == 0;
         };
-        // hooks don't tell
+        // polls, since the end of a hook isn't announced
         while (!settled() && !inside_move()) changed_.wait_for(lock, std::chrono::milliseconds(1));
         if (stopped_) return {nullptr, false};
         for (worker* const w : workers_) gather(*w);
@@ -511,8 +511,8 @@ public:
         return n != 0;
     }
 
-    // --- ranges, and their ways from and to the upstream. Between begin_move and end_move the
-    // memory is neither here --- nor there, and nobody is refused for want of it.
+    // --- ranges, and their ways from and to the upstream. Between begin_move and end_move, memory
+    // is neither here nor there, and no request is refused for lack of this memory.
 
     [[nodiscard]] std::uint64_t changes() const noexcept {
         const auto lock = locked();
@@ -733,7 +733,7 @@ private:
         return b != nullptr ? b : pending_.take(own, r);
     }
 
-    // Takes from one block that is in a bin, so that the workers needn't lose all blocks.
+    // Takes one block out of a worker's bin, so that the workers needn't lose all blocks.
     [[nodiscard]] pool_block* take_kept(const pool_request& r) noexcept {
         const auto slack = std::max(r.alignment, pool_granule) - pool_granule;
         for (worker* const w : workers_) {
@@ -821,8 +821,8 @@ private:
     pool_segments segments_;
     pool_wait_queue waiters_;
     plain_list<worker*> workers_;
-    worker depot_;                    // of all workers: surplus of one that others may lack
-    pool_chain stranded_;             // freed on streams that went before a point could be recorded
+    worker depot_;                    // the surplus of workers, for other workers
+    pool_chain stranded_;             // freed on streams that ended before a point was recorded
     std::uint64_t recorded_now_ = 0;  // bytes in batches that are being recorded
     pool_traffic traffic_;            // without the part that workers count
     fifo<pool_move> moves_;           // between here and the upstream

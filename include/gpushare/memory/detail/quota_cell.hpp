@@ -30,7 +30,7 @@ struct quota_word {
 
     [[nodiscard]] constexpr std::uint64_t available() const noexcept { return bits & mask; }
     [[nodiscard]] constexpr bool frozen() const noexcept { return (bits & frozen_bit) != 0; }
-    /// Counts that haven't moved yet. 0 means that the 64 before them have to move.
+    /// The calls since the counts last moved. At 0, 64 calls have to move now.
     [[nodiscard]] constexpr std::uint64_t charges() const noexcept { return (bits >> charge_shift) % spill; }
     [[nodiscard]] constexpr std::uint64_t releases() const noexcept { return (bits >> release_shift) % spill; }
 
@@ -59,9 +59,9 @@ private:
     }
 };
 
-/// Guaranteed + borrowed bytes in the low 48 bits, then whether the quota is closed, then the
-/// number of changes. A closed quota has no burst and no child that borrows, so the quota_word
-/// alone says how many bytes can be had.
+/// Guaranteed + borrowed bytes in the low 48 bits, then whether the quota is self-contained (the
+/// closed bit), then the number of changes. A self-contained quota has no burst, no child that
+/// borrows, and isn't stopped. So the quota_word alone says how many bytes can be had.
 struct quota_total {
     static constexpr std::uint64_t closed_bit = quota_word::mask + 1;
 

@@ -137,7 +137,7 @@ private:
         lock.unlock();
         try {
             body();
-        } catch (...) {  // only the hook's own business: nothing was freed
+        } catch (...) {  // a hook that throws counts as one that freed nothing
         }
         lock.lock();
         calls_.remove(frame);

@@ -124,7 +124,7 @@ struct alignas(64) quota_node {
         // others may wait for the promised bytes
         if (child.guaranteed_ != bytes{}) root_->limits_changed_ = true;
         note_borrower(child);
-        // one that can get less now may be stopped further down, and let others by
+        // a waiter that can get less now may be refused further down, and let others pass
         serve_waiters();
         return true;
     }

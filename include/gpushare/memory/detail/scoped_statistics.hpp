@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // An allocator's statistics, for the whole and for each scope: the allocated bytes, their peak and
-// total, and the counts of calls and failures. It also remembers the caller of each allocated
-// block. statistics_resource.hpp has one.
+// total, and the counts of calls and failures. On request it also keeps a stack trace of each
+// allocated block. statistics_resource.hpp has one.
 //
 //   gpushare::detail::scoped_statistics all;
 //   const auto prefill = all.open(all.whole, "prefill");

@@ -22,7 +22,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// The return addresses that a trace_function finds here; none, at no cost, without one.
+/// The return addresses that a trace_function finds at this call. Without a function there are
+/// none, and no cost.
 class captured_trace {
 public:
     static constexpr std::size_t longest = 16;
