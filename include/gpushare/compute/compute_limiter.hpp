@@ -165,7 +165,8 @@ public:
     /// longer than 100 us is left to the next call; see resume_at().
     void poll();
 
-    /// Drives the limiter until a stop is requested: the dispatcher, on a thread of the embedder's.
+    /// Drives the limiter until a stop is requested: the dispatcher, on a thread that the embedder
+    /// supplies.
     void run(const std::stop_token& stop);
 
     /// The usage of `c`, as far as it is known. Returns `gone` for a client that isn't there.

@@ -173,7 +173,7 @@ public:
     [[nodiscard]] errc status() const noexcept { return submission_->status; }
     /// Once done: as ticket::rethrow. Exceptions of the callable came out of enqueue() already.
     void rethrow() const { detail::rethrow(status(), submission_->failed_of, submission_->error); }
-    /// Once done: when the limiter noticed, on its clock.
+    /// Once done: when the limiter noticed the end, by its clock.
     [[nodiscard]] instant finished_at() const noexcept { return submission_->finished_at; }
     /// Once done: the device time that the client was charged.
     [[nodiscard]] ns device_time() const noexcept { return submission_->device_time; }
@@ -312,7 +312,7 @@ public:
     /// status(). See completion::rethrow.
     void rethrow() const { detail::rethrow(status(), submission_->failed_of, submission_->error); }
 
-    /// Once done: when the limiter noticed, on its clock.
+    /// Once done: when the limiter noticed the end, by its clock.
     [[nodiscard]] instant finished_at() const noexcept { return submission_->finished_at; }
     /// Once done: the device time that the client was charged.
     [[nodiscard]] ns device_time() const noexcept { return submission_->device_time; }

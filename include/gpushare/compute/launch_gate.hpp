@@ -157,8 +157,8 @@ struct launch_cost {
 class launch_gate {
 public:
     using client = std::uint32_t;                  ///< an index, used again once it was removed
-    using client_options = launch_client_options;  ///< what add() takes
-    using answer = launch_answer;                  ///< what ask() says
+    using client_options = launch_client_options;  ///< the argument of add()
+    using answer = launch_answer;                  ///< the result of ask()
 
     /// A gate without clients. Throws nothing but std::bad_alloc.
     explicit launch_gate(const launch_gate_options& o = {}) : options_(o) {}

@@ -92,7 +92,9 @@ private:
 
 }  // namespace detail
 
-/// A value; not thread-safe. Only `add` and `change` allocate.
+/// The decision core of a limiter. A value; not thread-safe. Only `add`, `change` and `set_policy`
+/// throw std::bad_alloc. `set_first` and `bound_of` may allocate for a new level; if that fails,
+/// the client's level counts.
 template <compute_policy Policy = weighted_fair>
 class limiter_core {
 public:

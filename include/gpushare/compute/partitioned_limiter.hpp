@@ -286,10 +286,10 @@ public:
         plan_ = then;
     }
 
-    /// Throws operation_error (invalid_specification) if streams of the device are in no partition,
-    /// since their kernels run on all partitions' SMs. The error's text has the streams' tags, and
-    /// its figures the first tag and the number of tags. Does nothing if the device isn't
-    /// partitioned.
+    /// Checks that all streams of the device are in partitions. Otherwise throws operation_error
+    /// (invalid_specification), since the kernels of the other streams run on all partitions' SMs.
+    /// The error's text has the streams' tags, and its figures the first tag and the number of
+    /// tags. Does nothing if the device isn't partitioned.
     void verify() const {
         if constexpr (sm_partitionable<Device>) {
             if (!plan_.partitioned()) return;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The concept of a compute policy: a plain value that decides which waiting client's submission is
-// admitted next, and that is told what each took. A policy has no clock, thread or device: time is
-// an argument. So a test drives a policy through millions of steps of virtual time, and the same
-// object runs in production. compute/policies/ has the library's policies.
+// admitted next. The limiter tells the policy how long each submission took. A policy has no clock,
+// thread or device: time is an argument. So a test drives a policy through millions of steps of
+// virtual time, and the same object runs in production. compute/policies/ has the library's
+// policies.
 //
 //   gpushare::fifo policy;  // or another one of policies/
 //   policy.add(chat, {});
@@ -53,13 +54,14 @@ struct client_id {
     friend constexpr bool operator==(client_id, client_id) = default;
 };
 
-/// The settings of a client. Each policy uses some of them; its comment says which.
+/// The settings of a client. Each policy uses some of the settings; the policy's comment says
+/// which.
 struct client_settings {
     /// The weight for its level's device time, relative to other clients with work there.
     share weight = share::whole();
     priority level{};  ///< a higher level always goes first
-    /// The highest level that its requests and submissions may have: a request for more is served
-    /// at this one. At least `level`.
+    /// The highest level that its requests and submissions may have: a request for a higher level
+    /// is served at this level. At least `level`.
     priority ceiling = no_priority;
     /// A submission with a declared width counts as filling at least this part of the SMs. If the
     /// device doesn't tell which part work fills, the submission is charged by that width. 0: the
@@ -81,9 +83,10 @@ struct client_settings {
     share cap = share::whole();
     /// The cap holds only while other clients, within their caps, have work.
     bool soft_cap = false;
-    /// SMs that its level keeps free of lower levels' long work; see limiter_core.
+    /// The part of the SMs that the client's level keeps free of lower levels' long work; see
+    /// limiter_core.
     sm_width keeps{};
-    ns slo{};                 ///< how long after its arrival its work is due; 0: no objective
+    ns slo{};                 ///< latency goal: how long after arrival a request is due; 0: none
     std::uint32_t group = 0;  ///< its class, from 0, if the policy is a policy_tree
     /// How many of its submissions may wait; 0: limiter_options::queue_limit.
     std::uint32_t queue_limit = 0;
@@ -169,8 +172,8 @@ private:
     instant ask_again_ = never;
 };
 
-/// Whether a policy never looks at the times that it gets. It declares this with a member `static
-/// constexpr bool timeless = true`, and then its limiter needn't read a clock.
+/// Whether a policy never looks at the times that it gets. Such a policy declares `static constexpr
+/// bool timeless = true`, and its limiter needn't read a clock.
 template <class P>
 inline constexpr bool is_timeless = requires {
     requires P::timeless;
@@ -181,7 +184,7 @@ inline constexpr bool is_timeless = requires {
 /// or refuse, nothing has changed.
 ///   add(c, settings)      a client begins, without work
 ///   change(c, settings)   other settings, in force at once. Both may refuse: errc::share_exceeded
-///                         where what is promised would sum to more than the whole
+///                         if the promised shares would sum to more than the whole
 ///   remove(c)             a client ends, whether it has work or not
 ///   wake(c, head, now)    c has waiting work, of which `head` is the first. Called when it had
 ///                         none, and again whenever another submission is the first
@@ -191,26 +194,32 @@ inline constexpr bool is_timeless = requires {
 ///   serve(c, cost, now)   c, which was picked, had its first submission admitted; cost predicts
 ///                         its device time. wake or sleep follows
 ///   correct(c, delta)     something served is over: its true cost less the predicted one
-/// A policy that lends device time may return a std::uint64_t from serve, which it gets back as the
-/// third argument of correct; 0 stands for no value. Its member `lent_bits()` says how many low
-/// bits of the value it uses, so that a policy around it has room for its own. Without this member,
-/// it uses all 64. Further members are optional. `take_turns()` is called once if work of different
-/// clients that fills the device runs in turn. Each change of clients then costs a wait on the
-/// device, so the policy may let a client go several times in a row. `hold(c)` is called in place
-/// of sleep(c) while c's first submission is still behind others on its stream, until wake(c, ...);
-/// the policy may owe c the share that it misses meanwhile, within bounds. `before(a, b)` says
-/// whether `a`, which has no waiting work, would go before the waiting `b` if `a` had work. If so,
-/// the limiter may keep the device for `a` for a moment (detail/limiter_clients.hpp).
-/// `honours(settings)` says whether the policy enforces the cap in these settings. If not, the
-/// limiter refuses the client. Without this member the answer is yes. `has_classes()` says whether
-/// the policy looks at client_settings::group. If not, the limiter refuses groups other than 0.
-/// Without this member the answer is yes. `hard_cap_of(c)` names a client's hard cap, or is 0. The
-/// limiter keeps work in flight within a hard cap. `ended(took)` tells that some client's work has
-/// ended and took this much device time. From these calls a policy with caps measures how long a
-/// client waited for others' work. `tell_standing(c, s, now)` and `resume(c, s, now)` hand over a
-/// client's debts when another policy takes over. `needs_time()` of a timeless policy says whether
-/// the policy needs the time at present nevertheless. A timeless policy with hard caps has to have
-/// this member.
+/// Further members are optional:
+///   take_turns()          called once if work of different clients that fills the device runs in
+///                         turn. Each change of clients then costs a wait on the device, so the
+///                         policy may let a client go several times in a row
+///   hold(c)               called in place of sleep(c) while c's first submission is still behind
+///                         others on its stream, until wake(c, ...). The policy may owe c the share
+///                         that it misses meanwhile, within bounds
+///   before(a, b)          whether `a`, which has no waiting work, would go before the waiting `b`
+///                         if `a` had work. If so, the limiter may keep the device for `a` for a
+///                         moment (detail/limiter_clients.hpp)
+///   honours(settings)     whether the policy enforces the cap in these settings. If not, the
+///                         limiter refuses the client. Without this member the answer is yes
+///   has_classes()         whether the policy looks at client_settings::group. If not, the limiter
+///                         refuses groups other than 0. Without this member the answer is yes
+///   hard_cap_of(c)        a number that identifies c's hard cap, equal for clients under the same
+///                         cap; 0: none. The limiter keeps work in flight within a hard cap
+///   ended(took)           some client's work has ended and took this much device time. From these
+///                         calls a policy with caps measures how long a client waited for others
+///   tell_standing(c, s, now), resume(c, s, now)
+///                         hand over a client's debts when another policy takes over
+///   needs_time()          of a timeless policy: whether it needs the time at present nevertheless.
+///                         A timeless policy with hard caps must have this member
+///   lent_bits()           A policy that lends device time may return a std::uint64_t from serve,
+///                         and gets the value back as the third argument of correct; 0 stands for
+///                         no value. lent_bits() says how many low bits the policy uses, so that a
+///                         policy around it has room for its own. Without this member: all 64
 // clang-format off
 template <class P>
 concept compute_policy = std::movable<P> && requires(P& p, client_id c, const client_settings& s, const queue_head& head,

@@ -6,7 +6,7 @@
 //   limiter.submit(chat, stream, work, about, [](const gpushare::completion& c) { if (c.status != gpushare::errc::none) ...; });
 //
 // A submission can't be preempted. submit_chunked splits long work into pieces, so that a client of
-// a higher level (priority) gets in between them. For kernels, copies and scrubbing. For
+// a higher level (priority) gets in between them. This suits kernels, copies and scrubbing. For
 // collectives use enqueue_in_pieces (handles.hpp), which never holds back one rank alone.
 //
 //   auto done = gpushare::submit_chunked(limiter, batch, stream, 64, [=](auto& s, std::size_t i) {
@@ -109,7 +109,7 @@ inline void rethrow(errc status, const tenant_name& name, const std::exception_p
 struct completion {
     errc status = errc::none;  ///< as ticket::status()
     ns device_time{};          ///< the device time charged to its client
-    instant finished_at{};     ///< when the limiter noticed, on its clock
+    instant finished_at{};     ///< when the limiter noticed the end, by its clock
     /// The exception of the callable, or of the kernel if the device keeps exceptions.
     std::exception_ptr error;
     tenant_name tenant{};  ///< its client's name, if the submission failed
@@ -129,8 +129,8 @@ using submission_callback = detail::inplace_function<void(const completion&), 64
 
 /// A submission that ran. Times are on the limiter's clock. `ended` is when its last point was
 /// reached, as exactly as known: never before the admission, and late by at most the shortest delay
-/// with which the limiter has noticed an end so far. `began` lies before that by the charged time,
-/// at most by its span. Each member of a batch has its part of the batch.
+/// with which the limiter has noticed an end so far. `began` is earlier by the charged time, or by
+/// the span if that is shorter. Each member of a batch has its part of the batch.
 struct submission_record {
     client_id client{};     ///< the client that submitted it
     std::uint32_t tag = 0;  ///< client_settings::tag
@@ -249,8 +249,9 @@ template <class Limiter, class F, class Submit>
 
 /// Queues `pieces` submissions of client `c`, each of which calls `enqueue(s, i)` when it is
 /// admitted, for i from 0 in order. All are of one kind, `o.key`. Later submissions of the client
-/// wait behind all of them, so use a client of its own. Fails with the codes of Limiter::submit or
-/// std::bad_alloc, and then no further piece is enqueued. Tenants have the same (tenant.hpp).
+/// wait behind all of them, so use a separate client for them. Fails with the codes of
+/// Limiter::submit or std::bad_alloc, and then no further piece is enqueued. A tenant has a member
+/// function of the same name (tenant.hpp).
 template <class Limiter, std::invocable<typename Limiter::stream&, std::size_t> F>
 [[nodiscard]] result<chunked_ticket<Limiter>> submit_chunked(Limiter& limiter, client_id c, typename Limiter::stream& s,
                                                              std::size_t pieces, F enqueue,

@@ -407,9 +407,11 @@ public:
         s.needs_end = !s.may_stay_open;
         if (n.last != none) begin_behind(batches_[n.last], n.last, s, now, from);
     }
-    /// Batches of two clients on two streams would overlap, and their points would say nothing of
-    /// either. So while other clients' work is in flight elsewhere, every submission has points of
-    /// its own. If clients take turns, a batch ends with the turn.
+    /// Before `a` is enqueued on `s`: marks work on other streams as contended, and asks for the
+    /// ends of other clients' open batches. Batches of two clients on two streams would overlap,
+    /// and their points would say nothing of either. So while other clients' work is in flight
+    /// elsewhere, every submission has points of its own. If clients take turns, a batch ends with
+    /// the turn.
     void mark_others(const admission& a, const Stream& s) noexcept {
         collect();
         (void)look_around(a, s, instant::min());
@@ -611,10 +613,11 @@ public:
         return first;
     }
 
-    /// Predictions err, and each one rests on the prediction before it. A query that comes too
-    /// early delays later queries by much. A query in time, perhaps late, makes later ones earlier
-    /// by little. So few come too early, which matters because each costs as much as a launch. The
-    /// end of `b` wasn't reached at `now`; if it was due, that was too early.
+    /// The end of `b` wasn't reached at `now`. If it was due, the query came too early. Predictions
+    /// err, and each one rests on the prediction before it. So a query that comes too early delays
+    /// later queries by much, and a query in time, perhaps late, makes later ones earlier by
+    /// little. Few queries then come too early, which matters because each costs as much as a
+    /// launch.
     void end_was_asked_for(const batch& b, instant now) noexcept {
         if (b.known && b.is_due(now))
             shift_ends(b, now - b.busy_until + lasting(b.predicted, b.width) / too_early_part);

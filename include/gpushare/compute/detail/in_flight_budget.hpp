@@ -323,7 +323,7 @@ private:
     std::uint32_t depth_;
     std::uint32_t only_ = none;  // level in use, if it is one: the usual case
     ns horizon_;
-    ns hand_over_{}, lead_{};  // smoothed, and what it is hidden by; 0: not known
+    ns hand_over_{}, lead_{};  // the smoothed hand-over, and the work that hides it; 0: not known
     plain_list<level_state> levels_;
     plain_list<stream_load> streams_;  // with something in flight
     std::uint32_t num_narrow_ = 0;     // in flight, of less than the whole width

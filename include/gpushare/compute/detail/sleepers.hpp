@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The threads that sleep inside a compute limiter, each until its submission is done. If no thread
-// watches the device, the thread that has slept longest also wakes up when the limiter itself has
-// something to do. A part of compute_limiter.hpp.
+// The threads that sleep inside a compute limiter, each until its submission is done. When the
+// limiter itself has something to do, one of the threads wakes up by a timer. A part of
+// compute_limiter.hpp.
 //
 //   detail::sleepers<work, interrupt> threads;
 //   threads.sleep(lock, &work, now, deadline, resume_at);  // until woken, or one of the two times

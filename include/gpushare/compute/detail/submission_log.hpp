@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Records of completed submissions: when each arrived, was admitted, ran and was seen to be done.
-// Off at first. Memory is bounded: only the latest records are kept until they are taken.
+// Records of completed submissions: when each submission arrived, was admitted, ran and was seen to
+// be done. The log is off at first. Memory is bounded: only the latest records are kept until they
+// are taken.
 //
 //   log.start(4096, now);   log.admitted(submission, now);   log.completed(submission, ...);   log.take(into);
 #pragma once

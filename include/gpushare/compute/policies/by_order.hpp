@@ -260,7 +260,7 @@ public:
         if (client.waits) {
             place(client);
         } else {
-            // Isn't owed time in which it wanted nothing.
+            // The client isn't owed the time in which it had no work.
             client.had = std::max(client.had, level_of(client).fair);
             begin(client);
         }

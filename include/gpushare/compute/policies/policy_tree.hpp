@@ -198,7 +198,7 @@ public:
         return std::min(detail::lent_bits(outer_) + inside, 64U);
     }
 
-    /// Charges both the difference to the true cost.
+    /// Charges the client and its class the difference to the true cost.
     void correct(client_id c, ns delta, std::uint64_t lent = 0) noexcept {
         const auto [group, seat] = place_of(c);
         const unsigned bits = detail::lent_bits(outer_);
