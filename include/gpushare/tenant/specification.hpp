@@ -175,7 +175,8 @@ struct tenant_change {
     std::optional<std::uint32_t> queue_limit{};  ///< as in tenant_spec
     std::optional<ns> wait{};                    ///< as in tenant_spec: for allocations from now on
     std::optional<bool> lends_asleep{};          ///< as in tenant_spec, from its next sleep on
-    /// as in tenant_spec; only if admitted with some. Blocks there stay
+    /// as in tenant_spec; only if the tenant was admitted with `spill`. Blocks on the host stay
+    /// there
     std::optional<bytes> spill{};
 };
 
@@ -185,7 +186,7 @@ struct tenant_usage {
     bytes memory{};   ///< guaranteed, as granted
     bytes burst{};    ///< beyond that, as granted
     bytes current{};  ///< charged now
-    /// of that, kept by pools for the next allocation: back once a request lacks it
+    /// of that, kept by pools for the next allocation; given back once a request lacks memory
     bytes idle{};
     bytes peak{};  ///< the most that was charged at once; sums each device's own
     /// freed in stream order, and still charged: the stream hasn't reached the free
@@ -316,8 +317,8 @@ struct tenancy_options {
     event_sink events{};  ///< gets events that no return value can report
 
     // Defaults for tenants whose specification leaves them open.
-    memory_stack stack = memory_stack::pool;  ///< what backs their memory
-    /// when it is overwritten, so that no tenant reads another's
+    memory_stack stack = memory_stack::pool;  ///< the layers of their memory
+    /// when memory is overwritten, so that no tenant reads another tenant's data
     scrub_policy scrub = scrub_policy::on_hand_over;
     /// how long memory().allocate() waits for bytes
     ns wait{};

@@ -235,9 +235,9 @@ template <key_values Pairs>
 
 namespace detail {
 
-/// Calls `read(key, value, line)` for each pair of the text; lines count from 1. Throws
-/// specification_error (unknown_key) for a word without `=`, by way of `fail(error, line)`, as for
-/// what `read` throws.
+/// Calls `read(key, value, line)` for each pair of the text; lines count from 1. For a
+/// specification_error of `read`, and for a word without `=` (unknown_key), calls `fail(error,
+/// line)`, which throws.
 template <class Read, class Fail>
 void for_each_pair(std::string_view text, Read read, Fail fail) {
     constexpr std::string_view blanks = " \t\r\n";

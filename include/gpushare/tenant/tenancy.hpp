@@ -255,9 +255,9 @@ public:
     /// The size of each slice as a share of the device; the whole if it isn't sliced. Throws
     /// operation_error (no_device).
     [[nodiscard]] std::vector<share> slices(device_id d) const;
-    /// Throws operation_error (invalid_specification, with the streams' tags in its text) if
-    /// streams of the device are in no slice, since their kernels run on the SMs of all slices.
-    /// Does nothing if the device isn't sliced.
+    /// Checks that all streams of a device are in slices. Otherwise throws operation_error
+    /// (invalid_specification, with the streams' tags in its text), since the kernels of the other
+    /// streams run on the SMs of all slices. Does nothing if the device isn't sliced.
     void verify(device_id d) const;
 
     /// The dispatcher: drives the limiter of a device until a stop is requested, on a thread of the
@@ -265,14 +265,15 @@ public:
     /// its own. Throws as limiter_of.
     void dispatch(device_id d, const std::stop_token& stop, std::uint32_t slice = 0) { limiter_of(d, slice).run(stop); }
 
-    /// Throws operation_error (no_device; invalid_specification for a slice that doesn't exist).
+    /// The limiter of a device, or of one of its slices. Throws operation_error (no_device;
+    /// invalid_specification for a slice that doesn't exist).
     [[nodiscard]] limiter& limiter_of(device_id d, std::uint32_t slice = 0) {
         check(d, slice);
         return shared_.devices[d.index].slices[slice].compute;
     }
 
-    /// Throws operation_error (invalid_specification) if a field makes no sense however much room
-    /// there is. admit() makes the same check.
+    /// Checks a specification as admit() does. Throws operation_error (invalid_specification) if a
+    /// field makes no sense however much room there is.
     static void check_specification(const tenant_spec& spec) { detail::check_admission(spec); }
 
     /// The time of the node.

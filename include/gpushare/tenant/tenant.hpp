@@ -316,7 +316,8 @@ public:
     /// The time of its node, for deadlines.
     [[nodiscard]] instant now() const noexcept { return state_->now(); }
 
-    /// Throws operation_error: closed, or no_device if the tenant has fewer devices.
+    /// The tenant's memory on one of its devices. Throws operation_error: closed, or no_device if
+    /// the tenant has fewer devices.
     [[nodiscard]] memory_type& memory(std::size_t part = 0) { return at(part).memory; }
     /// The stream of the tenant's submissions with this number (see tenant_spec::streams). Work
     /// enqueued directly on the stream, past the limiter, is charged to no tenant. Throws as
@@ -778,10 +779,10 @@ template <node Node, compute_policy Policy, std::invocable<typename Node::stream
     });
 }
 
-/// Models `node`. Refers to the node and to the tenant's memory, so the tenant's handle must
-/// outlive it. Objects that are made on it must be gone before the tenant closes, because a close
-/// takes their memory back like any other. The streams are the node's, outside of any slice.
-/// Thread-safe.
+/// A tenant as a node. Models `node`. Refers to the node and to the tenant's memory, so the
+/// tenant's handle must outlive it. Objects that are made on it must be gone before the tenant
+/// closes, because a close takes their memory back like any other. The streams are the node's,
+/// outside of any slice. Thread-safe.
 template <node Node, compute_policy Policy = weighted_fair>
 class tenant_node {
 public:

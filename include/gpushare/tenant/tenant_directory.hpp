@@ -139,8 +139,8 @@ public:
         return found;
     }
 
-    /// Throws the errors of apply() for an invalid list, and changes nothing. A server calls it
-    /// before steps that it can't undo.
+    /// Checks a list without any change. Throws the errors of apply() for an invalid list. A server
+    /// calls this function before steps that it can't undo.
     void check(std::span<const tenant_spec> wanted) const { (void)plan(wanted); }
 
     /// Makes the tenants those of the list. An invalid list changes nothing: throws operation_error

@@ -19,7 +19,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Throws operation_error (invalid_specification), which says so.
+/// Throws operation_error (invalid_specification) with the tenant's name and the text `why`.
 template <class... Parts>
 [[noreturn]] void refuse_field(const tenant_spec& of, const Parts&... why) {
     message m;

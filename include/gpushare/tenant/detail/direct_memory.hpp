@@ -133,7 +133,7 @@ private:
     private:
         std::atomic<std::uint32_t>* count_;
     };
-    // Hooks of the embedder's run within a visit, and may take as long as they like.
+    // Waits for visits, in which the embedder's hooks may run and take any time.
     template <clock Clock>
     bool settle(turns<Clock>& turn) {
         while (underway_.fetch_add(0, std::memory_order_acq_rel) != 0)

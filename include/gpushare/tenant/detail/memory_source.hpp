@@ -181,7 +181,7 @@ private:
     std::vector<chunk> kept_;
 };
 
-/// A pool of the device's that allocates in the order of a stream.
+/// A memory pool of the device, which allocates in the order of a stream.
 ///   try_allocate(stream, size, alignment, why)   null, and the reason
 ///   deallocate(stream, p)   frees once the stream has got there
 ///   charged(size, alignment), usage().reserved (of the device), trim()

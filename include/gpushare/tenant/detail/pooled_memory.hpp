@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // A tenant's memory from a pool of its own. An allocation is one operation of the pool, which also
 // serves as the table of allocated blocks, and keeps the frees that wait for their stream. The
-// quota counts the bytes that the pool holds. The pool gives unused memory back as soon as it is
-// lacking: to this tenant, to a neighbour whose guarantee covers it, or because the quota has
-// become smaller.
+// quota counts the bytes that the pool holds. The pool gives unused memory back as soon as this
+// tenant lacks memory, a neighbour lacks memory that it was guaranteed, or the quota has become
+// smaller.
 //
-// To hold only blocks in use then, the pool lets only small blocks share a segment, which is small
-// itself. Any other block has a segment of its own, of its size.
+// After that the pool must hold only blocks in use. So only small blocks share a segment, and such
+// a segment is small. Any other block has a segment of its own, of its size.
 //
 //   detail::pooled_memory<quota_resource<device>, point> blocks{resource, trace};
 //   void* p = blocks.try_allocate(4096, 256, "weights", why);      blocks.deallocate(p, 4096, 256);
@@ -63,7 +63,7 @@ public:
     }
 
     /// Takes a block that was freed before, or returns null: then call try_allocate. A concurrent
-    /// close either finds the block out or prevents the call.
+    /// close either finds the block allocated or prevents the call.
     [[nodiscard]] void* try_allocate_kept(std::size_t size, std::size_t alignment, std::string_view label) noexcept {
         return traced_ || quota_->pressed() || lost() ? nullptr : cache_.try_allocate_kept(size, alignment, label);
     }
@@ -280,7 +280,8 @@ private:
         quota_claim claim(*quota_, resource_.charged(static_cast<std::size_t>(whole_granules(size)),
                                                      std::max(alignment, pool_granule)));
         here.with(claim);
-        // Otherwise the pool would ask without its place, and the grant would never be used.
+        // Otherwise the pool would ask without this request's place, and nobody would use the
+        // grant.
         static_assert(tells_askers<claiming_resource>);
         return cache_.try_allocate(size, alignment, until, &why, label, {&here});
     }
@@ -359,7 +360,7 @@ private:
     // closed meanwhile; then the block is back.
     bool enter(const block& b, failure& refusal) noexcept {
         const auto overwrites = overwriting();
-        // a close has looked already
+        // a close has already looked at the table
         errc why = overwrites && closed() ? errc::closed : errc::none;
         if (why == errc::none) try {
                 traced_->insert(b);

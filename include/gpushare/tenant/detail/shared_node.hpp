@@ -67,8 +67,9 @@ class tenant_state;
             .name = spec.name};
 }
 
-/// The promised shares of one slice, level by level. The shares of a level are parts of what the
-/// levels above leave to it, and sum to the whole. A value; under the node's mutex.
+/// The promised shares of one slice, level by level. The shares of a level are parts of the time
+/// that the levels above leave to it, and sum to at most the whole. A value; under the node's
+/// mutex.
 class promised_shares {
 public:
     /// Makes room for this level. Throws std::bad_alloc.

@@ -46,8 +46,8 @@ public:
         spillable_block<Stream, Memory, host_memory> block;
         std::uint32_t users = 0;
         bool moving = false;      // a thread moves the block
-        std::thread::id mover{};  // ... that thread,
-        instant until = never;    // ... and its deadline
+        std::thread::id mover{};  // the thread that moves the block
+        instant until = never;    // the deadline of the move
         std::uint64_t used = 0;   // the time of the last use, counted in uses
     };
 

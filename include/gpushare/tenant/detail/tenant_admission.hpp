@@ -60,9 +60,9 @@ public:
                      const plain_list<slice_type*>& kept) noexcept
         : node_(&of), all_(&all), choice_(&choice), kept_(&kept) {}
 
-    // Chooses the devices and takes their memory, all at once. Bursts of other tenants, which come
-    // and go under no mutex of ours, wait meanwhile. So the choice fits, and a refusal is right for
-    // one instant on all devices.
+    // Chooses the devices and takes their memory, all at once. Bursts of other tenants need no
+    // mutex of the library; they wait meanwhile. So the choice fits, and a refusal is right for one
+    // instant on all devices.
     reservation<quota_draw> reserve(tenant_spec& spec) {
         const bytes unit = std::exchange(spec.unit, all_->unit_of(spec));
         if (spec.unit != unit && spec.memory % spec.unit != bytes{})
