@@ -230,7 +230,7 @@ template <class Limiter>
 class limiter_trace {
 public:
     /// Records the limiter `from` of device `d`. `most` is the number of submissions that may end
-    /// between two calls of collect() (208 bytes each). If more end, only the latest are drawn.
+    /// between two calls of collect() (160 bytes each). If more end, only the latest are drawn.
     /// Throws std::bad_alloc.
     limiter_trace(timeline_trace& to, Limiter& from, device_id d, std::size_t most = 16384)
         : to_(to), from_(from), device_(d) {
