@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The CUDA backend for plain C++: a node, its memory and streams, graphs. Link with libcudart;
-// libcuda is looked up when a node is made. Include these yourself: memory pools, virtual memory
-// (<gpushare/backend/cuda/...>), and
-// <gpushare/gpushare.cuh>, which launches kernels and needs nvcc.
+// libcuda is looked up when a node is made. Other headers have memory pools and virtual memory
+// (<gpushare/backend/cuda/...>), and kernel launches, which need nvcc (<gpushare/gpushare.cuh>).
 //
 //   #include <gpushare/backend/cuda/cuda.hpp>
 //   gpushare::cuda::node node;

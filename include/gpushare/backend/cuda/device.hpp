@@ -7,9 +7,9 @@
 //   const gpushare::cuda::primary_context context{driver, 0};
 //   { const gpushare::cuda::device_guard on{context};  cudaMalloc(&q, n); }
 //
-// The table also has the driver functions without an equivalent in the runtime. Each is looked up
-// in the installed driver: libcuda is never linked, and a function that an older driver lacks
-// returns CUDA_ERROR_NOT_SUPPORTED.
+// `driver` is a table of driver functions: those without an equivalent in the runtime, and some
+// frequent queries. Each function is looked up in the installed driver: libcuda is never linked,
+// and a function that an older driver lacks returns CUDA_ERROR_NOT_SUPPORTED.
 //
 //   const gpushare::cuda::driver installed = gpushare::cuda::driver::load();
 //   gpushare::cuda::check(installed.mem_unmap(at, size), "unmapping");

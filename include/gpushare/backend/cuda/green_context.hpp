@@ -189,9 +189,10 @@ private:
     return detail::green_place_of(on.api(), s).sms != 0;
 }
 
-/// Throws operation_error, errc::invalid_specification with the stream's tag, for the first stream
-/// in no partition, whose kernels would run on the SMs of all partitions. Call it with all the
-/// tenants' streams of a device before you rely on partitions.
+/// Checks that all these streams are in partitions. Throws operation_error,
+/// errc::invalid_specification with the stream's tag, for the first stream in no partition, whose
+/// kernels would run on the SMs of all partitions. Call it with all the tenants' streams of a
+/// device before you rely on partitions.
 // clang-format off
 template <std::ranges::input_range R>
 requires std::same_as<std::ranges::range_value_t<R>, stream>

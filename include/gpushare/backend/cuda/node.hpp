@@ -124,9 +124,9 @@ public:
         return try_allocate(static_cast<std::size_t>(size.count()), alignment, why);
     }
 
-    /// If no allocation of that size and alignment returned `p`, changes nothing and returns
-    /// errc::unknown_block or errc::wrong_size. Null is ignored. Waits for the device, as cudaFree
-    /// does.
+    /// Frees a block. If no allocation of that size and alignment returned `p`, changes nothing and
+    /// returns errc::unknown_block or errc::wrong_size. Null is ignored. Waits for the device, as
+    /// cudaFree does.
     errc deallocate(void* p, std::size_t size, std::size_t alignment) noexcept {
         if (p == nullptr) return errc::none;
         detail::block b;
@@ -283,7 +283,7 @@ struct green_place {
 struct node_options {
     /// CUDA's numbers, in the node's order; empty: all that CUDA shows.
     std::vector<int> devices{};
-    allocation_model memory{};  ///< what cudaMalloc takes for a request
+    allocation_model memory{};  ///< the bytes that cudaMalloc takes for a request
     bool peer_access = true;    ///< whether devices reach each other's memory, where possible
 };
 
@@ -515,10 +515,10 @@ static_assert(gpushare::node<node>);
 }  // namespace cuda
 namespace cuda {
 
-/// Not thread-safe. Refers to the node's memory, which must outlive it. Memory that other processes
-/// take or return during a step counts for the step, since CUDA doesn't distinguish them.
-/// Allocations from the device's memory aren't counted; allocations of pools and virtual memory
-/// are.
+/// An account of the device memory that isn't allocated here, step by step. Not thread-safe. Refers
+/// to the node's memory, which must outlive it. Memory that other processes take or return during a
+/// step counts for the step, since CUDA doesn't distinguish them. Allocations from the device's
+/// memory aren't counted; allocations of pools and virtual memory are.
 class overhead_account {
 public:
     /// The memory that a step took.

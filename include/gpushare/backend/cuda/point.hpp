@@ -77,8 +77,8 @@ inline void pause(std::uint32_t turn, ns left) noexcept {
 
 }  // namespace detail
 
-/// Models timeline_point; see there. Waits are on the node's clock_type. Safe from any thread, as a
-/// shared_ptr is.
+/// A point of a CUDA stream. Models timeline_point; see there. Waits are on the node's clock_type.
+/// Safe from any thread, as a shared_ptr is.
 ///
 /// After an error that makes the device unusable, every point of the device is reached with
 /// errc::device_lost: CUDA doesn't tell which work had been done before. `elapsed` has the

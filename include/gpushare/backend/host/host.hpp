@@ -348,10 +348,10 @@ private:
 }  // namespace host
 namespace host {
 
-/// The node *is* the hardware. The constructor starts one thread for each SM. The destructor works
-/// like pulling the plug: it lets started blocks end, fails queued work with errc::device_lost,
-/// reaches all points, and joins the threads. Streams and points may outlive the node; its memory
-/// may not. Safe from any thread.
+/// A node of software devices. The node *is* the hardware. The constructor starts one thread for
+/// each SM. The destructor works like pulling the plug: it lets started blocks end, fails queued
+/// work with errc::device_lost, reaches all points, and joins the threads. Streams and points may
+/// outlive the node; its memory may not. Safe from any thread.
 class node {
 public:
     /// The type of a stream.

@@ -76,8 +76,9 @@ struct memory_options {
     bool stale = false;
 };
 
-/// Safe from any thread. Charges are exact: an allocation is refused only if it doesn't fit beside
-/// the bytes charged at that moment, and a refused allocation was never charged.
+/// The memory of one device. Safe from any thread. Charges are exact: an allocation is refused only
+/// if it doesn't fit beside the bytes charged at that moment, and a refused allocation was never
+/// charged.
 ///
 /// `guarded` memory can be touched only while a block or copy of its device runs, because a host
 /// program can't reach real device memory either: a stray access faults (SIGSEGV). The guard is
@@ -108,8 +109,8 @@ public:
     /// come from the system. False with the option `stale`: a stream has to write the zeros.
     [[nodiscard]] bool zero(void* p, std::size_t size) const noexcept;
 
-    /// Returns errc::unknown_block or errc::wrong_size, and changes nothing, if `p` isn't the
-    /// result of an allocation of that size and alignment. Null is ignored.
+    /// Frees a block. Returns errc::unknown_block or errc::wrong_size, and changes nothing, if `p`
+    /// isn't the result of an allocation of that size and alignment. Null is ignored.
     errc deallocate(void* p, std::size_t size, std::size_t alignment) noexcept;
     /// The same, for a size with a unit.
     errc deallocate(void* p, bytes size, std::size_t alignment) noexcept;

@@ -173,8 +173,9 @@ public:
 
     /// errc::kernel_failed if a kernel threw (the first one counts), errc::device_lost; errc::none
     /// before it is reached. A point recorded within a stream::own_work reports on all of that work
-    /// before the point. Any other point reports on work since the last such point at another
-    /// place. Points that others record or query don't change this.
+    /// before the point. Any other point reports on the work since the last such point; two such
+    /// points without work in between report the same. Points that other threads record or query
+    /// don't change the report of an own_work.
     [[nodiscard]] errc status() const noexcept { return done() ? state_->status : errc::none; }
     /// The exception that the kernel threw; null if none did.
     [[nodiscard]] std::exception_ptr exception() const noexcept { return done() ? state_->exception : nullptr; }

@@ -931,7 +931,7 @@ private:
     [[nodiscard]] std::uint64_t pass_waits(std::unique_lock<std::mutex>& lock, launch_owner who,
                                            const launch_call& call, ns predicted) noexcept {
         const instant since = time_.now();
-        instant closed = since;  // last
+        instant closed = since;  // when this thread last found the waits closed
         std::uint64_t how = waits_inside;
         patience seen;
         ++held_;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The state shared by an SM partition and its streams: a green context and its SMs. It is retired
-// when the last of them is destroyed; the SMs are free for others once the partition's work is
-// done.
+// The state shared by an SM partition and its streams: a green context and its SMs. The state is
+// retired when the partition and its last stream are destroyed. The SMs are free for others once
+// the partition's work is done.
 //
 //   stream_state s;     s.partition = partition;     s.end = partition->new_end();
 #pragma once

@@ -137,9 +137,9 @@ private:
     /// The owner of the thread's work, with a reference. For a thread without work of its own
     /// there, such as a helper of another thread, the owner that began last.
     [[nodiscard]] static outcome_state* owner_on(const stream_state& s, std::thread::id by) noexcept;
-    /// Notes the failure of `op` at its owner, and at the pieces of work that contain it. If the
-    /// owner is uncertain, all candidates note the failure, and so does the stream, for threads
-    /// without work of their own. Afterwards `op` holds the objects to destroy without the lock.
+    /// Notes the failure of `op` at its owner, and at the pieces of work that contain it; if the
+    /// owner is uncertain, at all candidates. The stream notes every failure, for points outside of
+    /// every own_work. Afterwards `op` holds the objects to destroy without the lock.
     static void note_end(operation& op) noexcept;
 
     static void keep(operation& op, std::exception_ptr& thrown) noexcept;
