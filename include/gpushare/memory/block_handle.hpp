@@ -168,7 +168,7 @@ public:
     handle_resource(handle_table& table, tenant_tag tenant, Upstream& upstream) noexcept
         : table_(&table), tenant_(tenant), upstream_(upstream), closing_(upstream_.closing()) {}
 
-    /// Throws what the upstream throws, std::bad_alloc if the host has no memory for the entry.
+    /// Throws what the upstream throws, and std::bad_alloc if the host has no memory for the entry.
     /// `label` must outlive the block.
     [[nodiscard]] block_handle allocate(std::size_t size, std::size_t alignment, std::string_view label = {}) {
         return entered({upstream_, {upstream_.allocate(size, alignment), bytes{size}, alignment, label}});

@@ -36,7 +36,7 @@ struct quota_usage {
     bytes borrowed{};            ///< held from the parent beyond the guarantee
     std::uint64_t charges = 0;   ///< calls; children's loans count too
     std::uint64_t releases = 0;  ///< calls; children's returns count too
-    std::uint64_t refusals = 0;  ///< of charges, new tries for waiters included
+    std::uint64_t refusals = 0;  ///< refused charges, new tries for waiters included
     std::uint32_t waiting = 0;   ///< requests that wait, in the whole tree
 
     /// The most that may be charged.
@@ -45,7 +45,7 @@ struct quota_usage {
 
 /// The request that a quota_hook gets.
 struct reclaim_request {
-    /// how many to free at most; for a borrower, at most what it has borrowed
+    /// how many bytes to free at most; for a borrower, at most the bytes that it has borrowed
     bytes missing{};
     instant until = instant::min();  ///< the request's deadline, of its own clock; min(): no wait
     /// a request of its own quota or one below; false: a neighbour's
@@ -73,9 +73,9 @@ struct pool_usage {
     bytes peak_reserved{};     ///< the most that was ever held
     std::size_t segments = 0;  ///< ranges that are held
 
-    bytes allocated{};              ///< of all allocations so far, as asked for
-    std::uint64_t allocations = 0;  ///< so far
-    std::uint64_t frees = 0;        ///< so far
+    bytes allocated{};              ///< bytes of all allocations so far, as requested
+    std::uint64_t allocations = 0;  ///< allocations so far
+    std::uint64_t frees = 0;        ///< frees so far
 
     /// Bytes held that are in no block, in no cache, and not waiting for a stream.
     [[nodiscard]] constexpr bytes free() const noexcept { return reserved - used - cached - pending; }
@@ -108,10 +108,10 @@ private:
 struct memory_statistics {
     bytes current{};                ///< allocated and not freed
     bytes peak{};                   ///< the most that was allocated at once
-    bytes total{};                  ///< of all allocations so far
+    bytes total{};                  ///< bytes of all allocations so far
     bytes largest{};                ///< the largest of them
     std::uint64_t allocations = 0;  ///< granted so far
-    std::uint64_t frees = 0;        ///< so far
+    std::uint64_t frees = 0;        ///< frees so far
     std::uint64_t failures = 0;     ///< allocations that were refused
     /// the largest block that the upstream could give now; see statistics_resource::statistics
     bytes largest_free{};
@@ -120,9 +120,9 @@ struct memory_statistics {
 /// A reading of a pool, in chunks; consistent.
 struct chunk_pool_usage {
     std::size_t capacity = 0;   ///< the most there can be
-    std::size_t made = 0;       ///< of the capacity
-    std::size_t mapped = 0;     ///< of these, in arenas, the leaving ones included
-    std::size_t leaving = 0;    ///< of the mapped ones: given up, but a stream may still use them
+    std::size_t made = 0;       ///< chunks that exist now
+    std::size_t mapped = 0;     ///< of these, the chunks in arenas, including the leaving ones
+    std::size_t leaving = 0;    ///< of the mapped ones, those given up that a stream may still use
     std::size_t clean = 0;      ///< free, for any tenant at once
     std::size_t dirty = 0;      ///< free, but scrubbed first for any tenant but the last owner
     std::size_t scrubbing = 0;  ///< being overwritten; free after that
@@ -140,8 +140,8 @@ using trace_function = std::size_t (*)(std::span<void*>) noexcept;
 /// One allocation. The label is the caller's text and must outlive the block (a literal, usually).
 struct block {
     void* pointer = nullptr;    ///< where it begins
-    bytes size{};               ///< as it was asked for
-    std::size_t alignment = 0;  ///< as it was asked for, bytes
+    bytes size{};               ///< as requested
+    std::size_t alignment = 0;  ///< as requested, in bytes
     std::string_view label{};   ///< what the block is for
 };
 

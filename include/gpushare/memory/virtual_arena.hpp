@@ -91,8 +91,8 @@ private:
 
 /// A part of an arena.
 struct arena_range {
-    bytes offset{};  ///< from its first address
-    bytes size{};    ///< of it
+    bytes offset{};  ///< from the first address of the arena
+    bytes size{};    ///< the length of the part
 };
 
 /// A tenant's reserved address range, with chunks mapped into parts of it. Offsets and sizes are

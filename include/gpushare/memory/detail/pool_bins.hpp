@@ -154,7 +154,7 @@ private:
     [[nodiscard]] std::uint64_t recent_calls() const noexcept { return recent_ / one_call; }
     [[nodiscard]] std::uint64_t recent_bytes() const noexcept { return recent_ % one_call; }
 
-    std::uint64_t recent_ = 0;  // one word for both
+    std::uint64_t recent_ = 0;  // the recent calls and their bytes, in one word
     std::uint64_t calls_ = 0, bytes_ = 0;
 };
 

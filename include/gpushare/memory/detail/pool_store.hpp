@@ -469,7 +469,7 @@ public:
                 b->blocks.push(*block);
                 pending_.add(*b);
                 uncount(size);
-                waiters_.tell();  // so that one waits for the point
+                waiters_.tell();  // so that a waiter waits for the point
                 return errc::none;
             }
         }
@@ -501,7 +501,7 @@ public:
     /// Waits until one of the points behind which blocks were freed is reached, or until
     /// `deadline`. False, at once, if there is none. Throws what waiting for the points throws.
     bool wait_any(instant deadline) {
-        std::array<Point, 64> open{};  // at a time: a waiting thread comes back
+        std::array<Point, 64> open{};  // 64 at a time: a waiting thread comes back
         std::size_t n = 0;
         {
             const auto lock = locked();

@@ -131,7 +131,7 @@ GPUSHARE_INLINE void quota_wait_queue::release_pressure(quota_node& top) noexcep
 
 GPUSHARE_INLINE void quota_wait_queue::leave(quota_wait_entry& p) noexcept {
     auto& q = *p.at;
-    // later waiters hold back only what the first one does
+    // only the first waiter of a quota holds later requests back
     const bool first = q.queue_.front() == &p;
     if (first) withdraw(q);
     remove(p);
