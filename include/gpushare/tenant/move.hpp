@@ -40,16 +40,16 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// How a move went. The times follow each other.
+/// How a move went. Each of the times begins where the previous one ends.
 struct move_report {
-    bytes moved{};  ///< of all blocks that were copied
-    bytes kept{};   ///< of the blocks that stayed, on devices that the tenant didn't leave
+    bytes moved{};  ///< bytes of all blocks that were copied
+    bytes kept{};   ///< bytes of the blocks that stayed, on devices that the tenant didn't leave
     ns reserve{};   ///< until the tenant was admitted at the new place
     ns scrub{};     ///< until its new memory was allocated, which is overwritten first
     ns wait{};      ///< until its work at the old place was done
     ns copy{};      ///< until all blocks were at the new place
-    /// submissions that ended here after the copy began, by a thread that didn't stop: what they
-    /// wrote is lost
+    /// submissions of a thread that didn't stop, which ended at the old place after the copy began:
+    /// the data that they wrote is lost
     std::uint64_t late = 0;
     /// how the old place closed; if not complete, close the old handle again
     close_report closed{};

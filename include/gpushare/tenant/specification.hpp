@@ -151,8 +151,8 @@ struct tenant_spec {
 
 /// Counts of a tenant's calls since its admission.
 struct allocation_counts {
-    bytes total{};                  ///< of all allocations together, as asked for
-    std::uint64_t allocations = 0;  ///< that succeeded
+    bytes total{};                  ///< bytes of all allocations, as requested
+    std::uint64_t allocations = 0;  ///< allocations that succeeded
     std::uint64_t frees = 0;        ///< including those at a close
     std::uint64_t refused = 0;      ///< allocations that were refused
 };
@@ -160,7 +160,7 @@ struct allocation_counts {
 /// Changes to a tenant_spec. Fields that aren't set stay as they are.
 struct tenant_change {
     std::optional<bytes> memory{};               ///< of all its devices together
-    std::optional<bytes> burst{};                ///< likewise
+    std::optional<bytes> burst{};                ///< of all its devices together
     std::optional<share> compute{};              ///< of each of its devices
     std::optional<priority> level{};             ///< from its next submission on
     std::optional<priority> ceiling{};           ///< as in tenant_spec
@@ -184,11 +184,12 @@ struct tenant_change {
 /// or, on a sliced one, of the tenant's slice.
 struct tenant_usage {
     bytes memory{};   ///< guaranteed, as granted
-    bytes burst{};    ///< beyond that, as granted
+    bytes burst{};    ///< the burst, as granted
     bytes current{};  ///< charged now
-    /// of that, kept by pools for the next allocation; given back once a request lacks memory
+    /// the part of `current` that pools keep for the next allocation, given back once a request
+    /// lacks memory
     bytes idle{};
-    bytes peak{};  ///< the most that was charged at once; sums each device's own
+    bytes peak{};  ///< the most that was charged at once: the sum of the devices' peaks
     /// freed in stream order, and still charged: the stream hasn't reached the free
     bytes pending{};
     /// the largest block that could be allocated now, on the device with the largest such block
@@ -196,11 +197,11 @@ struct tenant_usage {
     /// bytes overwritten so far, so that no tenant reads another's data; zeroed memory isn't
     /// counted
     bytes scrubbed{};
-    bytes total{};                  ///< of all allocations of memory() so far
-    std::uint64_t allocations = 0;  ///< of memory(), so far
-    std::uint64_t frees = 0;        ///< likewise
+    bytes total{};                  ///< bytes of all allocations of memory() so far
+    std::uint64_t allocations = 0;  ///< allocations of memory() so far
+    std::uint64_t frees = 0;        ///< frees of memory() so far
     std::uint64_t refused = 0;      ///< allocations that were refused
-    ns device_time{};               ///< charged
+    ns device_time{};               ///< the charged device time
     std::uint64_t completed = 0;    ///< submissions that ended
     std::uint64_t failed = 0;       ///< of these, the failed ones
     std::uint64_t waiting = 0;      ///< submissions that wait for admission
@@ -215,9 +216,9 @@ struct tenant_usage {
 
 /// The forecast for getting back a sleeping tenant's guarantee; see tenant_spec::lends_asleep.
 struct recall_forecast {
-    bytes lent{};  ///< of the guarantee, on all devices
-    /// of that, what others use now, so that it must be called back; 0: waking waits for nobody's
-    /// memory
+    bytes lent{};  ///< the lent part of the guarantee, on all devices
+    /// the part of `lent` that others use now, so that it must be called back; 0: waking waits for
+    /// nobody's memory
     bytes missing{};
     ns usual_longest{};  ///< the longest of its last eight recalls that had to wait; 0: none had to
 };
@@ -244,9 +245,9 @@ struct tenant_event {
     std::string_view tenant{};
     device_id device{};              ///< the device
     errc code = errc::none;          ///< the reason, if there is one
-    bytes size{};                    ///< of the block, or of the excess
-    std::string_view label{};        ///< of a leak: the label of the allocation
-    std::span<void* const> trace{};  ///< of a leak, if the tenancy takes traces: of its allocation
+    bytes size{};                    ///< the size of the block, or of the excess
+    std::string_view label{};        ///< for a leak: the label of the allocation
+    std::span<void* const> trace{};  ///< for a leak, if the tenancy takes traces: of its allocation
 };
 
 /// In English.
@@ -302,11 +303,12 @@ struct close_report {
     bool complete = false;            ///< everything was returned
     std::uint64_t leaked_blocks = 0;  ///< leaked blocks of memory(), taken back
     bytes leaked{};                   ///< their sizes
-    /// to the tenant's quotas, by arenas, workspaces and pending frees that must end first
+    /// bytes charged to the tenant's quotas by arenas, workspaces and pending frees, which must end
+    /// first
     bytes still_charged{};
     tenant_usage usage{};                        ///< final, if complete
     close_wait waits_for = close_wait::nothing;  ///< if not complete: what must end first
-    device_id device{};                          ///< and the device where
+    device_id device{};                          ///< if not complete: the device where
 };
 
 /// Options of a tenancy.
@@ -322,9 +324,9 @@ struct tenancy_options {
     scrub_policy scrub = scrub_policy::on_hand_over;
     /// how long memory().allocate() waits for bytes
     ns wait{};
-    /// how much of its spillable blocks a tenant may have on the host when bytes lack
+    /// how many bytes of its spillable blocks a tenant may have on the host when memory is short
     bytes spill{};
-    /// the host's memory for that, pinned for speed; outlives the tenancy
+    /// the host's memory for spilled blocks, pinned for speed; must outlive the tenancy
     std::pmr::memory_resource* spill_to = nullptr;
     /// capture_stack, from memory/stack_trace.hpp: stack traces of leaks
     trace_function trace = nullptr;

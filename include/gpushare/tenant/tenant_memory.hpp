@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A tenant's memory on one device: a quota, an allocator that keeps to it, the table of allocated
 // blocks, and the frees that wait for their stream. It models the concept gpushare::memory, so that
-// containers and other resources can use it. tenant_spec::stack chooses what backs it
+// containers and other resources can use it. tenant_spec::stack chooses the layers below
 // (memory_stack): a pool of the tenant's own (the default), single blocks of the device, chunks
 // that tenants pass on, or a pool of the device.
 //

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A tenant's successor: the same name and the same grant, elsewhere. Only move_tenant() makes one,
-// because until the successor has taken over, what is promised once is promised to both together.
+// because until the successor has taken over, one promise covers both tenants together.
 //
 //   detail::succession to(shared, from, {device_id{3}}, any_slice);      to.next().memory();
 //   to.take_over();      return std::move(to.next());
