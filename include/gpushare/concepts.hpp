@@ -203,7 +203,7 @@ concept queue = timeline<S> && std::movable<S> && requires(S& s, const S& cs, ns
 
 /// How a kernel's blocks and threads are spread over a device.
 struct grid {
-    std::uint32_t blocks = 1;  ///< in the whole grid
+    std::uint32_t blocks = 1;  ///< blocks in the whole grid
     std::uint32_t threads = 1;  ///< per block; the host backend always runs one
     /// how long a block occupies its SM where time is modelled; ignored elsewhere
     ns hold{};

@@ -176,7 +176,7 @@ enum class reason : std::uint16_t {
     share_there,      ///< permille: asked; left: in the best place
     memory_there,     ///< bytes: asked; left: in the best place
     cpu_there,        ///< thousandths of a CPU: asked; left: on the best node
-    /// no node that is of the model, in the zone or near what was asked: no figures
+    /// no node has the model, is in the zone, or is near enough, as asked for: no figures
     no_such_node,
     named_devices,     ///< a count: asked; left: how many the placement names
     node_size,         ///< asked: devices of a node; limit: the most that its type has
@@ -405,7 +405,7 @@ struct failure {
     errc code = errc::none;           ///< the error; none: no error
     std::uint64_t asked = 0;          ///< how much was asked for
     std::uint64_t left = 0;           ///< how much there was
-    std::uint64_t limit = 0;          ///< of how much
+    std::uint64_t limit = 0;          ///< the most that is possible
     reason because = reason::unsaid;  ///< the detailed reason, and the unit of the figures
 
     friend constexpr bool operator==(const failure& f, errc c) noexcept {

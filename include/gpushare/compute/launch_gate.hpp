@@ -327,10 +327,10 @@ public:
 
     /// Whether waits in streams are to be opened now for a thread that waits for work on the
     /// device, and has waited since `since`. `c`: the thread's client, if it has one. `needs_all`:
-    /// what the thread waits for includes the streams that wait. If `needs_all` and a request of
-    /// `c` is open, the waits open at once, unless a higher client is present. Otherwise they open
-    /// after longest_hold, which begins at `since` or, for a client below, when a higher client
-    /// became present, if that was earlier.
+    /// the work that the thread waits for includes the streams that wait. If `needs_all` and a
+    /// request of `c` is open, the waits open at once, unless a higher client is present. Otherwise
+    /// they open after longest_hold, which begins at `since` or, for a client below, when a higher
+    /// client became present, if that was earlier.
     [[nodiscard]] std::optional<long_hold> awaited(std::optional<client> c, bool needs_all, instant now,
                                                    instant since) const noexcept {
         long_hold longest{.held_by = c.value_or(0), .held = now - since};

@@ -194,8 +194,8 @@ struct device_properties {
     bytes l2_cache{};                     ///< second-level cache
     /// The nearest NUMA node of the host; -1 if the system has none.
     std::int32_t host_numa_node = -1;
-    int least_priority = 0;           ///< CUDA's range of priorities, which counts down: from 0 ...
-    int greatest_priority = 0;        ///< ... to -5
+    int least_priority = 0;           ///< the lowest stream priority, as CUDA numbers it: 0
+    int greatest_priority = 0;        ///< the highest, such as -5: CUDA counts down
     bool cooperative_launch = false;  ///< whether all blocks of a launch can wait for each other
     bool memory_pools = false;        ///< whether the device has stream-ordered allocation
     bool integrated = false;          ///< whether its memory is the host's

@@ -475,7 +475,7 @@ private:
         const bound_stream owner = thread == nullptr ? owner_of(call, any) : bound_stream{};
         const launch_listener* const of = thread != nullptr ? &thread->gate() : owner.gate.get();
         const launch_owner who = thread != nullptr ? thread->who() : owner.who;
-        std::optional<instant> since;  // by whichever gate's waits
+        std::optional<instant> since;  // the earliest time that a gate reports
         each_gate([&](const std::shared_ptr<launch_listener>& gate) {
             if (!gate->waits_in_streams()) return;
             std::optional<instant> of_gate = work.since;
