@@ -84,8 +84,8 @@ public:
 
     /// Changes a client's settings while work is in flight, for submissions admitted from now on.
     /// errc::closed: no such client; share_exceeded: the policy refuses; invalid_specification;
-    /// slo_unreachable (in ns: the objective, the time that others leave of it, the time needed).
-    /// Then nothing has changed.
+    /// slo_unreachable (in ns: the latency goal, the time that others leave of it, the time
+    /// needed). Then nothing has changed.
     failure change(client_id c, const client_settings& s);
 
     /// Replaces the policy while work is in flight. `p`, which has no clients yet, takes over all

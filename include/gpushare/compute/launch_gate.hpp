@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decides which launch goes to a device now: a kernel, a graph or a copy, as the driver sees it. An
 // engine's call enqueues hundreds of launches, and no thread waits between them. A decision once
-// per call comes too late for its neighbours.
+// per call comes too late for the engine's neighbours.
 //
 //   gpushare::launch_gate gate;
 //   const auto urgent = gate.add({.level = 1}), batch = gate.add({});

@@ -127,8 +127,8 @@ public:
     }
 
     /// The settings apply to submissions admitted from now on; the charges of work in flight stay.
-    /// If the policy refuses, the objective is out of reach, or `keeps` isn't a part, nothing has
-    /// changed.
+    /// If the policy refuses, the latency goal is out of reach, or `keeps` isn't a part, nothing
+    /// has changed.
     failure change(client_id c, const client_settings& s) {
         if (!s.keeps.valid()) return {.code = errc::invalid_specification, .because = reason::no_such_width};
         if (const auto why = detail::beyond_reach(s, clients_, &clients_[c.index]); why != errc::none) return why;

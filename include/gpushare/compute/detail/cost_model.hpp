@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Predicts what a submission will take from what earlier ones of its kind took. The kind is a
-// 64-bit key that the client gives, such as the id of a kernel or graph together with a class of
-// sizes. Without a key, all of a client's submissions are one kind.
+// Predicts the device time of a submission from the times of earlier submissions of its kind. The
+// kind is a 64-bit key that the client gives, such as the id of a kernel or graph together with a
+// class of sizes. Without a key, all of a client's submissions are one kind.
 //
 //   cost_model costs;
 //   ns guess = costs.find(chat, key).typical;        // before it runs; 0: never seen

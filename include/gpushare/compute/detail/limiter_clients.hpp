@@ -2,7 +2,7 @@
 // The clients of a limiter's core. Each client has its settings, the head of its queue, its
 // account, and its habit of coming back soon after an end. Functions over all clients say for which
 // clients the device is kept, when a submission that arrives now would probably begin, and whether
-// a latency objective can be met at all. A part of limiter_core.hpp.
+// a latency goal can be met at all. A part of limiter_core.hpp.
 //
 //   client.learn_next(nullptr, now, id, kinds, first_guess);    // what waits first, as predicted
 //   if (client.ended(failed, 1, 32)) ...                        // quarantined after 32 failures in a row
@@ -433,11 +433,11 @@ template <class Policy>
     return e;
 }
 
-/// The reason why a client can't meet its objective: other clients may have work in flight when its
-/// submission comes, and the longest work that they declared or lately showed leaves too little
+/// The reason why a client can't meet its latency goal: other clients may have work in flight when
+/// its submission comes, and the longest work that they declared or lately showed leaves too little
 /// time. Work above doesn't count, nor does work below a level that keeps SMs. Figures in ns: the
-/// objective, the time left of it, and the time needed. `self`: the client that gets the settings
-/// `s`. Its own work isn't counted, and an unchanged objective isn't checked.
+/// goal, the time left of it, and the time needed. `self`: the client that gets the settings `s`.
+/// Its own work isn't counted, and an unchanged goal isn't checked.
 [[nodiscard]] inline failure beyond_reach(const client_settings& s, const plain_list<limiter_client>& clients,
                                           const limiter_client* self = nullptr) noexcept {
     if (s.slo <= ns{0} || (self != nullptr && s.slo == self->settings.slo)) return {};

@@ -8,7 +8,7 @@
 //   using limiter_type = gpushare::compute_limiter<gpushare::host::stream, gpushare::host::steady_clock, gpushare::fifo>;
 //
 // earliest_deadline serves the work that is due first. The deadline is the submission's own or,
-// without one, its arrival plus its client's objective (`slo`). A client that wants more device
+// without one, its arrival plus its client's latency goal (`slo`). A client that wants more device
 // time than its weight misses its own deadlines first, not its neighbours'.
 //
 //   gpushare::earliest_deadline by_deadline;
