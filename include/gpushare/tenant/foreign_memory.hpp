@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that an engine allocates by itself, past every allocator of ours, as most engines do for
-// weights. The meter measures this memory around the load, and charges it to the engine's tenant.
+// Memory that an engine allocates by itself, past every allocator of the library, as most engines
+// do for weights. The meter measures this memory around the load, and charges it to the engine's
+// tenant.
 //
 //   gpushare::foreign_meter before{node.memory(d)};  // on a GPU: by the device's own account
 //   auto engine = load(path);

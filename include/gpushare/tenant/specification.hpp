@@ -72,7 +72,7 @@ enum class memory_stack : std::uint8_t {
     /// whole chunks, or shares one with others that are smaller than a chunk; memory is promised in
     /// whole chunks. See tenancy::offer
     arena,
-    /// each block is of the device's pool for all tenants: no call waits for the device. See
+    /// each block comes from the device's pool for all tenants: no call waits for the device. See
     /// tenancy::offer
     stream_ordered,
 };
@@ -91,7 +91,7 @@ enum class memory_stack : std::uint8_t {
 /// The specification of a tenant. Bytes are totals over all its devices, and are split equally;
 /// `compute` is a share of each device.
 struct tenant_spec {
-    /// the tenant's, in messages and ledgers; unique among present tenants
+    /// the tenant's name in messages and ledgers, unique among present tenants
     std::string name{};
     bytes memory{};             ///< guaranteed: set aside from the admission on; 0 only with burst
     std::uint32_t devices = 1;  ///< how many, on one node
@@ -103,7 +103,7 @@ struct tenant_spec {
     share compute{};
     priority level{};  ///< tenants of a higher level always go first
     /// The highest level that the tenant's requests and submissions may have. Requests for a higher
-    /// level are served at this one. None: the tenant's own level. Time at the ceiling is charged
+    /// level are served at this level. None: the tenant's own level. Time at the ceiling is charged
     /// to the tenant's share as usual.
     std::optional<priority> ceiling{};
     /// A submission with a declared width (submit_options::width) counts as filling at least this
@@ -113,7 +113,7 @@ struct tenant_spec {
     /// further bytes, lent while no guarantee needs them; or all_burst
     bytes burst{};
     std::vector<device_id> on{};  ///< the devices to use; empty: those with the most room
-    /// memory / devices and burst / devices must be multiples of it
+    /// memory / devices and burst / devices must be multiples of this
     bytes unit{1};
     /// the slice of SMs on each of its devices; see tenancy::slice
     std::uint32_t slice = any_slice;
@@ -124,7 +124,7 @@ struct tenant_spec {
     std::optional<scrub_policy> scrub{};
     /// how long memory().allocate() waits for bytes; 0s: no wait; none: default
     std::optional<ns> wait{};
-    /// how much may be on the host when bytes lack; 0: nothing; none: the default
+    /// how many bytes may be on the host when memory is short; 0: none; unset: the default
     std::optional<bytes> spill{};
     /// While the tenant sleeps, the unused part of its guarantee is lent to others as burst. The
     /// bytes are called back when the tenant wakes, and the wake waits for them: tenant::recall()
@@ -135,11 +135,11 @@ struct tenant_spec {
     // a cap.
     share cap = share::whole();  ///< the most of each device's time
     bool soft_cap = false;       ///< holds only while others want the device
-    ns slo{};                    ///< how long after its arrival work is due; 0: no objective
+    ns slo{};                    ///< latency goal: how long after arrival a request is due; 0: none
     std::uint32_t group = 0;     ///< the tenant's class, if the policy is a tree
-    /// the longest kernel, for others' waits and beside a cap; 0: learnt
+    /// the longest kernel, by which others' waits are bounded and a cap is enforced; 0: learnt
     ns longest{};
-    ns yields_within{};  ///< how often the work yields at least, for the same; 0: never
+    ns yields_within{};  ///< the longest time between two yields; 0: the work never yields
     /// the part of its slice's SMs that its level keeps free of lower levels' long work
     sm_width keeps{};
 

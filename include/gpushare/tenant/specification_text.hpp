@@ -24,11 +24,11 @@
 //                 tenancy's
 //  wait           how long an allocation waits for bytes: a whole number of ns, us, ms or s;
 //                 0s: not at all
-//  spill          bytes that may move to the host when bytes lack: as memory; 0B: none
+//  spill          bytes that may move to the host when memory is short: as memory; 0B: none
 //  lends_asleep   no or yes: lends the unused part of its guarantee while it sleeps
 //  cap            the most of each device's time: 0.1% to 100%
 //  soft_cap       no or yes: the cap holds only while others want the device
-//  slo            how long after its arrival work is due: as wait; 0s: no objective
+//  slo            latency goal: how long after arrival a request is due: as wait; 0s: none
 //  longest        the longest kernel: as wait; 0s: learnt
 //  yields_within  the longest time between two yields of its work: as wait; 0s: doesn't yield
 //  keeps          SMs that its level keeps free of long work of lower levels: 0.1% to 100%

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tenant's memory in which every block is one of the device's: a table of the allocated blocks,
-// and the frees that wait for their stream. tenant_memory uses it or pooled_memory.
+// A tenant's memory in which every block is a separate allocation from the device: a table of the
+// allocated blocks, and the frees that wait for their stream. tenant_memory uses it or
+// pooled_memory.
 //
 //   detail::direct_memory<quota_resource<device>, point> blocks{resource, trace};
 //   void* p = blocks.try_allocate(4096, 256, "weights", why);      blocks.deallocate(p, 4096, 256);
