@@ -356,11 +356,11 @@ public:
         return launches < std::max(options_.queued_launches, 1U);
     }
     /// The most predicted work of `c` between two waits in its stream. `wanted`: the predicted work
-    /// that justifies another wait. A launch that is longer is a piece by itself, and bound()
-    /// counts a piece as long as the longest launch. So shorter launches may share a piece with a
-    /// long one: that saves waits, and no request waits for longer than it was told. At most twice
-    /// `wanted`, so that a long, rare launch doesn't make all pieces long. The first launch behind
-    /// a request's arrival gets a wait, too, however short the piece: bound() counts no later one.
+    /// that justifies another wait. A longer launch is a piece by itself, and bound() counts every
+    /// piece as long as the longest launch. So short launches may be joined to a piece of that
+    /// length: this saves waits, and bound() still holds. The result is at most twice `wanted`, so
+    /// that a long, rare launch doesn't make all pieces long. The first launch behind a request's
+    /// arrival gets a wait, too, however short the piece: bound() counts no later launch.
     [[nodiscard]] ns piece(client c, ns wanted) const noexcept {
         return wanted + std::clamp(clients_[c].longest - wanted, ns{0}, wanted);
     }
@@ -368,9 +368,10 @@ public:
     /// The longest time for which a request of `c` waits for lower clients, in device time. Once
     /// the request has arrived, it waits for the work of each lower client that is in flight and
     /// that no wait can stop. Nothing else passes, unless `c` waits for its cap. Before the
-    /// arrival, the work counts that each may have in flight by then. Both are predictions, plus
-    /// the time by which launches lately exceeded their predictions. A launch without a measured
-    /// time may take any time: it counts as in_flight and the longest launch.
+    /// arrival, the bound counts the work that each lower client may have in flight by then. Both
+    /// are predictions, plus the time by which launches lately exceeded their predictions. A launch
+    /// without a measured time may take any time: launch_gate_options::in_flight plus the longest
+    /// launch is added for it.
     [[nodiscard]] ns bound(client c) const noexcept {
         const bool is_there = clients_[c].requests != 0;
         ns sum{0};

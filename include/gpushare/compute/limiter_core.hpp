@@ -487,20 +487,23 @@ public:
     }
 
     /// The longest time that a submission of `c` arriving now waits, once admitted, for work of
-    /// lower levels.
-    /// The bound is the larger of two sums. One is of all work that may be in flight at once, each
-    /// submission as long as the longest that a client of its level declared
-    /// (client_settings::longest) or lately took. The other is of the work in flight now, each
-    /// submission by the largest of the cost declared for it (submission_facts), the longest that
-    /// its kind lately took, and the time that it has already taken; a kind seen fewer than eight
-    /// times counts with the longest that its client declared or lately took. The same lengths
-    /// decide how much goes in (limiter_options::depth and horizon). If no client of a level
-    /// declared or showed a length, the longest of all levels counts; without any, the bound is 0:
-    /// unknown. Without lower levels, the bound covers the work of its own level in flight. Waits
-    /// for higher levels are unbounded. A submission that takes longer breaks the bound and raises
-    /// an event. If its level keeps part of the SMs (client_settings::keeps), a submission that
-    /// fits there, as `declared` or as its kind showed, waits only for short work below (a quarter
-    /// of the horizon a level), and for work too wide to be kept off.
+    /// lower levels. The bound is the larger of two sums:
+    /// - all work that may be in flight at once, where each submission counts with the longest time
+    ///   that a client of its level declared (client_settings::longest) or lately took;
+    /// - the work in flight now, where each submission counts with the largest of its declared cost
+    ///   (submission_facts), the longest time that its kind lately took, and the time that it has
+    ///   already taken. For a kind seen fewer than eight times, the longest time that its client
+    ///   declared or lately took stands in.
+    ///
+    /// The same lengths decide how much may be in flight (limiter_options::depth and horizon). If
+    /// no client of a level declared or showed a length, the longest of all levels counts. If no
+    /// level has one, the bound is 0: unknown. Without lower levels, the bound covers the work of
+    /// its own level in flight. Waits for higher levels are unbounded. A submission that takes
+    /// longer than it counts breaks the bound and raises an event.
+    ///
+    /// If the level of `c` keeps part of the SMs (client_settings::keeps), a submission that fits
+    /// there, as `declared` or as its kind showed, waits only for short work below (a quarter of
+    /// the horizon for each level), and for work too wide to be kept off.
     [[nodiscard]] ns bound_of(client_id c, std::uint64_t key = 0, sm_width declared = {}) const noexcept {
         return bound_at(clients_[c.index].level, c, key, declared);
     }

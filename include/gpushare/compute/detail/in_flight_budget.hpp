@@ -7,9 +7,9 @@
 //   // ... budget.leave(admission, 1);
 //   if (budget.room_for(admission, alone) == budget.room::yes) budget.enter(admission);
 //
-// A few long submissions keep a device full; short submissions take many. So there is always room
+// A few long submissions keep a device full, but it takes many short ones. So there is always room
 // for `depth` submissions, and for more while all together take no longer than the horizon. A
-// hand-over is to notice an end and to enqueue the next submission. If its recent length is known,
+// hand-over means noticing an end and enqueuing the next submission. If its recent length is known,
 // nothing is queued behind work that lasts more than fifty times as long. The next submission is
 // then chosen only when the long work ends, and the device idles for about 2 % of the time. Each
 // submission counts with the longest time that its kind lately took, since that time bounds a wait.
@@ -298,12 +298,12 @@ private:
     [[nodiscard]] bool is_long(const admission& a) const noexcept { return counted(a) > soon(a.level_index); }
     [[nodiscard]] static bool is_of(const stream_load& l, const admission& a) noexcept;
 
-    // Room among work that doesn't fill the device. Long work keeps its SMs. The rest is for work
-    // that ends soon and for the next submission, which goes as long as some of it is free, even if
-    // it wants more. As much again may queue ahead of it, or behind work of its own stream, since
-    // an SM would otherwise idle until the end is noticed. The first submissions of a kind may fill
-    // the device or part of it: no work waits for that part, and only `depth` are in flight while
-    // one of them is among these.
+    // Whether `a` has room beside work that doesn't fill the device. Long work keeps its SMs. The
+    // rest is for short work and for `a`, which goes while some of the rest is free, even if `a`
+    // could fill more. Short work may also be queued for as much again, or behind work of its own
+    // stream, since an SM would otherwise idle until an end is noticed. The first submissions of a
+    // kind, of unknown width, may fill the device or part of it. No work waits for that part, and
+    // such a submission goes only if fewer than `depth` are in flight.
     [[nodiscard]] room room_beside(const admission& a, double for_others) const noexcept;
 
     [[nodiscard]] static bool in_use(const level_state& l) noexcept { return l.in_flight != 0 || l.clients != 0; }
