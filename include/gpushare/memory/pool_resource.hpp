@@ -14,8 +14,9 @@
 //
 // Before the pool refuses a request, it empties all workers' caches, collects the frees that
 // streams have reached, gives empty segments back to the upstream, and asks the upstream for
-// exactly what is needed. It grows by one segment at a time. It grows only when free blocks, frees
-// that streams have reached, and what caches keep beyond pool_options::kept don't suffice.
+// exactly what is needed. It grows by one segment at a time, and only when free blocks and frees
+// that streams have reached don't suffice. If the caches keep more than pool_options::kept on
+// average, it empties them before it grows.
 //
 // A worker's cache allocates and frees without the pool's lock as long as blocks that were freed
 // there fit the requests. Made for a stream, it frees in stream order:

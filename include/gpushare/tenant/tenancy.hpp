@@ -72,8 +72,8 @@ public:
     /// The limiter of a device, or of a slice of one.
     using limiter = typename tenant::limiter;
 
-    /// One Policy{} for each device. Measures the devices' overhead, see remeasure(). Throws what
-    /// the node's memory(d) throws.
+    /// Uses one Policy{} for each device. Measures the devices' overhead; see remeasure(). Throws
+    /// what the node's memory(d) throws.
     explicit tenancy(Node& shared, tenancy_options options = {});
     /// `make_policy(d)` gives the policy of each device, and of each of its slices; that policy
     /// stays as long as the tenancy. limiter_of(d).set_policy replaces a policy while there are
@@ -163,8 +163,8 @@ public:
     /// Why several changes were not made.
     struct refused_update {
         failure why{};  ///< errc::none: the changes were made
-        /// the first of the list that can't be, beside those before it and all that the others give
-        /// up
+        /// the first update of the list that can't be made beside those before it, with everything
+        /// that the others give up
         std::size_t which = 0;
     };
     /// Changes the grants of several tenants, each of them once, as one change. First all of them

@@ -45,7 +45,7 @@ inline namespace GPUSHARE_ABI {
 template <timeline_point Point>
 struct tenant_memory_options {
     memory_stack stack = memory_stack::pool;  ///< the layers of the memory
-    /// when it is overwritten, if there is a `fill`
+    /// when memory is overwritten, if there is a `fill`
     scrub_policy scrub = scrub_policy::on_hand_over;
     /// how long allocate() waits for bytes before it refuses, by `now`
     ns wait{};

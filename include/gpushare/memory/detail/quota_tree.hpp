@@ -92,7 +92,7 @@ struct quota_wait_entry {
     errc why = errc::none;  // of the last refusal
     // a thread that may call hooks for all waiters
     bool polls = false;
-    // of a thread, once it waits no more; under the mutex
+    // called for a thread that waits no more; under the mutex
     void (*wake)(quota_wait_entry&) noexcept = nullptr;
 };
 
@@ -226,7 +226,7 @@ struct alignas(64) quota_node {
         return errc::none;
     }
 
-    // `fresh` bytes become the quota's own that weren't before.
+    // `fresh`: bytes that become the quota's own and weren't before.
     void set_limits(bytes guaranteed, bytes burst, std::uint64_t borrowed, std::uint64_t fresh) noexcept {
         const bool was_over = over_limit();
         freeze();

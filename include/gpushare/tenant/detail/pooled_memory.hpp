@@ -67,7 +67,7 @@ public:
     [[nodiscard]] void* try_allocate_kept(std::size_t size, std::size_t alignment, std::string_view label) noexcept {
         return traced_ || quota_->pressed() || lost() ? nullptr : cache_.try_allocate_kept(size, alignment, label);
     }
-    /// After try_allocate_kept. Null, with the reason in `why`.
+    /// Call after try_allocate_kept. If there is no memory, returns null, with the reason in `why`.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, std::string_view label,
                                      failure& why) noexcept {
         return ask(size, alignment, label, why, {});
