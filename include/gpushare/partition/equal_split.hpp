@@ -280,8 +280,8 @@ template <device_rooms Rooms>
 
 /// Splits `total` over exactly the given devices. Codes and their figures:
 ///   invalid_specification             no device, nothing to split, or no unit
-///   not_whole                         `left` is the next smaller total that would be, `limit` the
-///                                     step between such
+///   not_whole                         `left` is the next smaller total that is whole, `limit` the
+///                                     step between such totals
 ///   duplicate_device, different_nodes `asked` is the offending device's id
 ///   no_room, too_few_sms, share_exceeded   by the kind of amount, per device: asked, whole units
 ///                                          free on the fullest device, and its total if the
