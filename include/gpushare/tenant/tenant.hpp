@@ -285,7 +285,9 @@ public:
 
     /// Called by the tenancy.
     explicit tenant(std::unique_ptr<state> all) noexcept : state_(std::move(all)) {}
-    tenant(tenant&&) noexcept = default;
+    // Not defaulted: g++ emits a defaulted function in each file, in spite of `extern template`.
+    /// Takes over `other`, which may only be destroyed or assigned to from then on.
+    tenant(tenant&& other) noexcept : state_(std::move(other.state_)) {}
     /// Closes this tenant, as the destructor does, and takes over `other`.
     tenant& operator=(tenant&& other) noexcept {
         tenant(std::move(other)).state_.swap(state_);
