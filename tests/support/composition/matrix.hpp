@@ -470,10 +470,10 @@ void hooks_across_trees(const rig<Backend>& r, int /*rounds*/) {
     r.end();
 }
 
-/// An owner that ends with blocks out leaves nothing behind, and nobody touches blocks that were
-/// taken back.
+/// An owner that ends while blocks are allocated leaves nothing behind, and nobody touches blocks
+/// that were taken back.
 template <class Backend>
-void close_with_blocks_out(const rig<Backend>& r, int /*rounds*/) {
+void close_with_allocated_blocks(const rig<Backend>& r, int /*rounds*/) {
     const auto all = r.fill(granted / 2);
     r.tried = r.who.takes_back() && r.top->is_taken_back();
     if (!r.tried) {
@@ -608,7 +608,7 @@ std::vector<scenario<Backend>> scenarios() {
                                        {"neighbour's guarantee", &neighbours_guarantee<Backend>},
                                        {"resize", &resize_up_and_down<Backend>},
                                        {"frees beside a close", &frees_beside_a_close<Backend>},
-                                       {"close with blocks out", &close_with_blocks_out<Backend>},
+                                       {"close with allocated blocks", &close_with_allocated_blocks<Backend>},
                                        {"many waiting", &many_waiting<Backend>},
                                        {"beside a driver's call", &beside_a_call<Backend>},
                                        {"hooks across trees", &hooks_across_trees<Backend>},
