@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs a captured graph as a tenant's work. Its memory is set aside before the capture and remains
-// the graph's own. Each launch is one submission, and the limiter charges the launch as one. Links
-// with the CUDA runtime or, in the tests, with a stand-in for it.
+// Runs a captured graph as a tenant's work. The example reserves the graph's memory before the
+// capture, and no other work uses that memory. Each launch is one submission, and the limiter
+// charges the launch as one. The example links with the CUDA runtime or, in the tests, with a
+// stand-in for the runtime.
 #include <chrono>
 
 #include <gpushare/backend/cuda/graph.hpp>

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs vectors and algorithms of Thrust in a tenant's memory. They are refused at the tenant's
-// quota, and temporary storage is charged as well. The example uses Thrust's CPP system, so it runs
-// without a GPU. With nvcc, remove that line and take CUDA's node.
+// Runs vectors and algorithms of Thrust in a tenant's memory. The quota refuses vectors beyond its
+// limit, and temporary storage is charged as well. The next line chooses Thrust's CPP system, so the
+// example runs without a GPU. To run on a GPU, remove the line, use a cuda::node, and compile with
+// nvcc.
 #define THRUST_DEVICE_SYSTEM THRUST_DEVICE_SYSTEM_CPP
 #include <cstdint>
 #include <functional>

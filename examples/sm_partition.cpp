@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Splits a device's SMs. Tenants of different slices never run on each other's SMs and never wait
-// for each other, whatever their levels are. Tenants of one slice share its time.
+// for each other, whatever their levels are. Tenants of one slice share the slice's time.
 #include <array>
 #include <chrono>
 #include <cstdint>

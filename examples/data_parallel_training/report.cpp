@@ -58,23 +58,22 @@ std::vector<std::array<double, 3>> smoothed(const std::vector<step_time>& times,
 
 std::string_view help_text() {
     return "usage: data_parallel_training [OPTION...]\n"
-           "Trains a small network on handwritten digits, each rank on its part of every batch.\n\n"
-           "  --data FILE      digits.csv of scikit-learn\n"
-           "  --ranks N        threads that train, 1 to 16; of each process (default 2)\n"
-           "  --network KIND   convolutional, or encoder: of a transformer (default convolutional)\n"
-           "  --epochs N       how often all digits are seen (default 20)\n"
+           "Trains a small network on handwritten digits. Each rank works on its part of every batch.\n\n"
+           "  --data FILE      the digits: digits.csv of scikit-learn\n"
+           "  --ranks N        ranks of each process, 1 to 16; a rank is a thread (default 2)\n"
+           "  --network KIND   convolutional, or encoder for a transformer's encoder (default convolutional)\n"
+           "  --epochs N       how often the training goes through all digits (default 20)\n"
            "  --batch N        digits of a step, of all ranks together (default 32)\n"
-           "  --bucket BYTES   gradients that go together (default 16384)\n"
-           "  --wire FORMAT    float32, float16 or bfloat16: how gradients travel (default float32)\n"
-           "  --sharded        each rank steps its shard of the parameters, whose momentum it alone has\n"
-           "  --patience MS    how long a rank waits for another one (default 30000)\n"
-           "  --lost WHAT      stop, or go-on without a process that is lost (default stop)\n"
-           "  --fail R:STEP    process R kills itself behind that step, to see what the others do\n"
-           "  --tenant         threads only: trains as a best-effort tenant of as many devices as there are ranks, "
-           "alone and\n"
-           "                   behind a tenant that answers requests with an objective\n"
-           "  --svg FILE       the picture (default data_parallel_training.svg)\n"
-           "  --help           this text\n";
+           "  --bucket BYTES   bytes of gradients that are combined together (default 16384)\n"
+           "  --wire FORMAT    the format of gradients between ranks: float32, float16 or bfloat16 (default float32)\n"
+           "  --sharded        each rank updates only its shard of the parameters, and has only that momentum\n"
+           "  --patience MS    how long a rank waits for another rank, in milliseconds (default 30000)\n"
+           "  --lost WHAT      what to do when a process is lost: stop, or go-on without it (default stop)\n"
+           "  --fail R:STEP    process R kills itself after that step, to show how the other processes react\n"
+           "  --tenant         threads only: train as a best-effort tenant with a device for each rank, first alone,\n"
+           "                   and then behind a tenant that answers requests with a latency goal\n"
+           "  --svg FILE       the file for the picture (default data_parallel_training.svg)\n"
+           "  --help           print this text\n";
 }
 
 command parse(std::span<const char* const> arguments) {

@@ -50,8 +50,8 @@ unsigned number(std::string_view name, std::string_view text, unsigned most) {
 
 #ifdef INFERENCE_SERVER_ON_CUDA
 
-constexpr const char* usage_of_node = R"(  --device N           CUDA's number of the device (0)
-  --find-device        prints the device and ends, with status 3 where there is none
+constexpr const char* usage_of_node = R"(  --device N           the device, by CUDA's number (0)
+  --find-device        print the device's name and SMs, and end; with status 3 if there is no device
 )";
 
 /// Whether the option belongs to the node.
@@ -73,8 +73,8 @@ int find_device() try {
 
 #else
 
-constexpr const char* usage_of_node = R"(  --sms N              of the device (2)
-  --memory MIB         of the device (1024)
+constexpr const char* usage_of_node = R"(  --sms N              the number of the device's SMs (2)
+  --memory MIB         the device's memory, in MiB (1024)
 )";
 
 bool set_node(node_options& o, std::string_view name, std::string_view value) {
@@ -87,21 +87,25 @@ bool set_node(node_options& o, std::string_view name, std::string_view value) {
 
 constexpr const char* usage = R"(usage: inference_server --tenants FILE [OPTION...]
 
-  --tenants FILE       who may ask, by which keys: see tenants_file.hpp; read again when it changes. With models of a
-                       tenant's own, as  model=detector.onnx cut_to=5ms  (docs/serving.md, "Models of a tenant's own")
-  --journal FILE       what each tenant uses, line by line
-  --address A          of HTTP and gRPC (127.0.0.1); see docs/serving.md, "Facing a network", before it is another one
-  --port N             HTTP (8000)
-  --grpc-port N        gRPC (8001)
-  --admin-port N       metrics, status page, timeline; on 127.0.0.1 alone (8002)
-%s  --idle-after S       seconds after which the weights of a model that nobody asks for are given back (60)
-  --drain S            seconds that answers may take at the end (20), and ten more for calls that run then
-  --torch FOLDER       with its models by libtorch: NAME.pt as TorchScript, NAME.pt2 as a package of AOTInductor, each
-                       described by NAME.json; see torch_engines.hpp
-  --gemma-terms-accepted   with Gemma 3 270M, whose weights are under Google's terms, https://ai.google.dev/gemma/terms
+  --tenants FILE       the tenants and their API keys; see tenants_file.hpp. The server reads the file again when it
+                       changes. A tenant can have its own models, as  model=detector.onnx cut_to=5ms  (docs/serving.md,
+                       "Models of a tenant's own")
+  --journal FILE       write each tenant's usage to this file, a line at a time
+  --address A          the address for HTTP and gRPC (127.0.0.1). Before you choose another one, read docs/serving.md,
+                       "Facing a network"
+  --port N             the port for HTTP (8000)
+  --grpc-port N        the port for gRPC (8001)
+  --admin-port N       the port for metrics, the status page and the timeline; only on 127.0.0.1 (8002)
+%s  --idle-after S       give back a model's weights after this many seconds without a request (60)
+  --drain S            at the end, wait this many seconds for answers (20), and ten more for calls that still run
+  --torch FOLDER       also serve the folder's models by libtorch: NAME.pt as TorchScript, NAME.pt2 as a package of
+                       AOTInductor; NAME.json describes each model. See torch_engines.hpp
+  --gemma-terms-accepted   also serve Gemma 3 270M, whose weights are under Google's terms,
+                       https://ai.google.dev/gemma/terms
 
-SIGTERM and SIGINT end the server, SIGHUP has it read the file of tenants again. A second SIGTERM or SIGINT has it wait
-for nothing. It ends with status 0; with 3 if an engine's call still runs, after the bills are written; with 1 for an error.
+SIGHUP makes the server read the file of tenants again. SIGTERM or SIGINT ends the server; after a second one the
+server doesn't wait for anything. The exit status is 0; or 3 if an engine's call still runs after the bills are
+written; or 1 after an error.
 )";
 
 struct options {

@@ -77,23 +77,25 @@ options parse_options(std::span<const char* const> arguments) {
 std::string_view help_text() {
     return R"(usage: trace_replay [options]
 
-Replays a trace of multi-tenant inference requests on a software node, three ways: without limits, with
-fair shares, and with weighted shares and one tenant of higher priority. Prints a table for each, and draws
-shares and latencies over time.
+Replays a trace of multi-tenant inference requests on a software node in three ways: without limits,
+with fair shares, and with weighted shares and one tenant of higher priority. Prints a table for each
+way, and draws shares and latencies over time.
 
-  --trace FILE    CSV with the columns of Alibaba's cluster-trace-v2026-GenAI (lora_request_trace.csv);
-                  without it, a built-in generator with the same schema and statistics
+  --trace FILE    a CSV file with the columns of Alibaba's cluster-trace-v2026-GenAI
+                  (lora_request_trace.csv); without it, a built-in generator makes a trace with the
+                  same columns and statistics
   --devices N     devices of the node, 1 to 8 (2)
   --memory GIB    memory of each device in GiB (16)
-  --load X        device time asked for, over device time there is (1.5); arrivals are scaled to it
-  --tenants N     groups that become tenants of their own, 2 to 16 (4); the others share one more
-  --seconds S     how long requests arrive in each run (8); then the backlog is worked off
-  --seed N        of the generator, and of the window taken from the trace (1)
-  --svg FILE      where the chart goes (trace_replay.svg)
-  --data FILE     where what the chart draws goes, as JSON, with what it was measured on
-  --draw FILE     draws such a file again, and replays nothing
-  --timeline FILE where a timeline of the third run goes, for ui.perfetto.dev: waits, permits, kernels, bounds
-  --help          this text
+  --load X        requested device time over available device time (1.5); arrivals are scaled to this load
+  --tenants N     groups of the trace that become separate tenants, 2 to 16 (4); all other groups share
+                  one more tenant
+  --seconds S     how long requests arrive in each run (8); each run then finishes its waiting requests
+  --seed N        the seed of the generator, and of the window taken from the trace (1)
+  --svg FILE      the file for the chart (trace_replay.svg)
+  --data FILE     a file for the chart's data and the description of the measurement, as JSON
+  --draw FILE     draw a file of --data again, and replay nothing
+  --timeline FILE a file for a timeline of the third run, for ui.perfetto.dev: waits, permits, kernels, bounds
+  --help          print this text
 
 Exit code: 0, or 2 if an option or the trace can't be used.
 )";
