@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A package of AOTInductor for the example server: make_package(net, x, "net.pt2").
+"""Makes a package of AOTInductor for the example server: make_package(net, x, "net.pt2").
 
-By PyTorch 2.11. The server takes batches of up to `most` rows; `x` has two or more. NAME.json is
-yours to write: see torch_engines.hpp.
+Needs PyTorch 2.11. The server takes batches of up to `most` rows. `x` is an example input with two or
+more rows. Write the description NAME.json yourself: see torch_engines.hpp.
 """
 import torch
 

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tenants in PyTorch: quotas of memory that hold on autograd's threads, too.
+"""Tenants in PyTorch, whose memory quotas also hold on autograd's threads.
 
     tenants = gpushare_torch.start("name=chat memory=2GiB compute=30%")  # a line for each tenant
     with tenants("chat"):  # each thread, for each request
         loss.backward()
 
-The lines are those of gpushare/tenant/specification_text.hpp. A thread that is inside works on the
-tenant's stream. Where the tenant has no more memory, PyTorch throws torch.OutOfMemoryError with the
-tenant's figures. Tensors may outlive the `with`; they stay charged. start() compiles tenants.cpp by
-torch.utils.cpp_extension at its first call, or takes the library at `library`.
+gpushare/tenant/specification_text.hpp describes the lines. Inside the `with`, a thread works on the
+tenant's stream. If the tenant has no more memory, PyTorch throws torch.OutOfMemoryError with the
+tenant's figures. Tensors may outlive the `with`; they stay charged. The first call of start()
+compiles tenants.cpp by torch.utils.cpp_extension, or loads the library at `library`.
 """
 import contextlib
 import ctypes
@@ -19,7 +19,7 @@ INCLUDE = HERE.parents[1] / "include"
 
 
 def build(directory=None):
-    """Compiles the library for the PyTorch that runs, in a minute, and returns its path."""
+    """Compiles the library for the running PyTorch, which takes a minute, and returns its path."""
     from torch.utils import cpp_extension  # pylint: disable=import-outside-toplevel
     options = {"build_directory": str(directory)} if directory else {}
     return cpp_extension.load("gpushare_torch_tenants", [str(HERE / "tenants.cpp")], with_cuda=True, is_python_module=False,
@@ -27,7 +27,7 @@ def build(directory=None):
 
 
 class Tenants:
-    """Those of a library that is loaded. Safe from any thread."""
+    """The tenants of a loaded library. Safe from any thread."""
 
     def __init__(self, library):
         self._of = library
@@ -47,7 +47,7 @@ class Tenants:
 
     @contextlib.contextmanager
     def __call__(self, name):
-        """The calling thread is inside within the `with`, which ends on the same thread."""
+        """The calling thread works for the tenant until the `with` ends, on the same thread."""
         inside = self._of.tenants_enter(name.encode())
         if inside is None:
             raise RuntimeError(self._problem())
@@ -57,19 +57,19 @@ class Tenants:
             self._of.tenants_leave(inside)
 
     def used(self, name):
-        """Bytes that the tenant's tensors have."""
+        """The bytes of the tenant's tensors."""
         return self._number(self._of.tenants_used(name.encode()))
 
     def refused(self, name):
-        """How many allocations of the tenant were refused."""
+        """The number of the tenant's allocations that its quota refused."""
         return self._number(self._of.tenants_refused(name.encode()))
 
     def give_back(self):
-        """Keeps no memory for the next tensor, as torch.cuda.empty_cache()."""
+        """Gives back cached memory, as torch.cuda.empty_cache() does."""
         self._of.tenants_give_back()
 
     def stop(self):
-        """Behind all tensors and threads. A program that ends needn't call it."""
+        """Ends the tenants. Call this after all tensors are gone and all threads have left. A program that ends needn't call it."""
         self._of.tenants_stop()
 
     def _number(self, n):
@@ -82,7 +82,7 @@ class Tenants:
 
 
 def start(text, device=0, library=None):
-    """Admits the text's tenants on that device, and returns them. Once in a process."""
+    """Admits the text's tenants on that device, and returns them. Call this once in a process."""
     import torch  # pylint: disable=import-outside-toplevel
     torch.cuda.init()
     tenants = Tenants(ctypes.CDLL(str(library or build())))
