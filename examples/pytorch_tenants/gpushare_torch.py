@@ -61,7 +61,7 @@ class Tenants:
         return self._number(self._of.tenants_used(name.encode()))
 
     def refused(self, name):
-        """The number of the tenant's allocations that its quota refused."""
+        """The number of the tenant's refused allocations."""
         return self._number(self._of.tenants_refused(name.encode()))
 
     def give_back(self):
