@@ -64,7 +64,7 @@ def documented_fields(body):
                     default = named[2] if named[2] is not None else named[3] or ""
                     default = f"{{{default}}}" if default.startswith(".") else default.replace("( ", "(")
                     found.append((named[1], default, above + behind + ([comment] if comment else [])))
-                    comment = None
+                comment = None  # of this statement, whether it has a row or not
                 above, behind = [], []
             elif depth == 1 and c == "}" and re.search(r"\)[\w\s]*$", code.split("{")[0]):  # a function
                 above, behind, code = [], [], ""

@@ -16,6 +16,7 @@ HEADER = """#pragma once
 /// made.
 struct made_options {
     int first = 3;            ///< of the | first
+    static constexpr int usual = 1;  ///< a constant is no field
     /// Bytes of it. Nothing else
     /// counts.
     std::optional<bytes> second{1_GiB};
