@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tags: alone Tests of the stand-in for CUDA itself: streams, events, graphs and errors behave as
-// modelled, and the stand-in finds each misuse that it should find.
+// Tags: alone
+// Tests of the stand-in for CUDA itself: streams, events, graphs and errors behave as modelled, and
+// the stand-in finds each misuse that it should find.
 #include <sys/wait.h>
 #include <unistd.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tags: alone Tests of the stand-in for CUDA itself: memory, pools, virtual memory and green
-// contexts.
+// Tags: alone
+// Tests of the stand-in for CUDA itself: memory, pools, virtual memory and green contexts.
 #include <chrono>
 #include <cstddef>
 #include <cstdint>

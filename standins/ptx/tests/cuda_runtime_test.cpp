@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tags: one-thread, alone Tests of the executor behind the stand-in: the findings of both together,
-// for the kernels of kernels.ptx.
+// Tags: one-thread, alone
+// Tests of the executor behind the stand-in: the findings of both together, for the kernels of
+// kernels.ptx.
 #include <array>
 #include <cstddef>
 #include <cstdint>

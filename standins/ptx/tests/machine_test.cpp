@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tags: one-thread, alone Tests of the executor: the PTX that it knows and refuses, and its
-// findings, on kernels of a few lines.
+// Tags: one-thread, alone
+// Tests of the executor: the PTX that it knows and refuses, and its findings, on kernels of a few
+// lines.
 #include <algorithm>
 #include <cstdint>
 #include <set>
