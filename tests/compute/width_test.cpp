@@ -330,7 +330,7 @@ TEST_CASE("the bound counts calls on the kept part that are predicted to be shor
     for (int i = 0; i < 3; ++i)
         for (const std::uint64_t stream : {1U, 2U}) {
             const auto a = call_on(stream);
-            REQUIRE(budget.room_for(a, false) == budget.room::yes);
+            REQUIRE(budget.room_for(a, false) == gpushare::detail::in_flight_budget::room::yes);
             (void)budget.enter(a);
         }
     CHECK(budget.bound_now(high, sm_width(0.5)) >= 150ms);  // three on each half of the device
