@@ -201,7 +201,7 @@ public:
             closed_.store(true, std::memory_order_release);
             forget_lent();
         }
-        with_memory([](part& p) { return p.memory.close(), true; });  // drivers are slow: no lock
+        each_memory([](part& p) { p.memory.close(); });  // drivers are slow: no lock
         const auto all = [&](bool (*f)(typename part::memory_type&, instant)) {
             return with_memory(
                 [&](part& p) { return in_pieces([&](instant by) { return f(p.memory, by); }, deadline, stop); });
@@ -275,7 +275,7 @@ public:
     // Lends again, to include memory that was freed since. Does nothing if the tenant doesn't lend.
     void lend_more() {
         // drivers are slow: under no lock
-        (void)with_memory([](part& p) { return p.memory.trim(), true; });
+        each_memory([](part& p) { p.memory.trim(); });
         const std::lock_guard lock(all_->mutex);
         if (!lent_.empty()) lend_idle();
     }
@@ -405,7 +405,10 @@ public:
         });
         if (grant().code == errc::none) return;
         without([](tenant_change& c, const tenant_spec& now) {
-            if (c.compute > now.compute || c.level != now.level) c.compute.reset(), c.level.reset();
+            if (c.compute > now.compute || c.level != now.level) {
+                c.compute.reset();
+                c.level.reset();
+            }
         });
         (void)grant();
     }
@@ -445,7 +448,7 @@ private:
     void note(close_report& report) {
         report.usage = usage();
         report.still_charged = {};
-        with_memory([&](part& p) { return report.still_charged += p.memory.limit().usage().current, true; });
+        each_memory([&](part& p) { report.still_charged += p.memory.limit().usage().current; });
     }
     close_report& waiting(close_report& report, close_wait what, const part& p) {
         note(report);
@@ -530,13 +533,17 @@ private:
         return why;
     }
 
-    // Calls `f` for each part whose memory is this tenant's. Returns whether all calls returned
-    // true.
+    // Calls `f` for each part whose memory is this tenant's.
+    template <class F>
+    void each_memory(F f) {
+        for (auto& p : parts_)
+            if (p.has_memory.load(std::memory_order_relaxed)) f(p);
+    }
+    // Returns whether all these calls returned true.
     template <class F>
     bool with_memory(F f) {
         bool all = true;
-        for (auto& p : parts_)
-            if (p.has_memory.load(std::memory_order_relaxed)) all &= f(p);
+        each_memory([&](part& p) { all &= f(p); });
         return all;
     }
 
