@@ -5,6 +5,7 @@
 // libraries.
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -100,6 +101,26 @@ TEST_CASE("a refused scope leaves its streams unbound", "[interop][torch]") {
     CHECK(torch_blocks::of_process().owner_of(0, &r.chat.work_stream()) == nullptr);
     scope_type again{r.node, r.chat};
     CHECK(torch_blocks::of_process().owner_of(0, &r.chat.work_stream()) != nullptr);
+}
+
+/// A mutex that another thread holds for so many looks.
+struct looked_at {
+    bool try_lock() noexcept { return ++looks > held; }
+    int held = 0, looks = 0;
+};
+
+TEST_CASE("a close that waits for a call looks for its end, and rests in between", "[interop][torch]") {
+    using gpushare::detail::lock_by;
+    const auto start = std::chrono::steady_clock::now();
+    looked_at free, brief{.held = 20}, kept{.held = 1'000'000'000};
+    CHECK(lock_by(free, gpushare::instant::min()));
+    CHECK(lock_by(brief, gpushare::never));
+    CHECK(brief.looks == 21);
+    CHECK_FALSE(lock_by(kept, gpushare::instant::min()));
+    CHECK(kept.looks == 1);
+    CHECK_FALSE(lock_by(kept, start + std::chrono::milliseconds(100)));
+    CHECK(kept.looks < 200);  // one in a millisecond, and some at the start
+    CHECK(std::chrono::steady_clock::now() >= start + std::chrono::milliseconds(100));
 }
 
 /// Blocks that threads hand to each other, each filled with its own number.

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <limits>
 #include <memory>
@@ -45,6 +46,27 @@ template <timeline Stream>
         return s.native_handle();
     else
         return &s;
+}
+
+/// Locks the mutex, or returns false at the deadline. In most cases other threads hold the mutex
+/// briefly. A holder that waits itself, for memory or for a driver, costs this thread one look in
+/// each millisecond.
+template <class Mutex>
+[[nodiscard]] bool lock_by(Mutex& mutex, instant deadline) noexcept {
+    constexpr int yields = 16;
+    constexpr ns longest = std::chrono::milliseconds(1);
+    ns rest = std::chrono::microseconds(10);
+    for (int turn = 0; !mutex.try_lock(); ++turn) {
+        const instant now = std::chrono::steady_clock::now();
+        if (now >= deadline) return false;
+        if (turn < yields) {
+            std::this_thread::yield();
+            continue;
+        }
+        std::this_thread::sleep_until(std::min(deadline, now + rest));
+        rest = std::min(2 * rest, longest);
+    }
+    return true;
 }
 
 /// Memory for torch. Once the tenant is closed, the object refuses allocations, ignores frees, and
@@ -172,10 +194,7 @@ private:
     // Waits for all calls under way, so that no call uses a stream or the memory any more. Returns
     // false at the deadline.
     [[nodiscard]] bool close(instant deadline) noexcept {
-        while (!calls_.try_lock()) {
-            if (instant{std::chrono::steady_clock::now()} >= deadline) return false;
-            std::this_thread::yield();
-        }
+        if (!lock_by(calls_, deadline)) return false;
         closed_ = true;
         for (const auto& l : lanes_) l->quiet.reset();
         lanes_.clear();  // records their last frees while the streams still exist
