@@ -558,6 +558,14 @@ TEST_CASE_METHOD(fixture, "an NCCL communicator isn't aborted under somebody who
     CHECK(fake().aborted == 2);
 }
 
+TEST_CASE("NCCL's transport loses a device by the same errors as the backend", "[cuda][nccl]") {
+    for (int n = 0; n < 1200; ++n) {
+        const auto code = static_cast<cudaError_t>(n);
+        CAPTURE(n);
+        CHECK((gs::detail::errc_of_native(code) == errc::device_lost) == gs::cuda::is_sticky(code));
+    }
+}
+
 TEST_CASE("a default stream is asked on its own device, whatever is current", "[cuda][nccl]") {
     standin::reset({.devices = 2, .time = standin::timing::manual});
     REQUIRE(cudaSetDevice(1) == cudaSuccess);

@@ -226,11 +226,19 @@ TEST_CASE("errors of CUDA have codes, and texts that name the call, the error an
     CHECK(cuda::to_errc(cudaErrorNotSupported) == errc::not_supported);
     CHECK(cuda::to_errc(cudaErrorStreamCaptureUnsupported) == errc::capturing);
     CHECK(cuda::to_errc(cudaErrorCooperativeLaunchTooLarge) == errc::too_many_blocks);
-    for (const auto sticky : {cudaErrorIllegalAddress, cudaErrorAssert, cudaErrorLaunchFailure,
-                              cudaErrorECCUncorrectable, cudaErrorMisalignedAddress, cudaErrorLaunchTimeout}) {
+    const auto all_sticky = {cudaErrorECCUncorrectable,    cudaErrorNvlinkUncorrectable, cudaErrorContained,
+                             cudaErrorIllegalAddress,      cudaErrorLaunchTimeout,       cudaErrorAssert,
+                             cudaErrorHardwareStackError,  cudaErrorIllegalInstruction,  cudaErrorMisalignedAddress,
+                             cudaErrorInvalidAddressSpace, cudaErrorInvalidPc,           cudaErrorLaunchFailure,
+                             cudaErrorTensorMemoryLeak,    cudaErrorMpsClientTerminated, cudaErrorExternalDevice};
+    for (const auto sticky : all_sticky) {
+        CAPTURE(sticky);
         CHECK(cuda::is_sticky(sticky));
         CHECK(cuda::to_errc(sticky) == errc::device_lost);
     }
+    std::size_t listed = 0;
+    for (int n = 0; n < 1200; ++n) listed += cuda::is_sticky(static_cast<cudaError_t>(n)) ? 1 : 0;
+    CHECK(listed == all_sticky.size());
     for (const auto passing : {cudaErrorInvalidValue, cudaErrorMemoryAllocation, cudaErrorNotReady})
         CHECK_FALSE(cuda::is_sticky(passing));
 }

@@ -23,6 +23,7 @@
 #include <utility>
 
 #include <gpushare/config.hpp>
+#include <gpushare/detail/sticky_cuda_error.hpp>
 #include <gpushare/error.hpp>
 
 namespace gpushare {
@@ -31,27 +32,9 @@ namespace cuda {
 
 /// True for an error that stays: every later call on the device returns it, in any thread, until
 /// the process is restarted or the device is reset. False for cudaErrorContextIsDestroyed: the
-/// destroyed context may be a green one, which affects only its own streams. (Runtime API,
-/// cudaError: the text "leaves the process in an inconsistent state" marks these codes.)
+/// destroyed context may be a green one, which affects only its own streams.
 [[nodiscard]] constexpr bool is_sticky(cudaError_t code) noexcept {
-    switch (code) {
-        case cudaErrorECCUncorrectable:
-        case cudaErrorNvlinkUncorrectable:
-        case cudaErrorContained:
-        case cudaErrorIllegalAddress:
-        case cudaErrorLaunchTimeout:
-        case cudaErrorAssert:
-        case cudaErrorHardwareStackError:
-        case cudaErrorIllegalInstruction:
-        case cudaErrorMisalignedAddress:
-        case cudaErrorInvalidAddressSpace:
-        case cudaErrorInvalidPc:
-        case cudaErrorLaunchFailure:
-        case cudaErrorTensorMemoryLeak:
-        case cudaErrorMpsClientTerminated:
-        case cudaErrorExternalDevice: return true;
-        default: return false;
-    }
+    return gpushare::detail::is_sticky_cuda_error(static_cast<int>(code));
 }
 
 /// Whether a launch by <<<>>> may leave this error for cudaGetLastError(): errors of

@@ -13,6 +13,7 @@
 #include <type_traits>
 
 #include <gpushare/config.hpp>
+#include <gpushare/detail/sticky_cuda_error.hpp>
 #include <gpushare/error.hpp>
 
 namespace gpushare {
@@ -21,6 +22,7 @@ namespace detail {
 
 /// Translates a runtime error for code that only calls the runtime.
 [[nodiscard]] constexpr errc errc_of_native(cudaError_t code) noexcept {
+    if (is_sticky_cuda_error(static_cast<int>(code))) return errc::device_lost;
     switch (code) {
         case cudaSuccess: return errc::none;
         case cudaErrorInsufficientDriver:
@@ -29,21 +31,6 @@ namespace detail {
         case cudaErrorNoDevice:
         case cudaErrorInvalidDevice: return errc::no_device;
         case cudaErrorMemoryAllocation: return errc::out_of_memory;
-        case cudaErrorECCUncorrectable:  // sticky errors from here on: see cuda::is_sticky
-        case cudaErrorNvlinkUncorrectable:
-        case cudaErrorContained:
-        case cudaErrorIllegalAddress:
-        case cudaErrorLaunchTimeout:
-        case cudaErrorAssert:
-        case cudaErrorHardwareStackError:
-        case cudaErrorIllegalInstruction:
-        case cudaErrorMisalignedAddress:
-        case cudaErrorInvalidAddressSpace:
-        case cudaErrorInvalidPc:
-        case cudaErrorLaunchFailure:
-        case cudaErrorTensorMemoryLeak:
-        case cudaErrorMpsClientTerminated:
-        case cudaErrorExternalDevice: return errc::device_lost;
         default: return errc::backend_failed;
     }
 }
