@@ -2,7 +2,7 @@
 // A launch as the driver sees it, read from a callback of CUPTI: a kernel, a graph, a copy or a
 // fill.
 //
-//   for (const CUpti_CallbackId id : launch_ids) cuptiEnableCallback(1, subscriber, CUPTI_CB_DOMAIN_DRIVER_API, id);
+//   for (const CUpti_CallbackId id : code_ids) cuptiEnableCallback(1, subscriber, CUPTI_CB_DOMAIN_DRIVER_API, id);
 //   if (const auto call = read_launch(id, *data)) ...           // inside the callback, where the data is valid
 #pragma once
 
@@ -85,9 +85,10 @@ struct launch_call {
     return mine;
 }
 
-/// The driver's functions that launch something: for each, its form for the legacy default stream
-/// and the form for the per-thread one. See also launches::synchronous.
-inline constexpr CUpti_CallbackId launch_ids[] = {
+/// The driver's functions that launch a kernel or a graph: for each, its form for the legacy
+/// default stream and the form for the per-thread one. See also launches::asynchronous and
+/// launches::synchronous.
+inline constexpr CUpti_CallbackId code_ids[] = {
     CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel,
     CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel_ptsz,
     CUPTI_DRIVER_TRACE_CBID_cuLaunchKernelEx,
@@ -96,58 +97,6 @@ inline constexpr CUpti_CallbackId launch_ids[] = {
     CUPTI_DRIVER_TRACE_CBID_cuLaunchCooperativeKernel_ptsz,
     CUPTI_DRIVER_TRACE_CBID_cuGraphLaunch,
     CUPTI_DRIVER_TRACE_CBID_cuGraphLaunch_ptsz,
-    CUPTI_DRIVER_TRACE_CBID_cuMemcpyAsync,
-    CUPTI_DRIVER_TRACE_CBID_cuMemcpyAsync_ptsz,
-    CUPTI_DRIVER_TRACE_CBID_cuMemcpyPeerAsync,
-    CUPTI_DRIVER_TRACE_CBID_cuMemcpyPeerAsync_ptsz,
-    CUPTI_DRIVER_TRACE_CBID_cuMemcpyHtoDAsync_v2,
-    CUPTI_DRIVER_TRACE_CBID_cuMemcpyHtoDAsync_v2_ptsz,
-    CUPTI_DRIVER_TRACE_CBID_cuMemcpyDtoHAsync_v2,
-    CUPTI_DRIVER_TRACE_CBID_cuMemcpyDtoHAsync_v2_ptsz,
-    CUPTI_DRIVER_TRACE_CBID_cuMemcpyDtoDAsync_v2,
-    CUPTI_DRIVER_TRACE_CBID_cuMemcpyDtoDAsync_v2_ptsz,
-    CUPTI_DRIVER_TRACE_CBID_cuMemcpy2DAsync_v2,
-    CUPTI_DRIVER_TRACE_CBID_cuMemcpy2DAsync_v2_ptsz,
-    CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DAsync_v2,
-    CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DAsync_v2_ptsz,
-    CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DPeerAsync,
-    CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DPeerAsync_ptsz,
-    CUPTI_DRIVER_TRACE_CBID_cuMemcpyBatchAsync,
-    CUPTI_DRIVER_TRACE_CBID_cuMemcpyBatchAsync_ptsz,
-    CUPTI_DRIVER_TRACE_CBID_cuMemcpyBatchAsync_v2,
-    CUPTI_DRIVER_TRACE_CBID_cuMemcpyBatchAsync_v2_ptsz,
-    CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DBatchAsync,
-    CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DBatchAsync_ptsz,
-    CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DBatchAsync_v2,
-    CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DBatchAsync_v2_ptsz,
-    CUPTI_DRIVER_TRACE_CBID_cuMemcpyHtoAAsync_v2,
-    CUPTI_DRIVER_TRACE_CBID_cuMemcpyHtoAAsync_v2_ptsz,
-    CUPTI_DRIVER_TRACE_CBID_cuMemcpyAtoHAsync_v2,
-    CUPTI_DRIVER_TRACE_CBID_cuMemcpyAtoHAsync_v2_ptsz,
-    CUPTI_DRIVER_TRACE_CBID_cuMemPrefetchAsync,
-    CUPTI_DRIVER_TRACE_CBID_cuMemPrefetchAsync_ptsz,
-    CUPTI_DRIVER_TRACE_CBID_cuMemPrefetchAsync_v2,
-    CUPTI_DRIVER_TRACE_CBID_cuMemPrefetchAsync_v2_ptsz,
-    CUPTI_DRIVER_TRACE_CBID_cuMemPrefetchBatchAsync,
-    CUPTI_DRIVER_TRACE_CBID_cuMemPrefetchBatchAsync_ptsz,
-    CUPTI_DRIVER_TRACE_CBID_cuMemDiscardBatchAsync,
-    CUPTI_DRIVER_TRACE_CBID_cuMemDiscardBatchAsync_ptsz,
-    CUPTI_DRIVER_TRACE_CBID_cuMemDiscardAndPrefetchBatchAsync,
-    CUPTI_DRIVER_TRACE_CBID_cuMemDiscardAndPrefetchBatchAsync_ptsz,
-    CUPTI_DRIVER_TRACE_CBID_cuMemBatchDecompressAsync,
-    CUPTI_DRIVER_TRACE_CBID_cuMemBatchDecompressAsync_ptsz,
-    CUPTI_DRIVER_TRACE_CBID_cuMemsetD8Async,
-    CUPTI_DRIVER_TRACE_CBID_cuMemsetD8Async_ptsz,
-    CUPTI_DRIVER_TRACE_CBID_cuMemsetD16Async,
-    CUPTI_DRIVER_TRACE_CBID_cuMemsetD16Async_ptsz,
-    CUPTI_DRIVER_TRACE_CBID_cuMemsetD32Async,
-    CUPTI_DRIVER_TRACE_CBID_cuMemsetD32Async_ptsz,
-    CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D8Async,
-    CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D8Async_ptsz,
-    CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D16Async,
-    CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D16Async_ptsz,
-    CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D32Async,
-    CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D32Async_ptsz,
 };
 /// Older ones, which don't exist for the per-thread default stream.
 inline constexpr CUpti_CallbackId old_launch_ids[] = {
@@ -158,7 +107,7 @@ inline constexpr CUpti_CallbackId old_launch_ids[] = {
 };
 /// Whether the function launches a kernel or a graph.
 [[nodiscard]] constexpr bool launches_code(CUpti_CallbackId id) noexcept {
-    return std::find(launch_ids, launch_ids + 8, id) != launch_ids + 8 ||
+    return std::find(std::begin(code_ids), std::end(code_ids), id) != std::end(code_ids) ||
            std::find(std::begin(old_launch_ids), std::end(old_launch_ids), id) != std::end(old_launch_ids);
 }
 /// The functions that enqueue a host function.
@@ -319,8 +268,8 @@ void find_ends(launch_call& to, const P& c) noexcept {
     if constexpr (requires { c.dsts; }) to.lists = {std::span(c.dsts, c.count), std::span(c.srcs, c.count)};
     if constexpr (requires { c.opList; }) to.operations = std::span(c.opList, c.numOps);
 }
-template <class P, class OfThread>
-[[nodiscard]] launch_call moved(CUpti_CallbackId id, const void* p, std::uint64_t element = 1) noexcept {
+template <class P, class OfThread, std::uint64_t element = 1>
+[[nodiscard]] launch_call moved(CUpti_CallbackId id, const void* p) noexcept {
     const auto& c = as<P, OfThread>(p);
     CUstream s = nullptr;
     if constexpr (requires { c.hStream; })
@@ -332,18 +281,83 @@ template <class P, class OfThread>
     return call;
 }
 
-// A synchronous copy or fill: the functions for the two default streams, and how to read them.
-struct synchronous_copy {
-    CUpti_CallbackId id, of_thread;
-    launch_call (*read)(CUpti_CallbackId id, const void* parameters) noexcept;
-};
+// The driver may decompress by a kernel.
+template <class P, class OfThread>
+[[nodiscard]] launch_call decompressed(CUpti_CallbackId id, const void* p) noexcept {
+    launch_call call = moved<P, OfThread>(id, p);
+    call.copies = false;
+    return call;
+}
 template <class P, class OfThread, std::uint64_t element = 1>
 [[nodiscard]] launch_call moved_now(CUpti_CallbackId id, const void* p) noexcept {
     return transfer(nullptr, id, elements_of(as<P, OfThread>(p)) * element);
 }
+// A copy or fill: the functions for the two default streams, and how to read them.
+struct transfer_function {
+    CUpti_CallbackId id, of_thread;
+    launch_call (*read)(CUpti_CallbackId id, const void* parameters) noexcept;
+
+    [[nodiscard]] constexpr bool is(CUpti_CallbackId one) const noexcept { return id == one || of_thread == one; }
+};
+// Copies, prefetches, fills, and memory that is discarded or decompressed: in a stream.
+inline constexpr transfer_function asynchronous[] = {
+    {CUPTI_DRIVER_TRACE_CBID_cuMemcpyAsync, CUPTI_DRIVER_TRACE_CBID_cuMemcpyAsync_ptsz,
+     &moved<cuMemcpyAsync_params, cuMemcpyAsync_ptsz_params>},
+    {CUPTI_DRIVER_TRACE_CBID_cuMemcpyPeerAsync, CUPTI_DRIVER_TRACE_CBID_cuMemcpyPeerAsync_ptsz,
+     &moved<cuMemcpyPeerAsync_params, cuMemcpyPeerAsync_ptsz_params>},
+    {CUPTI_DRIVER_TRACE_CBID_cuMemcpyHtoDAsync_v2, CUPTI_DRIVER_TRACE_CBID_cuMemcpyHtoDAsync_v2_ptsz,
+     &moved<cuMemcpyHtoDAsync_v2_params, cuMemcpyHtoDAsync_v2_ptsz_params>},
+    {CUPTI_DRIVER_TRACE_CBID_cuMemcpyDtoHAsync_v2, CUPTI_DRIVER_TRACE_CBID_cuMemcpyDtoHAsync_v2_ptsz,
+     &moved<cuMemcpyDtoHAsync_v2_params, cuMemcpyDtoHAsync_v2_ptsz_params>},
+    {CUPTI_DRIVER_TRACE_CBID_cuMemcpyDtoDAsync_v2, CUPTI_DRIVER_TRACE_CBID_cuMemcpyDtoDAsync_v2_ptsz,
+     &moved<cuMemcpyDtoDAsync_v2_params, cuMemcpyDtoDAsync_v2_ptsz_params>},
+    {CUPTI_DRIVER_TRACE_CBID_cuMemcpy2DAsync_v2, CUPTI_DRIVER_TRACE_CBID_cuMemcpy2DAsync_v2_ptsz,
+     &moved<cuMemcpy2DAsync_v2_params, cuMemcpy2DAsync_v2_ptsz_params>},
+    {CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DAsync_v2, CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DAsync_v2_ptsz,
+     &moved<cuMemcpy3DAsync_v2_params, cuMemcpy3DAsync_v2_ptsz_params>},
+    {CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DPeerAsync, CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DPeerAsync_ptsz,
+     &moved<cuMemcpy3DPeerAsync_params, cuMemcpy3DPeerAsync_ptsz_params>},
+    {CUPTI_DRIVER_TRACE_CBID_cuMemcpyBatchAsync, CUPTI_DRIVER_TRACE_CBID_cuMemcpyBatchAsync_ptsz,
+     &moved<cuMemcpyBatchAsync_params, cuMemcpyBatchAsync_ptsz_params>},
+    {CUPTI_DRIVER_TRACE_CBID_cuMemcpyBatchAsync_v2, CUPTI_DRIVER_TRACE_CBID_cuMemcpyBatchAsync_v2_ptsz,
+     &moved<cuMemcpyBatchAsync_v2_params, cuMemcpyBatchAsync_v2_ptsz_params>},
+    {CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DBatchAsync, CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DBatchAsync_ptsz,
+     &moved<cuMemcpy3DBatchAsync_params, cuMemcpy3DBatchAsync_ptsz_params>},
+    {CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DBatchAsync_v2, CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DBatchAsync_v2_ptsz,
+     &moved<cuMemcpy3DBatchAsync_v2_params, cuMemcpy3DBatchAsync_v2_ptsz_params>},
+    {CUPTI_DRIVER_TRACE_CBID_cuMemcpyHtoAAsync_v2, CUPTI_DRIVER_TRACE_CBID_cuMemcpyHtoAAsync_v2_ptsz,
+     &moved<cuMemcpyHtoAAsync_v2_params, cuMemcpyHtoAAsync_v2_ptsz_params>},
+    {CUPTI_DRIVER_TRACE_CBID_cuMemcpyAtoHAsync_v2, CUPTI_DRIVER_TRACE_CBID_cuMemcpyAtoHAsync_v2_ptsz,
+     &moved<cuMemcpyAtoHAsync_v2_params, cuMemcpyAtoHAsync_v2_ptsz_params>},
+    {CUPTI_DRIVER_TRACE_CBID_cuMemPrefetchAsync, CUPTI_DRIVER_TRACE_CBID_cuMemPrefetchAsync_ptsz,
+     &moved<cuMemPrefetchAsync_params, cuMemPrefetchAsync_ptsz_params>},
+    {CUPTI_DRIVER_TRACE_CBID_cuMemPrefetchAsync_v2, CUPTI_DRIVER_TRACE_CBID_cuMemPrefetchAsync_v2_ptsz,
+     &moved<cuMemPrefetchAsync_v2_params, cuMemPrefetchAsync_v2_ptsz_params>},
+    {CUPTI_DRIVER_TRACE_CBID_cuMemPrefetchBatchAsync, CUPTI_DRIVER_TRACE_CBID_cuMemPrefetchBatchAsync_ptsz,
+     &moved<cuMemPrefetchBatchAsync_params, cuMemPrefetchBatchAsync_ptsz_params>},
+    {CUPTI_DRIVER_TRACE_CBID_cuMemDiscardBatchAsync, CUPTI_DRIVER_TRACE_CBID_cuMemDiscardBatchAsync_ptsz,
+     &moved<cuMemDiscardBatchAsync_params, cuMemDiscardBatchAsync_ptsz_params>},
+    {CUPTI_DRIVER_TRACE_CBID_cuMemDiscardAndPrefetchBatchAsync,
+     CUPTI_DRIVER_TRACE_CBID_cuMemDiscardAndPrefetchBatchAsync_ptsz,
+     &moved<cuMemDiscardAndPrefetchBatchAsync_params, cuMemDiscardAndPrefetchBatchAsync_ptsz_params>},
+    {CUPTI_DRIVER_TRACE_CBID_cuMemBatchDecompressAsync, CUPTI_DRIVER_TRACE_CBID_cuMemBatchDecompressAsync_ptsz,
+     &decompressed<cuMemBatchDecompressAsync_params, cuMemBatchDecompressAsync_ptsz_params>},
+    {CUPTI_DRIVER_TRACE_CBID_cuMemsetD8Async, CUPTI_DRIVER_TRACE_CBID_cuMemsetD8Async_ptsz,
+     &moved<cuMemsetD8Async_params, cuMemsetD8Async_ptsz_params>},
+    {CUPTI_DRIVER_TRACE_CBID_cuMemsetD16Async, CUPTI_DRIVER_TRACE_CBID_cuMemsetD16Async_ptsz,
+     &moved<cuMemsetD16Async_params, cuMemsetD16Async_ptsz_params, 2>},
+    {CUPTI_DRIVER_TRACE_CBID_cuMemsetD32Async, CUPTI_DRIVER_TRACE_CBID_cuMemsetD32Async_ptsz,
+     &moved<cuMemsetD32Async_params, cuMemsetD32Async_ptsz_params, 4>},
+    {CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D8Async, CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D8Async_ptsz,
+     &moved<cuMemsetD2D8Async_params, cuMemsetD2D8Async_ptsz_params>},
+    {CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D16Async, CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D16Async_ptsz,
+     &moved<cuMemsetD2D16Async_params, cuMemsetD2D16Async_ptsz_params, 2>},
+    {CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D32Async, CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D32Async_ptsz,
+     &moved<cuMemsetD2D32Async_params, cuMemsetD2D32Async_ptsz_params, 4>},
+};
 // Synchronous copies and fills, which go into the default stream. (Programming Guide, "Default
 // Stream"; Driver API, "API synchronization behavior".)
-inline constexpr synchronous_copy synchronous[] = {
+inline constexpr transfer_function synchronous[] = {
     {CUPTI_DRIVER_TRACE_CBID_cuMemcpy, CUPTI_DRIVER_TRACE_CBID_cuMemcpy_ptds,
      &moved_now<cuMemcpy_params, cuMemcpy_ptds_params>},
     {CUPTI_DRIVER_TRACE_CBID_cuMemcpyPeer, CUPTI_DRIVER_TRACE_CBID_cuMemcpyPeer_ptds,
@@ -386,99 +400,17 @@ inline constexpr synchronous_copy synchronous[] = {
      &moved_now<cuMemsetD2D32_v2_params, cuMemsetD2D32_v2_ptds_params, 4>},
 };
 
-[[nodiscard]] inline std::optional<launch_call> read_copy(CUpti_CallbackId id, const void* p) noexcept {
-    switch (id) {
-        case CUPTI_DRIVER_TRACE_CBID_cuMemcpyAsync:
-        case CUPTI_DRIVER_TRACE_CBID_cuMemcpyAsync_ptsz:
-            return moved<cuMemcpyAsync_params, cuMemcpyAsync_ptsz_params>(id, p);
-        case CUPTI_DRIVER_TRACE_CBID_cuMemcpyPeerAsync:
-        case CUPTI_DRIVER_TRACE_CBID_cuMemcpyPeerAsync_ptsz:
-            return moved<cuMemcpyPeerAsync_params, cuMemcpyPeerAsync_ptsz_params>(id, p);
-        case CUPTI_DRIVER_TRACE_CBID_cuMemcpyHtoDAsync_v2:
-        case CUPTI_DRIVER_TRACE_CBID_cuMemcpyHtoDAsync_v2_ptsz:
-            return moved<cuMemcpyHtoDAsync_v2_params, cuMemcpyHtoDAsync_v2_ptsz_params>(id, p);
-        case CUPTI_DRIVER_TRACE_CBID_cuMemcpyDtoHAsync_v2:
-        case CUPTI_DRIVER_TRACE_CBID_cuMemcpyDtoHAsync_v2_ptsz:
-            return moved<cuMemcpyDtoHAsync_v2_params, cuMemcpyDtoHAsync_v2_ptsz_params>(id, p);
-        case CUPTI_DRIVER_TRACE_CBID_cuMemcpyDtoDAsync_v2:
-        case CUPTI_DRIVER_TRACE_CBID_cuMemcpyDtoDAsync_v2_ptsz:
-            return moved<cuMemcpyDtoDAsync_v2_params, cuMemcpyDtoDAsync_v2_ptsz_params>(id, p);
-        case CUPTI_DRIVER_TRACE_CBID_cuMemcpy2DAsync_v2:
-        case CUPTI_DRIVER_TRACE_CBID_cuMemcpy2DAsync_v2_ptsz:
-            return moved<cuMemcpy2DAsync_v2_params, cuMemcpy2DAsync_v2_ptsz_params>(id, p);
-        case CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DAsync_v2:
-        case CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DAsync_v2_ptsz:
-            return moved<cuMemcpy3DAsync_v2_params, cuMemcpy3DAsync_v2_ptsz_params>(id, p);
-        default: return std::nullopt;
-    }
+[[nodiscard]] inline std::optional<launch_call> read_asynchronous(CUpti_CallbackId id, const void* p) noexcept {
+    for (const transfer_function& f : asynchronous)
+        if (f.is(id)) return f.read(id, p);
+    return std::nullopt;
 }
-
-// Other copies: several at once, between devices, from and to arrays, and prefetches.
-[[nodiscard]] inline std::optional<launch_call> read_other_copy(CUpti_CallbackId id, const void* p) noexcept {
-    switch (id) {
-        case CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DPeerAsync:
-        case CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DPeerAsync_ptsz:
-            return moved<cuMemcpy3DPeerAsync_params, cuMemcpy3DPeerAsync_ptsz_params>(id, p);
-        case CUPTI_DRIVER_TRACE_CBID_cuMemcpyBatchAsync:
-        case CUPTI_DRIVER_TRACE_CBID_cuMemcpyBatchAsync_ptsz:
-            return moved<cuMemcpyBatchAsync_params, cuMemcpyBatchAsync_ptsz_params>(id, p);
-        case CUPTI_DRIVER_TRACE_CBID_cuMemcpyBatchAsync_v2:
-        case CUPTI_DRIVER_TRACE_CBID_cuMemcpyBatchAsync_v2_ptsz:
-            return moved<cuMemcpyBatchAsync_v2_params, cuMemcpyBatchAsync_v2_ptsz_params>(id, p);
-        case CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DBatchAsync:
-        case CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DBatchAsync_ptsz:
-            return moved<cuMemcpy3DBatchAsync_params, cuMemcpy3DBatchAsync_ptsz_params>(id, p);
-        case CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DBatchAsync_v2:
-        case CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DBatchAsync_v2_ptsz:
-            return moved<cuMemcpy3DBatchAsync_v2_params, cuMemcpy3DBatchAsync_v2_ptsz_params>(id, p);
-        case CUPTI_DRIVER_TRACE_CBID_cuMemcpyHtoAAsync_v2:
-        case CUPTI_DRIVER_TRACE_CBID_cuMemcpyHtoAAsync_v2_ptsz:
-            return moved<cuMemcpyHtoAAsync_v2_params, cuMemcpyHtoAAsync_v2_ptsz_params>(id, p);
-        case CUPTI_DRIVER_TRACE_CBID_cuMemcpyAtoHAsync_v2:
-        case CUPTI_DRIVER_TRACE_CBID_cuMemcpyAtoHAsync_v2_ptsz:
-            return moved<cuMemcpyAtoHAsync_v2_params, cuMemcpyAtoHAsync_v2_ptsz_params>(id, p);
-        case CUPTI_DRIVER_TRACE_CBID_cuMemPrefetchAsync:
-        case CUPTI_DRIVER_TRACE_CBID_cuMemPrefetchAsync_ptsz:
-            return moved<cuMemPrefetchAsync_params, cuMemPrefetchAsync_ptsz_params>(id, p);
-        case CUPTI_DRIVER_TRACE_CBID_cuMemPrefetchAsync_v2:
-        case CUPTI_DRIVER_TRACE_CBID_cuMemPrefetchAsync_v2_ptsz:
-            return moved<cuMemPrefetchAsync_v2_params, cuMemPrefetchAsync_v2_ptsz_params>(id, p);
-        case CUPTI_DRIVER_TRACE_CBID_cuMemPrefetchBatchAsync:
-        case CUPTI_DRIVER_TRACE_CBID_cuMemPrefetchBatchAsync_ptsz:
-            return moved<cuMemPrefetchBatchAsync_params, cuMemPrefetchBatchAsync_ptsz_params>(id, p);
-        default: return std::nullopt;
-    }
-}
-
-// Memory that is discarded, or decompressed.
-[[nodiscard]] inline std::optional<launch_call> read_contents(CUpti_CallbackId id, const void* p) noexcept {
-    switch (id) {
-        case CUPTI_DRIVER_TRACE_CBID_cuMemDiscardBatchAsync:
-        case CUPTI_DRIVER_TRACE_CBID_cuMemDiscardBatchAsync_ptsz:
-            return moved<cuMemDiscardBatchAsync_params, cuMemDiscardBatchAsync_ptsz_params>(id, p);
-        case CUPTI_DRIVER_TRACE_CBID_cuMemDiscardAndPrefetchBatchAsync:
-        case CUPTI_DRIVER_TRACE_CBID_cuMemDiscardAndPrefetchBatchAsync_ptsz:
-            return moved<cuMemDiscardAndPrefetchBatchAsync_params, cuMemDiscardAndPrefetchBatchAsync_ptsz_params>(id,
-                                                                                                                  p);
-        case CUPTI_DRIVER_TRACE_CBID_cuMemBatchDecompressAsync:
-        case CUPTI_DRIVER_TRACE_CBID_cuMemBatchDecompressAsync_ptsz: {
-            // The driver may decompress by a kernel.
-            launch_call call = moved<cuMemBatchDecompressAsync_params, cuMemBatchDecompressAsync_ptsz_params>(id, p);
-            call.copies = false;
-            return call;
-        }
-        default: return std::nullopt;
-    }
-}
-
 [[nodiscard]] constexpr bool is_synchronous(CUpti_CallbackId id) noexcept {
-    for (const synchronous_copy& c : synchronous)
-        if (c.id == id || c.of_thread == id) return true;
-    return false;
+    return std::ranges::any_of(synchronous, [=](const transfer_function& f) { return f.is(id); });
 }
 [[nodiscard]] inline std::optional<launch_call> read_synchronous(CUpti_CallbackId id, const void* p) noexcept {
-    for (const synchronous_copy& c : synchronous) {
-        if (c.id != id && c.of_thread != id) continue;
+    for (const transfer_function& c : synchronous) {
+        if (!c.is(id)) continue;
         launch_call call = c.read(c.id, p);
         call.stream = c.id == id ? CU_STREAM_LEGACY : CU_STREAM_PER_THREAD;
         call.waits = c.id == id ? wait_reach::legacy : wait_reach::stream;
@@ -501,35 +433,12 @@ inline constexpr synchronous_copy synchronous[] = {
     }
 }
 
-[[nodiscard]] inline std::optional<launch_call> read_fill(CUpti_CallbackId id, const void* p) noexcept {
-    switch (id) {
-        case CUPTI_DRIVER_TRACE_CBID_cuMemsetD8Async:
-        case CUPTI_DRIVER_TRACE_CBID_cuMemsetD8Async_ptsz:
-            return moved<cuMemsetD8Async_params, cuMemsetD8Async_ptsz_params>(id, p);
-        case CUPTI_DRIVER_TRACE_CBID_cuMemsetD16Async:
-        case CUPTI_DRIVER_TRACE_CBID_cuMemsetD16Async_ptsz:
-            return moved<cuMemsetD16Async_params, cuMemsetD16Async_ptsz_params>(id, p, 2);
-        case CUPTI_DRIVER_TRACE_CBID_cuMemsetD32Async:
-        case CUPTI_DRIVER_TRACE_CBID_cuMemsetD32Async_ptsz:
-            return moved<cuMemsetD32Async_params, cuMemsetD32Async_ptsz_params>(id, p, 4);
-        case CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D8Async:
-        case CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D8Async_ptsz:
-            return moved<cuMemsetD2D8Async_params, cuMemsetD2D8Async_ptsz_params>(id, p);
-        case CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D16Async:
-        case CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D16Async_ptsz:
-            return moved<cuMemsetD2D16Async_params, cuMemsetD2D16Async_ptsz_params>(id, p, 2);
-        case CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D32Async:
-        case CUPTI_DRIVER_TRACE_CBID_cuMemsetD2D32Async_ptsz:
-            return moved<cuMemsetD2D32Async_params, cuMemsetD2D32Async_ptsz_params>(id, p, 4);
-        default: return std::nullopt;
-    }
-}
-
 // Whether the null stream means the per-thread default stream.
 [[nodiscard]] constexpr bool on_stream_of_thread(CUpti_CallbackId id) noexcept {
-    for (std::size_t i = 1; i < std::size(launch_ids); i += 2)
-        if (launch_ids[i] == id) return true;
-    return id == host_ids[1] || id == host_ids[3];
+    for (std::size_t i = 1; i < std::size(code_ids); i += 2)
+        if (code_ids[i] == id) return true;
+    return id == host_ids[1] || id == host_ids[3] ||
+           std::ranges::any_of(asynchronous, [=](const transfer_function& f) { return f.of_thread == id; });
 }
 
 }  // namespace launches
@@ -538,10 +447,7 @@ inline constexpr synchronous_copy synchronous[] = {
 [[nodiscard]] inline std::optional<launch_call> read_launch(CUpti_CallbackId id,
                                                             const CUpti_CallbackData& data) noexcept {
     auto call = launches::read_kernel(id, data.functionParams);
-    if (!call) call = launches::read_copy(id, data.functionParams);
-    if (!call) call = launches::read_fill(id, data.functionParams);
-    if (!call) call = launches::read_other_copy(id, data.functionParams);
-    if (!call) call = launches::read_contents(id, data.functionParams);
+    if (!call) call = launches::read_asynchronous(id, data.functionParams);
     if (!call) call = launches::read_synchronous(id, data.functionParams);
     if (!call) call = launches::read_old_kernel(id, data.functionParams);
     if (!call) call = launches::read_host_function(id, data.functionParams);

@@ -28,6 +28,7 @@
 #include <mutex>
 #include <new>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -309,11 +310,9 @@ private:
         const CUptiResult code = cuptiSubscribe_v2(&subscriber_, &launch_hub::called, this, &p);
         if (code == CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED) throw subscriber_taken(holder);
         check_cupti(code, "subscribing to the driver's launches");
-        for (const CUpti_CallbackId id : launch_ids) enable(id);
-        for (const auto& copy : launches::synchronous) {
-            enable(copy.id);
-            enable(copy.of_thread);
-        }
+        for (const CUpti_CallbackId id : code_ids) enable(id);
+        enable(launches::asynchronous);
+        enable(launches::synchronous);
         // Later versions of CUPTI may not know them.
         for (const CUpti_CallbackId id : old_launch_ids)
             (void)cuptiEnableCallback(1, subscriber_, CUPTI_CB_DOMAIN_DRIVER_API, id);
@@ -325,6 +324,12 @@ private:
             if (reach_of(id) != wait_reach::none) enable(id);
         for (const CUpti_CallbackId id : host_ids) enable(id);
         for (const CUpti_CallbackId id : poll_ids) enable(id);
+    }
+    void enable(std::span<const launches::transfer_function> all) {
+        for (const auto& f : all) {
+            enable(f.id);
+            enable(f.of_thread);
+        }
     }
     void enable(CUpti_CallbackId id) {
         const CUptiResult code = cuptiEnableCallback(1, subscriber_, CUPTI_CB_DOMAIN_DRIVER_API, id);
