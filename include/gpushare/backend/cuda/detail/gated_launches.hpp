@@ -21,6 +21,7 @@
 #include <new>
 #include <optional>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -350,7 +351,7 @@ public:
             return false;
         }
         const auto held = opens_at(own, needs_all(own, call), now, *since);
-        if (!held || !keeps_poll({std::this_thread::get_id(), call.awaited(), now})) return false;
+        if (!held || !has_pushed(polls_, {std::this_thread::get_id(), call.awaited(), now})) return false;
         if (held->held != ns{0}) note_forced({*stopped, held->held_by, held->held, now});
         begin_opening();
         return true;
@@ -538,13 +539,19 @@ private:
     [[nodiscard]] bool is_here(const client_state& c, const launch_call& call) const noexcept {
         if (c.on(call) != nullptr) return true;
         const relaxed_capture relaxed(device_->api());
-        if (is_legacy(call) || call.of_thread()) {
-            CUdevice now = 0;
-            return device_->api().ctx_get_device(&now) != CUDA_SUCCESS || now == device_->context().device();
-        }
-        int of_stream = device_->ordinal();
+        if (is_legacy(call) || call.of_thread()) return is_current();
         const context_guard any(device_->context());
-        return handled(cudaStreamGetDevice(call.stream, &of_stream)) != cudaSuccess || of_stream == device_->ordinal();
+        return may_have(call.stream);
+    }
+    // Whether the current context is of this device, or unknown.
+    [[nodiscard]] bool is_current() const noexcept {
+        CUdevice now = 0;
+        return device_->api().ctx_get_device(&now) != CUDA_SUCCESS || now == device_->context().device();
+    }
+    // The same for a stream that isn't a default stream.
+    [[nodiscard]] bool may_have(CUstream s) const noexcept {
+        int of_stream = device_->ordinal();
+        return handled(cudaStreamGetDevice(s, &of_stream)) != cudaSuccess || of_stream == device_->ordinal();
     }
     [[nodiscard]] entry entry_of(launch_owner who, const launch_call& call) noexcept {
         const launch_batches* const in = find(who)->on(call);
@@ -647,6 +654,17 @@ private:
     [[nodiscard]] bool joins(int level) noexcept {
         try {
             return join(level);
+        } catch (const std::bad_alloc&) {
+            return false;
+        }
+    }
+
+    // False if there is no memory for the element.
+    template <class T>
+    [[nodiscard]] static bool has_pushed(std::vector<T>& list, const std::type_identity_t<T>& element) noexcept {
+        try {
+            list.push_back(element);
+            return true;
         } catch (const std::bad_alloc&) {
             return false;
         }
@@ -795,23 +813,23 @@ private:
         ++held_;
         unsigned looks = 0;
         const bool opens = look(lock, &who, sync_of(call), since, true, looks);
-        if (client_state* const c = find(who))
-            count_hold(*c, looks, time_.now() - since);
-        else
-            --held_;
+        end_hold(who, looks != 0, time_.now() - since);
         if (!opens) return 0;
         begin_opening();
         return waits_opened;
+    }
+    // A request launches: its word closes again if it was forced open.
+    void close_for(const client_state& c) noexcept {
+        if (!in_stream_ || c.requests == 0) return;
+        end_polls(time_.now());
+        waits_.keep(c.level);
     }
     // A synchronous copy holds its thread, as a launch into the legacy stream does. An event behind
     // the copy would stop other streams. So the copy counts as over when it returns, after its
     // predicted time.
     [[nodiscard]] launch_verdict before_synchronous(std::unique_lock<std::mutex>& lock, launch_owner who,
                                                     const launch_call& call, std::uint64_t& note) noexcept {
-        if (in_stream_ && find(who)->requests != 0) {
-            end_polls(time_.now());
-            waits_.keep(find(who)->level);
-        }
+        close_for(*find(who));
         const instant since = time_.now();
         (void)hold(lock, who, call.guess, &call, false);
         if (!passes_gate(who)) return launch_verdict::passes;
@@ -846,10 +864,7 @@ private:
         const entry e = entry_of(who, call);
         const ns predicted = times_.predicted(e);
         const bool alone = runs_alone(who, call, e);
-        if (in_stream_ && find(who)->requests != 0) {
-            end_polls(time_.now());
-            waits_.keep(find(who)->level);
-        }
+        close_for(*find(who));
         const bool may_wait = in_stream_ && call.waits != wait_reach::none;
         const instant since = may_wait ? time_.now() : instant{};
         instant now = hold(lock, who, predicted, &call, alone);
@@ -906,14 +921,6 @@ private:
     }
     // Host functions that threads are about to enqueue, by their streams. The legacy stream waits
     // for others, so its functions count for all streams.
-    [[nodiscard]] bool keeps_function(CUstream s) noexcept {
-        try {
-            functions_.push_back(s);
-            return true;
-        } catch (const std::bad_alloc&) {
-            return false;
-        }
-    }
     void forget_function(CUstream s) noexcept {
         const auto there = std::ranges::find(functions_, s);
         if (there != functions_.end()) functions_.erase(there);
@@ -949,8 +956,8 @@ private:
             if ((may && !front) || (!stopped && core_.awaited(std::nullopt, false, now, closed))) {
                 --c.passing;
                 ++c.inside;
-                if (call.host && keeps_function(call.stream)) how |= function_inside;
-                count_hold(c, looks, now - since);
+                if (call.host && has_pushed(functions_, call.stream)) how |= function_inside;
+                end_hold(who, looks != 0, now - since);
                 return how;
             }
             const bool behind_lower = front && clients_[*front].level < c.level;
@@ -966,11 +973,13 @@ private:
         if ((how & waits_opened) != 0) end_opening();
         return 0;
     }
-    void count_hold(client_state& c, unsigned looks, ns held) noexcept {
+    // `waited`: the thread didn't go at once, so the hold counts.
+    void end_hold(launch_owner who, bool waited, ns held) noexcept {
         --held_;
-        if (looks == 0) return;
-        ++c.used_so_far.held;
-        c.used_so_far.longest_hold = std::max(c.used_so_far.longest_hold, held);
+        client_state* const c = find(who);
+        if (c == nullptr || !waited) return;
+        ++c->used_so_far.held;
+        c->used_so_far.longest_hold = std::max(c->used_so_far.longest_hold, held);
     }
     // Whether a launch without a wait may run now: no higher client is there, and little is in
     // front of it.
@@ -1011,14 +1020,6 @@ private:
             return p.what == what && p.thread == me;
         });
     }
-    [[nodiscard]] bool keeps_poll(const poll_under_way& p) noexcept {
-        try {
-            polls_.push_back(p);
-            return true;
-        } catch (const std::bad_alloc&) {
-            return false;
-        }
-    }
     // Ends the polls of threads that have stopped polling.
     void end_polls(instant now) noexcept {
         constexpr ns longest{10'000'000};
@@ -1042,14 +1043,7 @@ private:
     [[nodiscard]] bool concerns(const sync_call& call) const noexcept {
         if (call.stream != nullptr && captured(call.stream)) return false;  // the call fails
         const relaxed_capture relaxed(device_->api());
-        if (call.is_here) {
-            CUdevice current = 0;
-            const bool known = device_->api().ctx_get_device(&current) == CUDA_SUCCESS;
-            return !known || current == device_->context().device();
-        }
-        int of_stream = device_->ordinal();
-        if (call.stream != nullptr && handled(cudaStreamGetDevice(call.stream, &of_stream)) != cudaSuccess) return true;
-        return of_stream == device_->ordinal();
+        return call.is_here ? is_current() : call.stream == nullptr || may_have(call.stream);
     }
     // Waits until the call's work is over (false) or the waits must be opened for it (true).
     // `launches`: the client enqueues work in the call, which counts as stopped, too. `looks`: how
@@ -1172,11 +1166,7 @@ private:
                 wait(lock, a, seen, who.client, now);
             now = time_.now();
         }
-        --held_;
-        if (client_state* const c = find(who)) {
-            ++c->used_so_far.held;
-            c->used_so_far.longest_hold = std::max(c->used_so_far.longest_hold, now - since);
-        }
+        end_hold(who, true, now - since);
         if (a.forced) note_forced({who.client, a.held_by, now - since, now});
         return now;
     }
