@@ -283,6 +283,17 @@ private:
         std::uint64_t number = 0;  // the number of the binding
     };
 
+    // The client of a call that waits or polls; without a gate, the call is of no client.
+    struct waiting_client {
+        const launch_listener* gate = nullptr;
+        launch_owner who{};
+        std::shared_ptr<launch_listener> kept{};  // a bound stream's gate may leave meanwhile
+
+        [[nodiscard]] const launch_owner* at(const launch_listener& one) const noexcept {
+            return gate == &one ? &who : nullptr;
+        }
+    };
+
     // A waiting call for which a gate keeps its waits open.
     struct wait_under_way {
         std::uint64_t number = 0;
@@ -392,9 +403,12 @@ private:
         if (call.loads.what != nullptr && succeeded(data)) loaded_.add(call.loads);
         wait_ends(number);
     }
-    [[nodiscard]] static bool succeeded(const CUpti_CallbackData& data) noexcept {
+    [[nodiscard]] static CUresult result_of(const CUpti_CallbackData& data) noexcept {
         const auto* const result = static_cast<const CUresult*>(data.functionReturnValue);
-        return result == nullptr || *result == CUDA_SUCCESS;
+        return result != nullptr ? *result : CUDA_SUCCESS;
+    }
+    [[nodiscard]] static bool succeeded(const CUpti_CallbackData& data) noexcept {
+        return result_of(data) == CUDA_SUCCESS;
     }
     // Calls f for each gate. The loop goes by index and keeps each gate meanwhile, because a gate's
     // lock isn't taken under the hub's. The loop begins at the last gate, so that it omits none if
@@ -421,12 +435,9 @@ private:
     [[nodiscard]] std::uint64_t wait_begins(const thread_binding* thread, bool any, const sync_call& call,
                                             const launch_listener* beside) noexcept {
         std::uint64_t note = 0;
-        const bound_stream owner = thread == nullptr ? owner_of(call, any) : bound_stream{};
-        const launch_listener* const of = thread != nullptr ? &thread->gate() : owner.gate.get();
-        const launch_owner who = thread != nullptr ? thread->who() : owner.who;
+        const waiting_client client = client_of(thread, any, call);
         each_gate([&](const std::shared_ptr<launch_listener>& gate) {
-            if (gate->waits_in_streams() && gate.get() != beside &&
-                gate->synchronises(gate.get() == of ? &who : nullptr, call))
+            if (gate->waits_in_streams() && gate.get() != beside && gate->synchronises(client.at(*gate), call))
                 remember(gate, note);
         });
         return note;
@@ -465,8 +476,7 @@ private:
         constexpr std::chrono::microseconds between_looks{50};
         if (data.callbackSite != CUPTI_API_EXIT || own_calls::depth() != 0 || in_child()) return;
         thread_polls& mine = thread_polls::of_thread();
-        const auto* const result = static_cast<const CUresult*>(data.functionReturnValue);
-        const bool over = result == nullptr || *result != CUDA_ERROR_NOT_READY;
+        const bool over = result_of(data) != CUDA_ERROR_NOT_READY;
         if (over ? !mine.any() : thread_polls::closing_gates().load(std::memory_order_relaxed) == 0) return;
         const sync_call call = read_poll(id, data);
         if (over) {
@@ -477,14 +487,12 @@ private:
         const auto now = std::chrono::steady_clock::now();
         if (now - work.told < between_looks) return;
         work.told = now;
-        const bound_stream owner = thread == nullptr ? owner_of(call, any) : bound_stream{};
-        const launch_listener* const of = thread != nullptr ? &thread->gate() : owner.gate.get();
-        const launch_owner who = thread != nullptr ? thread->who() : owner.who;
+        const waiting_client client = client_of(thread, any, call);
         std::optional<instant> since;  // the earliest time that a gate reports
         each_gate([&](const std::shared_ptr<launch_listener>& gate) {
             if (!gate->waits_in_streams()) return;
             std::optional<instant> of_gate = work.since;
-            if (gate->polls(gate.get() == of ? &who : nullptr, call, of_gate)) work.opened = true;
+            if (gate->polls(client.at(*gate), call, of_gate)) work.opened = true;
             if (of_gate && (!since || *of_gate < *since)) since = of_gate;
         });
         work.since = since;
@@ -498,8 +506,12 @@ private:
         while (const auto was = thread_polls::of_thread().over())
             if (was->opened) end_poll(was->what);
     }
-    [[nodiscard]] bound_stream owner_of(const sync_call& call, bool any) noexcept {
-        return any && call.stream != nullptr && may_be_bound(call.stream) ? find(call.stream) : bound_stream{};
+    // The client that waits: the thread's or, without one, the stream's.
+    [[nodiscard]] waiting_client client_of(const thread_binding* thread, bool any, const sync_call& call) noexcept {
+        if (thread != nullptr) return {.gate = &thread->gate(), .who = thread->who()};
+        if (!any || call.stream == nullptr || !may_be_bound(call.stream)) return {};
+        bound_stream s = find(call.stream);
+        return {.gate = s.gate.get(), .who = s.who, .kept = std::move(s.gate)};
     }
     // A launch that may wait inside the driver passes its own gate first, which may hold it. Then
     // the other gates open their waits for it.
@@ -579,8 +591,7 @@ private:
         if (l.loads.what != nullptr && went) loaded_.add(l.loads);
         wait_ends(l.wait);
         if (l.gate == nullptr) return;
-        const auto* const result = static_cast<const CUresult*>(data.functionReturnValue);
-        const CUresult code = result != nullptr ? *result : CUDA_SUCCESS;
+        const CUresult code = result_of(data);
         const std::uint64_t theirs = note & ((std::uint64_t{1} << 56) - 1);
         if (!l.by_stream) return l.gate->after(l.who, call, theirs, code);
         each_gate([&](const std::shared_ptr<launch_listener>& gate) {
