@@ -152,20 +152,21 @@ inline constexpr std::array time_units{text_unit{"ns", 1}, text_unit{"us", 1'000
     return checked({0, parse_code::no_number}, key, value, 0, 0, "yes or no") != 0;  // throws
 }
 
-[[nodiscard]] inline memory_stack checked_stack(std::string_view key, std::string_view value) {
-    for (const auto s : {memory_stack::pool, memory_stack::direct, memory_stack::arena, memory_stack::stream_ordered})
-        if (to_string(s) == value) return s;
-    return static_cast<memory_stack>(
-        // throws
-        checked({0, parse_code::no_number}, key, value, 0, 0, "pool, direct, arena or stream_ordered"));
+// One of the values of an enumeration, by its name.
+template <class E>
+[[nodiscard]] E checked_choice(std::string_view key, std::string_view value, std::initializer_list<E> choices,
+                               std::string_view must) {
+    for (const E e : choices)
+        if (to_string(e) == value) return e;
+    return static_cast<E>(checked({0, parse_code::no_number}, key, value, 0, 0, must));  // throws
 }
-
+[[nodiscard]] inline memory_stack checked_stack(std::string_view key, std::string_view value) {
+    using enum memory_stack;
+    return checked_choice(key, value, {pool, direct, arena, stream_ordered}, "pool, direct, arena or stream_ordered");
+}
 [[nodiscard]] inline scrub_policy checked_scrub(std::string_view key, std::string_view value) {
-    for (const auto s : {scrub_policy::on_hand_over, scrub_policy::on_free, scrub_policy::off})
-        if (to_string(s) == value) return s;
-    return static_cast<scrub_policy>(
-        // throws
-        checked({0, parse_code::no_number}, key, value, 0, 0, "on_hand_over, on_free or off"));
+    using enum scrub_policy;
+    return checked_choice(key, value, {on_hand_over, on_free, off}, "on_hand_over, on_free or off");
 }
 
 [[nodiscard]] inline std::string checked_name(std::string_view key, std::string_view value) {
