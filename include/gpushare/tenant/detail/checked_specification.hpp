@@ -12,6 +12,7 @@
 
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/tenant/detail/changeable_fields.hpp>
 #include <gpushare/tenant/specification.hpp>
 #include <gpushare/units.hpp>
 
@@ -71,15 +72,7 @@ inline void check_admission(const tenant_spec& s) {
 /// operation_error (not_whole).
 inline void check_change(const tenant_spec& granted, const tenant_change& c) {
     tenant_spec then = granted;
-    then.memory = c.memory.value_or(then.memory);
-    then.burst = c.burst.value_or(then.burst);
-    then.keeps = c.keeps.value_or(then.keeps);
-    then.narrowest = c.narrowest.value_or(then.narrowest);
-    then.cap = c.cap.value_or(then.cap);
-    then.slo = c.slo.value_or(then.slo);
-    then.longest = c.longest.value_or(then.longest);
-    then.yields_within = c.yields_within.value_or(then.yields_within);
-    if (c.wait) then.wait = c.wait;
+    apply_change(c, then);
     check_fields(then);
     if (c.soft_cap.value_or(false)) check_soft_cap(then);
     const bytes step = then.unit * then.devices;

@@ -31,6 +31,7 @@
 #include <gpushare/memory/quota_change.hpp>
 #include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/partition/reservation.hpp>
+#include <gpushare/tenant/detail/changeable_fields.hpp>
 #include <gpushare/tenant/detail/grant_followers.hpp>
 #include <gpushare/tenant/detail/shared_node.hpp>
 #include <gpushare/tenant/detail/tenant_claim.hpp>
@@ -348,21 +349,7 @@ public:
         promise(c.compute.value_or(spec_.compute), level_after(c));  // which is open
         if (c.wait) wait_for(*c.wait);
         if (c.spill) spill_to(*c.spill);
-        spec_.memory = c.memory.value_or(spec_.memory);
-        spec_.burst = c.burst.value_or(spec_.burst);
-        spec_.compute = c.compute.value_or(spec_.compute);
-        spec_.level = c.level.value_or(spec_.level);
-        if (c.ceiling) spec_.ceiling = c.ceiling;
-        spec_.narrowest = c.narrowest.value_or(spec_.narrowest);
-        spec_.cap = c.cap.value_or(spec_.cap);
-        spec_.soft_cap = c.soft_cap.value_or(spec_.soft_cap);
-        spec_.lends_asleep = c.lends_asleep.value_or(spec_.lends_asleep);
-        spec_.slo = c.slo.value_or(spec_.slo);
-        spec_.group = c.group.value_or(spec_.group);
-        spec_.longest = c.longest.value_or(spec_.longest);
-        spec_.yields_within = c.yields_within.value_or(spec_.yields_within);
-        spec_.keeps = c.keeps.value_or(spec_.keeps);
-        spec_.queue_limit = c.queue_limit.value_or(spec_.queue_limit);
+        apply_change(c, spec_);
         ++changes_;
     }
     // Opens the level now, so that telling a limiter can't run out of memory later.
@@ -376,23 +363,10 @@ public:
     }
     // The change that undoes others.
     [[nodiscard]] static tenant_change back_to(const tenant_spec& old) {
-        return {.memory = old.memory,
-                .burst = old.burst,
-                .compute = old.compute,
-                .level = old.level,
-                .ceiling = old.ceiling.value_or(old.level),
-                .narrowest = old.narrowest,
-                .cap = old.cap,
-                .soft_cap = old.soft_cap,
-                .slo = old.slo,
-                .group = old.group,
-                .longest = old.longest,
-                .yields_within = old.yields_within,
-                .keeps = old.keeps,
-                .queue_limit = old.queue_limit,
-                .wait = old.wait,
-                .lends_asleep = old.lends_asleep,
-                .spill = old.spill};
+        tenant_change back;
+        for_each_changeable(back, old, [](auto& to, const auto& field) { to = field; });
+        back.ceiling = old.ceiling.value_or(old.level);
+        return back;
     }
     // Under the mutex. Undoes changes by grant(), as far as others haven't taken the memory or the
     // shares meanwhile: leaves out memory that grows first, then shares as well. `without(leave)`
