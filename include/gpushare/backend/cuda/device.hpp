@@ -176,9 +176,6 @@ private:
     explicit driver(int version_of_driver) noexcept : served_version(version_of_driver) {}
 };
 
-}  // namespace cuda
-namespace cuda {
-
 /// A device's properties; they never change.
 struct device_properties {
     std::array<char, 256> name{};       ///< CUDA's name for the device

@@ -157,9 +157,6 @@ inline cudaError_t handled(cudaError_t code) noexcept {
 
 }  // namespace detail
 
-}  // namespace cuda
-namespace cuda {
-
 /// A call of the runtime or driver that failed. `call` is a literal. True if there was one.
 struct incident {
     cudaError_t code = cudaSuccess;  ///< the code that CUDA returned

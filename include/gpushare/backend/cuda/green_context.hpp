@@ -207,9 +207,6 @@ void require_partitioned(const node& on, R&& streams) {
     }
 }
 
-}  // namespace cuda
-namespace cuda {
-
 /// The SMs of a device as a handle: copies refer to the same SMs. Safe from any thread; the node
 /// must outlive it.
 class device_sms {

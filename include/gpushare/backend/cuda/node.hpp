@@ -259,9 +259,6 @@ private:
 };
 static_assert(memory<device_memory>);
 
-}  // namespace cuda
-namespace cuda {
-
 namespace detail {
 
 /// The green context of a stream and its number of SMs; empty if the stream isn't in one.
@@ -512,9 +509,6 @@ private:
 };
 static_assert(gpushare::node<node>);
 
-}  // namespace cuda
-namespace cuda {
-
 /// An account of the device memory that isn't allocated here, step by step. Not thread-safe. Refers
 /// to the node's memory, which must outlive it. Memory that other processes take or return during a
 /// step counts for the step, since CUDA doesn't distinguish them. Allocations from the device's
@@ -635,9 +629,6 @@ struct node_topology {
     }
     return t;
 }
-
-}  // namespace cuda
-namespace cuda {
 
 /// Opens the memory of all `devices` to kernels on each of them, for the whole process. Returns
 /// false if some pairs can't reach each other; the other pairs may be open then. A device may be
