@@ -162,31 +162,19 @@ public:
         return all;
     }
 
-    /// A pending point with an event of its own and one reference. Allocates only if more points
-    /// are out than ever before. Throws std::bad_alloc and the errors of making an event.
-    [[nodiscard]] point_state& acquire(const std::shared_ptr<device_state>& self) {
-        point_state& p = acquire();
-        p.references.store(1, std::memory_order_relaxed);
-        p.device = self;
-        return p;
-    }
-    /// The same, with `instead` in place of an event. Throws std::bad_alloc.
-    [[nodiscard]] point_state& acquire(const std::shared_ptr<device_state>& self, std::unique_ptr<eventless> instead) {
+    /// A pending point with one reference, and with an event of its own unless there is `instead`.
+    /// Without `self`, for the device's own use, the state doesn't keep the device alive and is
+    /// given back by release(). Allocates only if more points are out than ever before. Throws
+    /// std::bad_alloc and the errors of making an event.
+    [[nodiscard]] point_state& acquire(std::shared_ptr<device_state> self = nullptr,
+                                       std::unique_ptr<eventless> instead = nullptr) {
         point_state& p = take();
+        if (instead == nullptr && p.event == nullptr) make_event(p);
         // Relaxed: no other thread knows the state yet.
         p.outcome.store(point_state::pending, std::memory_order_relaxed);
         p.references.store(1, std::memory_order_relaxed);
         p.instead = std::move(instead);
-        p.device = self;
-        return p;
-    }
-    /// The same for the device's own use: the state doesn't keep the device alive, and is given
-    /// back by release().
-    [[nodiscard]] point_state& acquire() {
-        point_state& p = take();
-        if (p.event == nullptr) make_event(p);
-        // Relaxed: no other thread knows the state yet.
-        p.outcome.store(point_state::pending, std::memory_order_relaxed);
+        p.device = std::move(self);
         return p;
     }
 

@@ -323,7 +323,6 @@ private:
     [[nodiscard]] point_state* record() noexcept {
         try {
             point_state& p = device_->acquire();
-            p.references.store(1, std::memory_order_relaxed);
             // Driver API, cuEventRecord: the function may want a context, and a thread that ends a
             // request may have none.
             const auto record_it = [&] { return device_->api().event_record(p.event, stream_); };
