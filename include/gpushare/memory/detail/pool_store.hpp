@@ -448,7 +448,7 @@ public:
         if (closed_) return errc::closed;
         const auto [why, block, bin] = fit_.index().claim(p, size, alignment);
         if (why != errc::none) return why;
-        uncount(size);
+        traffic_.back(size);
         fit_.give(*block);
         waiters_.tell();
         return errc::none;
@@ -468,7 +468,7 @@ public:
                 b->point = point;
                 b->blocks.push(*block);
                 pending_.add(*b);
-                uncount(size);
+                traffic_.back(size);
                 waiters_.tell();  // so that a waiter waits for the point
                 return errc::none;
             }
@@ -482,7 +482,7 @@ public:
         // a thread that empties all bins must not miss a block between two of them
         const auto lock = locked();
         if (closed_) return errc::closed;
-        uncount(size);
+        traffic_.back(size);
         pool_chain out;
         out.push(block);
         if (bin < pool_bins::bins) w.bins.take_half(bin, [&](pool_block& kept) { out.push(kept); });
@@ -572,8 +572,7 @@ public:
     /// Bytes of blocks beyond the bytes requested.
     [[nodiscard]] std::uint64_t rounding() const noexcept {
         const auto lock = locked();
-        auto traffic = traffic_;
-        for (const worker* const w : workers_) traffic += w->bins.traffic();
+        const auto traffic = all_traffic();
         const auto out = out_bytes() - std::min(out_bytes(), pending_bytes());
         return out - std::min(out, traffic.requested());
     }
@@ -631,8 +630,7 @@ public:
         const auto lock = locked();
         if (closed_ && segments_.count() == 0) return {.peak_reserved = bytes{segments_.peak()}};
         const auto cached = cached_bytes(), pending = pending_bytes();
-        auto traffic = traffic_;
-        for (const worker* const w : workers_) traffic += w->bins.traffic();
+        const auto traffic = all_traffic();
         return {.reserved = bytes{segments_.held()},
                 .used = bytes{segments_.held()} - bytes{fit_.free_bytes() + cached + pending},
                 .requested = bytes{traffic.requested()},
@@ -648,9 +646,7 @@ public:
     /// The traffic through the pool.
     [[nodiscard]] pool_traffic traffic() const noexcept {
         const auto lock = locked();
-        auto all = traffic_;
-        for (const worker* const w : workers_) all += w->bins.traffic();
-        return all;
+        return all_traffic();
     }
     /// Bytes freed on streams that haven't reached the free.
     [[nodiscard]] std::uint64_t pending() const noexcept {
@@ -678,13 +674,17 @@ private:
         if (b != nullptr) traffic_.out(r.asked);
         return b;
     }
-    void uncount(std::size_t asked) noexcept { traffic_.back(asked); }
 
     void stop(std::unique_lock<std::mutex>& lock, spent& done) noexcept {
         stopped_ = true;
         keep(false);
         waiters_.tell_all();
         reclaim(lock, done);
+    }
+    [[nodiscard]] pool_traffic all_traffic() const noexcept {
+        auto all = traffic_;
+        for (const worker* const w : workers_) all += w->bins.traffic();
+        return all;
     }
     // Looks at one worker's bins after the other: a block that goes from one to the next meanwhile
     // may count in both.
