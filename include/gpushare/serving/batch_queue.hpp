@@ -47,9 +47,7 @@ template <class T>
 class batch_queue {
 public:
     /// A queue without items.
-    explicit batch_queue(const batch_rule& rule = {}) noexcept : rule_(rule) {
-        rule_.max_size = std::max<std::size_t>(rule_.max_size, 1);
-    }
+    explicit batch_queue(const batch_rule& rule = {}) noexcept { set_rule(rule); }
 
     /// Adds an item. If this returns queue_full, or deadline_exceeded for an item that is already
     /// late, the item stays with the caller. Throws what moving the item throws, and
