@@ -540,6 +540,22 @@ template <class T>
 inline constexpr bool is_patience = false;
 template <class Clock>
 inline constexpr bool is_patience<patience<Clock>> = true;
+
+/// The clock of an object that tells the time, by now() or when called. The object must outlive it.
+template <class T>
+class clock_of {
+public:
+    explicit clock_of(const T& of) noexcept : of_(&of) {}
+    [[nodiscard]] instant now() const noexcept {
+        if constexpr (std::invocable<const T&>)
+            return (*of_)();
+        else
+            return of_->now();
+    }
+
+private:
+    const T* of_;
+};
 }  // namespace detail
 /// Waits without limit.
 template <class Clock>

@@ -635,11 +635,6 @@ private:
         state is = state::awake;
         std::uint64_t users = 0;
     };
-    // The clock of deadlines.
-    struct time {
-        const Tenant* of;
-        [[nodiscard]] instant now() const noexcept { return of->now(); }
-    };
 
     [[nodiscard]] static failure no_group() noexcept {
         return {.code = errc::invalid_specification, .because = reason::no_such_group};
@@ -748,7 +743,8 @@ private:
         if (b.at_ != nullptr) return {};
         if (b.moved_) return {.code = bring(b, deadline)};
         failure why;
-        b.at_ = b.memory_->try_allocate(b.size_, default_alignment, patience{time{tenant_}, deadline}, &why);
+        b.at_ =
+            b.memory_->try_allocate(b.size_, default_alignment, patience{detail::clock_of(*tenant_), deadline}, &why);
         return why;
     }
     errc bring(block& b, instant deadline) {

@@ -536,11 +536,6 @@ private:
     [[nodiscard]] static bytes lack(const failure& refused) noexcept {
         return bytes{refused.asked} - bytes{refused.left};
     }
-    // The node's clock.
-    struct time {
-        const state* of;
-        [[nodiscard]] instant now() const noexcept { return of->now(); }
-    };
     // A workspace charged by `charge`, which returns the reason if it fails.
     template <bool OfDevice, class Charge>
     [[nodiscard]] result<workspace> declare(bytes size, std::size_t part, Charge charge) {
@@ -666,7 +661,7 @@ bool tenant<Node, Policy>::sleep(instant deadline, const std::stop_token& stop, 
 
 template <node Node, compute_policy Policy>
 void tenant<Node, Policy>::wake(instant deadline, const std::stop_token& stop) {
-    const patience until{time{state_.get()}, deadline, stop};
+    const patience until{detail::clock_of(*state_), deadline, stop};
     const auto why = state_->wake([&](failure last, auto again) {
         detail::idle_room idle{roots()};
         while (last.code == errc::no_room && idle.gather(lack(last))) last = again();

@@ -284,12 +284,6 @@ private:
         return pool_ ? f(*pool_) : f(*direct_);
     }
 
-    // The clock of `wait`.
-    struct time {
-        const tenant_memory* of;
-        [[nodiscard]] instant now() const noexcept { return of->now_(); }
-    };
-
     void* refused() noexcept;
     // Raises an event, under no lock. After the close, blocks are taken back, so a caller that
     // frees one then has done nothing wrong.
@@ -337,7 +331,7 @@ void* tenant_memory<Upstream, Point>::allocate(std::size_t size, std::size_t ali
     if (pool_) [[likely]]
         if (void* const kept = pool_->try_allocate_kept(size, alignment, label)) return kept;
     if (const ns wait = waits(); wait != ns{})
-        return allocate(size, alignment, patience{time{this}, saturating_add(time{this}.now(), wait)}, label);
+        return allocate(size, alignment, patience{detail::clock_of(now_), saturating_add(now_(), wait)}, label);
     failure why;
     if (void* const p = obtain(size, alignment, &why, label)) return p;
     throw memory_error(why, tenant_, "allocate");

@@ -155,16 +155,11 @@ private:
         return true;
     }
 
-    // The clock of deadlines.
-    struct time {
-        const spill_list* of;
-        [[nodiscard]] instant now() const noexcept { return of->now_(); }
-    };
     // Waits for room as the tenant's memory does, but not beyond the deadline.
     errc bring_back(entry& e, instant deadline) {
         if (memory_->waits() == ns{}) return e.block.restore();
         const instant by = std::min(deadline, saturating_add(now_(), memory_->waits()));
-        return e.block.restore(patience{time{this}, by});
+        return e.block.restore(patience{clock_of(now_), by});
     }
     // The deadline of this thread's use(), if the request that called the hook comes from there.
     [[nodiscard]] instant own_deadline() const noexcept {
