@@ -182,7 +182,7 @@ TEST_CASE("the budget keeps as much work ready in flight as its rules say", "[co
                     leave_some(budget, i, l.in_flight, any);
             }
             for (std::uint32_t k = 0; k < rule.levels.size(); ++k) {
-                REQUIRE(budget.bound(k) == rule.bound(rule.levels[k]));
+                REQUIRE(budget.of(k).bound == rule.bound(rule.levels[k]));
                 REQUIRE(budget.has_room(k, length, one.predicted, true) == rule.has_room(rule.levels[k], one, true));
                 REQUIRE(budget.has_room(k, length, one.predicted, false) == rule.has_room(rule.levels[k], one, false));
             }
@@ -236,7 +236,7 @@ TEST_CASE("unknown or endless work never overflows the budget", "[compute]") {
     budget.add_client(low);
     budget.add_client(high);
     budget.raise_longest(low, {.longest = ns::max(), .opaque = ns::max()});
-    CHECK(budget.bound(high) == ns::max());
+    CHECK(budget.of(high).bound == ns::max());
     (void)budget.enter(like(low, ns::max(), ns::max()));
     (void)budget.enter(like(low, ns::max(), ns::max()));
     CHECK_FALSE(budget.has_room(low, ns::max(), ns::max(), true));

@@ -136,7 +136,11 @@ public:
         ns not_kept_off{};
         // Derived values, which every submission reads.
         std::uint32_t depth = 0;  // how many may be in flight, however long they take
-        ns horizon{}, bound{};
+        ns horizon{};
+        // The longest time for which work admitted at this level waits for lower levels, if no call
+        // takes longer than the longest of its level. If no lower level is in use: the longest wait
+        // for work of its own level in flight. 0: nothing is known.
+        ns bound{};
         ns bound_on_kept{};  // the bound for work that fits on the part that this level keeps
         double kept = 0;     // the part that higher levels keep
     };
@@ -203,14 +207,10 @@ public:
     [[nodiscard]] bool is_held_until(instant t) const noexcept;
     [[nodiscard]] bool any_hold() const noexcept;
 
-    /// The longest time for which work admitted at this level waits for lower levels, if no call
-    /// takes longer than the longest of its level. If no lower level is in use: the longest wait
-    /// for work of its own level in flight. 0: nothing is known. `width`: that of the waiting work.
-    /// If it fits on the part that its level keeps, it doesn't wait for long work below that is
-    /// kept off the part.
-    [[nodiscard]] ns bound(std::uint32_t level, sm_width width = {}) const noexcept;
-    /// The same for work admitted now: at least the time that the work in flight may take, as
-    /// declared, seen, or already taken.
+    /// The longest time for which work admitted now waits: the level's bound, or the time that the
+    /// work in flight may take, as declared, seen, or already taken, if that is longer. `width`:
+    /// that of the waiting work. If it fits on the part that its level keeps, it doesn't wait for
+    /// long work below that is kept off the part.
     [[nodiscard]] ns bound_now(std::uint32_t level, sm_width width = {}) const noexcept;
     /// Work in flight of this level has exceeded its longest expected time by `by`.
     void set_overdue(std::uint32_t level, ns by) noexcept;
@@ -496,12 +496,6 @@ GPUSHARE_INLINE bool in_flight_budget::any_hold() const noexcept {
     for (const auto& l : levels_)
         if (l.hold_until > instant{}) return true;
     return false;
-}
-
-GPUSHARE_INLINE ns in_flight_budget::bound(std::uint32_t level, sm_width width) const noexcept {
-    const auto& l = levels_[level];
-    const bool fits = width.known() && width.part() <= l.keeps + uncertain;
-    return fits && is_free(l) ? l.bound_on_kept : l.bound;
 }
 
 GPUSHARE_INLINE ns in_flight_budget::bound_now(std::uint32_t level, sm_width width) const noexcept {
