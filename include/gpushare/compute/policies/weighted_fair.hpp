@@ -61,7 +61,7 @@ public:
         if (clients_.size() <= c.index) clients_.resize(c.index + std::size_t{1});
         for (auto* h : {&waiting_, &capped_out_, &borrowing_}) h->reserve(clients_.size());
         open_levels(s);
-        clients_[c.index] = client_state(c, s, virtual_time(s.level));
+        clients_[c.index] = client_state(c, s, weight_of(s), virtual_time(s.level));
         num_capped_ += clients_[c.index].is_capped ? 1 : 0;
         return {};
     }
@@ -73,7 +73,7 @@ public:
         const auto before = client;
         // The debt is kept as device time, not as a tag: otherwise a client raised from 0.1 % would
         // first wait a thousand times its last kernel.
-        client = client_state(before.id, s, 0);
+        client = client_state(before.id, s, weight_of(s), 0);
         client.tag = tag_of(client, before.lead(virtual_time(before.level)));
         client.pace.begin(now_, all_had_);
         client.pace.from = now_ + client.pace.lasts(before.is_capped ? before.pace.beyond(now_) : ns{0});
@@ -217,6 +217,9 @@ public:
     }
 
 private:
+    friend class fair;
+    weighted_fair(ns turn, bool equal) noexcept : turn_(turn), equal_(equal) {}
+
     static constexpr std::uint64_t is_guest = 1, is_lent = 2;
     // The most device time, in ns, owed to a client that is held repeatedly because its streams
     // take no more: several long calls.
@@ -227,12 +230,12 @@ private:
 
     struct client_state {
         client_state() = default;
-        client_state(client_id c, const client_settings& s, std::int64_t t) noexcept
+        client_state(client_id c, const client_settings& s, std::int32_t w, std::int64_t t) noexcept
             : tag(t),
               id(c),
               level(s.level),
               at(s.level),
-              weight(weight_of(s)),
+              weight(w),
               is_capped(s.cap < share::whole()),
               soft(s.soft_cap),
               rate(1000.0 / weight),
@@ -262,8 +265,8 @@ private:
     };
 
     [[nodiscard]] static std::int64_t count(instant t) noexcept { return t.time_since_epoch().count(); }
-    [[nodiscard]] static std::int32_t weight_of(const client_settings& s) noexcept {
-        return std::max(static_cast<std::int32_t>(s.weight.permille()), 1);
+    [[nodiscard]] std::int32_t weight_of(const client_settings& s) const noexcept {
+        return equal_ ? 1000 : std::max(static_cast<std::int32_t>(s.weight.permille()), 1);
     }
 
     // Null for a level that no client ever had. A linear search, since levels are few.
@@ -367,60 +370,19 @@ private:
     ns turn_;                       // the length of a turn; 0 or less: no turns
     ns left_{};                     // the rest of the present turn
     std::uint32_t latest_ = 0;      // the client served last, whose turn it is
+    bool equal_ = false;            // whether all weights count as alike
     instant now_{};                 // up to date while a client has a cap
     ns all_had_{};                  // the device time of all completed work
 };
 static_assert(compute_policy<weighted_fair>);
 
 /// Gives each of the N clients of a level that have work 1/N, whatever their weights. Looks at
-/// `level` and caps. Built on weighted_fair, and otherwise the same. A value; not thread-safe.
-class fair {
+/// `level` and caps, and is otherwise the same as weighted_fair. A copy as a weighted_fair ignores
+/// weights, too. A value; not thread-safe.
+class fair : public weighted_fair {
 public:
-    static constexpr bool timeless = true;  ///< See is_timeless.
-
-    /// A client begins.
-    failure add(client_id c, const client_settings& s) { return inner_.add(c, equal(s)); }
-    /// Changes the client's level.
-    failure change(client_id c, const client_settings& s) { return inner_.change(c, equal(s)); }
-    void remove(client_id c) noexcept { inner_.remove(c); }  ///< The client ends.
-    /// The client has waiting work.
-    void wake(client_id c, const queue_head& head, instant now) noexcept { inner_.wake(c, head, now); }
-    /// The client has no waiting work any more.
-    void sleep(client_id c) noexcept { inner_.sleep(c); }
-    /// The client must not be picked until wake().
-    void hold(client_id c) noexcept { inner_.hold(c); }
-    /// Whether `a` has had less than `b`.
-    [[nodiscard]] bool before(client_id a, client_id b) const noexcept { return inner_.before(a, b); }
-    /// The client that has had least.
-    [[nodiscard]] choice pick(instant now) noexcept { return inner_.pick(now); }
-    /// Charges a prediction.
-    std::uint64_t serve(client_id c, ns cost, instant now) noexcept { return inner_.serve(c, cost, now); }
-    /// As weighted_fair.
-    [[nodiscard]] static constexpr unsigned lent_bits() noexcept { return weighted_fair::lent_bits(); }
-    /// Charges the difference to the true cost.
-    void correct(client_id c, ns delta, std::uint64_t lent = 0) noexcept { inner_.correct(c, delta, lent); }
-    void ended(ns took) noexcept { inner_.ended(took); }  ///< See compute_policy.
-    /// Any cap is enforced.
-    [[nodiscard]] static bool honours(const client_settings&) noexcept { return true; }
-    [[nodiscard]] static bool has_classes() noexcept { return false; }  ///< See compute_policy.
-    /// See compute_policy.
-    [[nodiscard]] std::uint64_t hard_cap_of(client_id c) const noexcept { return inner_.hard_cap_of(c); }
-    /// True while a client has a cap.
-    [[nodiscard]] bool needs_time() const noexcept { return inner_.needs_time(); }
-    /// Tells a client's standing to another policy.
-    void tell_standing(client_id c, client_standing& s, instant now) const noexcept { inner_.tell_standing(c, s, now); }
-    /// Continues an earlier policy's standing.
-    void resume(client_id c, client_standing& s, instant now) noexcept { inner_.resume(c, s, now); }
-    /// From now on a client may go several times in a row.
-    void take_turns() noexcept { inner_.take_turns(); }
-
-private:
-    [[nodiscard]] static client_settings equal(client_settings s) noexcept {
-        s.weight = share::whole();
-        return s;
-    }
-
-    weighted_fair inner_;
+    /// Turns of usual_turn if take_turns() is called, none otherwise.
+    fair() noexcept : weighted_fair(ns{-1}, true) {}
 };
 static_assert(compute_policy<fair>);
 
