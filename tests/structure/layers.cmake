@@ -31,7 +31,7 @@ set(may_include_backend/sim ${base} detail)
 set(may_include_tenant ${base} detail closing sm_split memory compute partition)
 set(may_include_gpushare ${base} numbers memory compute partition backend/cuda tenant)
 
-set(may_include_placement config units error partition tenant)
+set(may_include_placement config units error detail partition tenant)
 set(may_include_gradient ${base} numbers detail collective)
 set(may_include_observe config units error compute tenant)
 set(may_include_serving ${base} detail closing memory compute tenant)

@@ -28,6 +28,7 @@
 #include <vector>
 
 #include <gpushare/config.hpp>
+#include <gpushare/detail/golden_ratio.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -43,7 +44,8 @@ public:
     }
     /// A key for `key` behind these launches: another history gives another key.
     [[nodiscard]] std::uint64_t with(std::uint64_t key) const noexcept {
-        for (const std::uint64_t before : last_) key = mix(key) ^ (before + golden);
+        // the sum, so that an empty history counts as well
+        for (const std::uint64_t before : last_) key = mix(key) ^ (before + golden_ratio);
         return mix(key);
     }
     // The finaliser of splitmix64 (Steele, Lea, Flood, OOPSLA 2014).
@@ -54,9 +56,6 @@ public:
     }
 
 private:
-    // so that an empty history counts as well
-    static constexpr std::uint64_t golden = 0x9e3779b97f4a7c15U;
-
     std::array<std::uint64_t, 3> last_{};
 };
 

@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include <gpushare/config.hpp>
+#include <gpushare/detail/golden_ratio.hpp>
 #include <gpushare/detail/plain_list.hpp>
 
 namespace gpushare {
@@ -91,7 +92,7 @@ private:
     // Fibonacci hashing: addresses of devices differ in their middle bits only, which the product
     // spreads upwards.
     [[nodiscard]] std::size_t home(const void* key) const noexcept {
-        const std::uint64_t product = reinterpret_cast<std::uintptr_t>(key) * 0x9e3779b97f4a7c15U;
+        const std::uint64_t product = reinterpret_cast<std::uintptr_t>(key) * golden_ratio;
         return static_cast<std::size_t>(product >> 32U) & (slots_.size() - 1);
     }
     [[nodiscard]] std::size_t next(std::size_t i) const noexcept { return (i + 1) & (slots_.size() - 1); }

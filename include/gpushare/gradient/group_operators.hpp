@@ -44,6 +44,7 @@
 #include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/golden_ratio.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/gradient/detail/device_softmax.hpp>
 #include <gpushare/gradient/detail/lent_arrays.hpp>
@@ -429,7 +430,7 @@ namespace detail {
 class class_sample {
 public:
     class_sample(const element_range& own, std::uint32_t rank, const partial_softmax_options& options)
-        : own_(own), options_(options), any_(options.seed + 0x9e37'79b9'7f4a'7c15U * (rank + 1)) {}
+        : own_(own), options_(options), any_(options.seed + golden_ratio * (rank + 1)) {}
 
     /// Chooses all classes that are labels, and random further classes as far as the rate leaves
     /// room.

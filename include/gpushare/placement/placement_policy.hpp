@@ -50,6 +50,7 @@
 #include <vector>
 
 #include <gpushare/config.hpp>
+#include <gpushare/detail/golden_ratio.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/placement/cluster.hpp>
 #include <gpushare/placement/detail/alike_nodes.hpp>
@@ -248,7 +249,7 @@ public:
     /// See placement_policy.
     [[nodiscard]] rating rate(const node_view& n, const placement_request& r) {
         // splitmix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014
-        auto z = state_ += 0x9E3779B97F4A7C15U;
+        auto z = state_ += detail::golden_ratio;
         z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9U;
         z = (z ^ (z >> 27)) * 0x94D049BB133111EBU;
         return {static_cast<double>((z ^ (z >> 31)) >> 11), tightest_devices(n, r)};

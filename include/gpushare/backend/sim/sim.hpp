@@ -44,6 +44,7 @@
 
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/golden_ratio.hpp>
 #include <gpushare/detail/inplace_function.hpp>
 #include <gpushare/detail/intrusive.hpp>
 #include <gpushare/error.hpp>
@@ -62,7 +63,7 @@ public:
 
     /// A random number of 64 bits.
     [[nodiscard]] std::uint64_t next() noexcept {
-        std::uint64_t z = state_ += 0x9e3779b97f4a7c15U;
+        std::uint64_t z = state_ += detail::golden_ratio;
         z = (z ^ (z >> 30U)) * 0xbf58476d1ce4e5b9U;
         z = (z ^ (z >> 27U)) * 0x94d049bb133111ebU;
         return z ^ (z >> 31U);

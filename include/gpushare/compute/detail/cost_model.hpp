@@ -16,6 +16,7 @@
 
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/golden_ratio.hpp>
 #include <gpushare/detail/plain_list.hpp>
 #include <gpushare/units.hpp>
 
@@ -224,8 +225,7 @@ private:
     }
     // Fibonacci hashing (Knuth, TAOCP 3, 6.4): keys may be pointers, or count up.
     [[nodiscard]] static std::size_t set_of(client_id c, std::uint64_t key) noexcept {
-        constexpr std::uint64_t golden = 0x9e3779b97f4a7c15;
-        const auto mixed = (key ^ (std::uint64_t{c.index} << 32) ^ c.generation) * golden;
+        const auto mixed = (key ^ (std::uint64_t{c.index} << 32) ^ c.generation) * golden_ratio;
         return static_cast<std::size_t>(mixed >> 32) % (capacity / ways);
     }
 

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include <gpushare/config.hpp>
+#include <gpushare/detail/golden_ratio.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/detail/pool_block.hpp>
 
@@ -74,7 +75,7 @@ private:
 
         [[nodiscard]] std::size_t home(std::uintptr_t key) const noexcept {
             // Fibonacci hashing
-            return static_cast<std::size_t>(key / pool_granule * 0x9e3779b97f4a7c15 >> shift);
+            return static_cast<std::size_t>(key / pool_granule * golden_ratio >> shift);
         }
 
         std::size_t mask;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include <gpushare/config.hpp>
+#include <gpushare/detail/golden_ratio.hpp>
 #include <gpushare/placement/cluster.hpp>
 
 namespace gpushare {
@@ -42,7 +43,7 @@ private:
 
     static std::size_t hash(const node_view& n) noexcept {
         std::uint64_t h = 0;
-        const auto mix = [&h](std::uint64_t x) { h = (std::rotl(h, 23) ^ x) * 0x9e3779b97f4a7c15U; };
+        const auto mix = [&h](std::uint64_t x) { h = (std::rotl(h, 23) ^ x) * golden_ratio; };
         mix(n.cpu_milli);
         mix(n.memory.count());
         mix(n.whole.model.index);

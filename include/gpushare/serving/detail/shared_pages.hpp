@@ -20,6 +20,7 @@
 #include <vector>
 
 #include <gpushare/config.hpp>
+#include <gpushare/detail/golden_ratio.hpp>
 #include <gpushare/serving/iteration_options.hpp>
 
 namespace gpushare {
@@ -63,7 +64,7 @@ public:
 
     /// Not a cryptographic hash: anyone can find tokens with the hash of other tokens.
     [[nodiscard]] static std::uint64_t hash_of(std::uint64_t parent, std::span<const text_token> tokens) noexcept {
-        std::uint64_t h = parent ^ 0x9e3779b97f4a7c15U;
+        std::uint64_t h = parent ^ golden_ratio;
         for (const auto t : tokens) {
             h = (h ^ t) * 0xff51afd7ed558ccdU;
             h ^= h >> 32;

@@ -42,6 +42,7 @@
 #include <gpushare/backend/cuda/detail/thread_polls.hpp>
 #include <gpushare/backend/cuda/error.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/golden_ratio.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
@@ -622,7 +623,7 @@ private:
     // place has no bound stream needs no lock.
     [[nodiscard]] static std::size_t place_of(CUstream s) noexcept {
         const auto n = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(s));
-        return static_cast<std::size_t>((n * 0x9e3779b97f4a7c15U) >> 56);
+        return static_cast<std::size_t>((n * gpushare::detail::golden_ratio) >> 56);
     }
     [[nodiscard]] bool may_be_bound(CUstream s) const noexcept {
         return filter_[place_of(s)].load(std::memory_order_relaxed) != 0;

@@ -21,6 +21,7 @@
 
 #include <gpushare/backend/cuda/detail/launch_call.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/golden_ratio.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
@@ -106,7 +107,9 @@ private:
         return launches::key_of(launches::number(use.what), of_name, launches::number(context), turn, use.how) | 1;
     }
     // Two independent parts of a mixed key.
-    [[nodiscard]] static std::uint64_t mixed(std::uint64_t key) noexcept { return key * 0x9e3779b97f4a7c15U; }
+    [[nodiscard]] static std::uint64_t mixed(std::uint64_t key) noexcept {
+        return key * gpushare::detail::golden_ratio;
+    }
     [[nodiscard]] static std::size_t first_row(std::uint64_t key) noexcept {
         return static_cast<std::size_t>(mixed(key) >> (64 - bits_of_row));
     }
