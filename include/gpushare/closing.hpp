@@ -21,6 +21,7 @@
 
 #include <gpushare/config.hpp>
 #include <gpushare/detail/inplace_function.hpp>
+#include <gpushare/detail/wait_slices.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -45,7 +46,7 @@ struct close_state {
 inline bool wait_until(std::condition_variable& told, std::unique_lock<std::mutex>& lock, instant deadline) noexcept {
     const instant now = std::chrono::steady_clock::now();
     if (now >= deadline) return false;
-    told.wait_for(lock, std::min(deadline, saturating_add(now, std::chrono::minutes(1))) - now);
+    told.wait_for(lock, std::min(deadline, saturating_add(now, longest_sleep)) - now);
     return true;
 }
 

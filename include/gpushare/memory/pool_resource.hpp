@@ -45,7 +45,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -62,6 +61,7 @@
 #include <gpushare/closing.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/wait_slices.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/as_upstream.hpp>
 #include <gpushare/memory/detail/pool_store.hpp>
@@ -88,7 +88,7 @@ struct pool_waiter {
             place.woken.notify_one();
         });
         auto lock = store.locked();
-        const auto look_again = std::min(until.deadline, saturating_add(until.time.now(), slice));
+        const auto look_again = std::min(until.deadline, saturating_add(until.time.now(), detail::look_slice));
         for (;;) {
             if (until.stop.stop_requested()) return errc::stopped;
             const auto now = until.time.now();
@@ -100,14 +100,12 @@ struct pool_waiter {
                 if (wait_for_stream(lock, look_again)) return errc::none;
                 continue;
             }
-            const auto most = saturating_add(now, std::chrono::minutes(1));
+            const auto most = saturating_add(now, detail::longest_sleep);
             place.woken.wait_for(lock, std::min(first ? look_again : until.deadline, most) - now);
         }
     }
 
 private:
-    static constexpr ns slice = std::chrono::milliseconds(2);
-
     // Waits for the oldest free. Returns false if its point isn't reached by then.
     bool wait_for_stream(std::unique_lock<std::mutex>& lock, instant by) noexcept {
         bool reached = false;
@@ -117,7 +115,7 @@ private:
             reached = next.wait(by);
         } catch (...) {  // the wait failed: the point is looked at again, but not all the time
             if (lock) lock.unlock();
-            std::this_thread::sleep_for(slice);
+            std::this_thread::sleep_for(detail::look_slice);
         }
         lock.lock();
         return reached;

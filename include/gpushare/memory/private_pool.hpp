@@ -16,7 +16,6 @@
 #pragma once
 
 #include <algorithm>
-#include <chrono>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -29,6 +28,7 @@
 #include <gpushare/closing.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/wait_slices.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/detail/pool_fit.hpp>
 #include <gpushare/memory/detail/pool_store.hpp>
@@ -133,7 +133,7 @@ public:
                 } else if (now >= until.deadline) {
                     refused.code = errc::deadline_exceeded;
                 } else {
-                    const ns longest = waiters_.first(place) ? asks_again : ns{std::chrono::minutes(1)};
+                    const ns longest = waiters_.first(place) ? detail::look_slice : detail::longest_sleep;
                     place.woken.wait_for(lock, std::min(until.deadline, saturating_add(now, longest)) - now);
                     if (waiters_.first(place)) p = take(size, alignment, refused, true);
                 }
@@ -220,8 +220,6 @@ private:
         void* begin = nullptr;
         std::size_t size = 0, alignment = 0;
     };
-
-    static constexpr ns asks_again = std::chrono::milliseconds(2);
 
     template <class F>
     void set_aside(bytes reserve, F allocate) {

@@ -9,7 +9,6 @@
 #pragma once
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -21,6 +20,7 @@
 #include <gpushare/closing.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/wait_slices.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/as_upstream.hpp>
 #include <gpushare/memory/deferred_frees.hpp>
@@ -242,7 +242,7 @@ private:
                 r.why.code = now >= until.deadline ? errc::deadline_exceeded : errc::stopped;
                 return nullptr;
             }
-            rest(std::min(until.deadline, saturating_add(now, slice)), now);
+            rest(std::min(until.deadline, saturating_add(now, detail::look_slice)), now);
         }
     }
     // Waits until a block is scrubbed, or until `by`.
@@ -275,8 +275,6 @@ private:
     }
 
     static errc accepted(bool all) noexcept { return all ? errc::none : errc::submission_failed; }
-
-    static constexpr ns slice = std::chrono::milliseconds(2);
 
     upstream_ref<Upstream> upstream_;
     Stream* stream_;

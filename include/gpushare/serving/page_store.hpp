@@ -18,7 +18,6 @@
 #pragma once
 
 #include <algorithm>
-#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -34,6 +33,7 @@
 #include <gpushare/closing.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/wait_slices.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_wait.hpp>
@@ -164,7 +164,7 @@ public:
             const instant now = until.time.now();
             if (until.stop.stop_requested()) return {.why = {errc::stopped}};
             if (now >= until.deadline) return {.why = {errc::deadline_exceeded}};
-            return {.again = true, .until = std::min(until.deadline, now + std::chrono::milliseconds(1))};
+            return {.again = true, .until = std::min(until.deadline, now + detail::short_look_slice)};
         });
     }
     /// The old name of try_allocate() with a patience. It goes with 0.3.
@@ -275,7 +275,7 @@ private:
             if (!next.again && queues) return next.why;
             const bool coming = others_bring(deadline);
             if (coming && next.again)
-                changed_.wait_for(lock, std::chrono::milliseconds(1));
+                changed_.wait_for(lock, detail::short_look_slice);
             else if (coming)
                 changed_.wait(lock, [&] { return !others_bring(deadline) || book_.free() >= to.size(); });
             if (coming) continue;

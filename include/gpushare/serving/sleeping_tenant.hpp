@@ -54,6 +54,7 @@
 
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/wait_slices.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/units.hpp>
@@ -309,7 +310,7 @@ public:
                 why = change(sleep_level::awake, deadline, lock, stop);
             // waits in pieces, because the node's clock may differ from that of condition variables
             else
-                changed_.wait_for(lock, std::chrono::milliseconds(1));
+                changed_.wait_for(lock, detail::short_look_slice);
         }
         return {*this, why, tenant_->now() - came};
     }
@@ -688,7 +689,7 @@ private:
         const auto wait_for = [&](auto met) {
             while (!met()) {
                 if (tenant_->now() >= deadline) return false;
-                changed_.wait_for(lock, std::chrono::milliseconds(1));
+                changed_.wait_for(lock, detail::short_look_slice);
             }
             return true;
         };

@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -32,6 +31,7 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/detail/pointer_table.hpp>
+#include <gpushare/detail/wait_slices.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
@@ -224,7 +224,7 @@ public:
             else if (now >= until.deadline)
                 refused.code = errc::deadline_exceeded;
             if (refused.code != errc::out_of_memory) break;
-            std::this_thread::sleep_for(std::min<ns>(until.deadline - now, std::chrono::milliseconds(2)));
+            std::this_thread::sleep_for(std::min(until.deadline - now, gpushare::detail::look_slice));
         }
         if (why != nullptr) *why = refused;
         return nullptr;

@@ -23,6 +23,7 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/detail/intrusive.hpp>
+#include <gpushare/detail/wait_slices.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -123,7 +124,7 @@ public:
                instant resume_at) {
         sleeper self;
         self.waits_for = waits_for;
-        self.until = std::min(deadline, saturating_add(now, std::chrono::minutes(1)));
+        self.until = std::min(deadline, saturating_add(now, longest_sleep));
         // The place in the row doesn't tell whether this thread needs the timer: a thread that is
         // called and sleeps again is the last, and the threads before it may have no timer.
         if (!any_wakes_by(resume_at)) self.until = std::min(self.until, resume_at);

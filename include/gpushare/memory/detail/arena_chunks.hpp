@@ -8,7 +8,6 @@
 #pragma once
 
 #include <algorithm>
-#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -23,6 +22,7 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/detail/intrusive.hpp>
+#include <gpushare/detail/wait_slices.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/detail/arena_space.hpp>
 #include <gpushare/memory/detail/chunk_supply.hpp>
@@ -222,7 +222,7 @@ public:
                 if (open.empty() && s->pledged != 0) {
                     supply_.add_points(open);
                     if (open.empty()) {
-                        ended_.wait_for(lock, std::chrono::milliseconds(1));
+                        ended_.wait_for(lock, short_look_slice);
                         continue;
                     }
                 }

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -24,6 +23,7 @@
 #include <gpushare/detail/erase.hpp>
 #include <gpushare/detail/intrusive.hpp>
 #include <gpushare/detail/plain_list.hpp>
+#include <gpushare/detail/wait_slices.hpp>
 #include <gpushare/memory/detail/pool_bins.hpp>
 #include <gpushare/memory/detail/pool_block.hpp>
 #include <gpushare/memory/detail/pool_fit.hpp>
@@ -424,7 +424,7 @@ public:
             return recordings_ == 0;
         };
         // polls, since the end of a hook isn't announced
-        while (!settled() && !inside_move()) changed_.wait_for(lock, std::chrono::milliseconds(1));
+        while (!settled() && !inside_move()) changed_.wait_for(lock, short_look_slice);
         if (stopped_) return {nullptr, false};
         for (worker* const w : workers_) gather(*w);
         collect(done);

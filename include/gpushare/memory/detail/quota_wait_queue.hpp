@@ -46,6 +46,7 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/detail/intrusive.hpp>
+#include <gpushare/detail/wait_slices.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/detail/quota_hooks.hpp>
 #include <gpushare/memory/detail/quota_tree.hpp>
@@ -271,7 +272,7 @@ struct quota_waiter : quota_wait_entry {
             if (until.stop.stop_requested()) return give_up(errc::stopped);
             if (now >= until.deadline) return give_up(errc::deadline_exceeded);
             const bool its_turn = polls && !root.polled_ && hook_registration::any_to_poll(root);
-            const auto most = its_turn ? ns{slice} : ns{std::chrono::minutes(1)};
+            const auto most = its_turn ? slice : longest_sleep;
             const auto look_again = std::min(until.deadline, saturating_add(now, most));
             if (its_turn) {
                 root.polled_ = true;

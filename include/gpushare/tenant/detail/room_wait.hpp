@@ -10,7 +10,6 @@
 #pragma once
 
 #include <algorithm>
-#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <limits>
@@ -23,6 +22,7 @@
 #include <gpushare/config.hpp>
 #include <gpushare/detail/plain_list.hpp>
 #include <gpushare/detail/stable_list.hpp>
+#include <gpushare/detail/wait_slices.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_wait.hpp>
@@ -79,8 +79,7 @@ public:
         std::mutex mutex;
         std::unique_lock lock(mutex);
         std::condition_variable_any stopped;
-        (void)stopped.wait_for(lock, until_.stop, std::min(ns{std::chrono::milliseconds(2)}, until_.deadline - now),
-                               [] { return false; });
+        (void)stopped.wait_for(lock, until_.stop, std::min(look_slice, until_.deadline - now), [] { return false; });
         return errc::none;
     }
 

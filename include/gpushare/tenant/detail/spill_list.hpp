@@ -20,6 +20,7 @@
 
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/wait_slices.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_resource.hpp>
@@ -150,7 +151,7 @@ private:
         while (e.moving) {
             const instant now = now_();
             if (now >= deadline) return false;
-            rests_.wait_for(lock, std::min<ns>(deadline - now, std::chrono::minutes(1)));
+            rests_.wait_for(lock, std::min(deadline - now, longest_sleep));
         }
         return true;
     }

@@ -27,6 +27,7 @@
 #include <gpushare/detail/erase.hpp>
 #include <gpushare/detail/plain_list.hpp>
 #include <gpushare/detail/stable_list.hpp>
+#include <gpushare/detail/wait_slices.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/quota_change.hpp>
 #include <gpushare/memory/quota_wait.hpp>
@@ -452,7 +453,7 @@ private:
         if (!stop.stop_possible()) return wait(deadline);
         for (;;) {
             const bool over = stop.stop_requested();
-            const instant by = over ? instant::min() : saturating_add(now(), std::chrono::milliseconds(2));
+            const instant by = over ? instant::min() : saturating_add(now(), look_slice);
             if (wait(std::min(by, deadline))) return true;
             if (over || now() >= deadline) return false;
         }
