@@ -119,8 +119,6 @@ public:
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD std::uint32_t block() const noexcept { return block_; }
     GPUSHARE_EXEC_CHECK_DISABLE
-    [[nodiscard]] GPUSHARE_HD std::uint32_t epoch() const noexcept { return epoch_; }
-    GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD const collective_fault& fault() const noexcept { return fault_; }
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD const workspace_view& view() const noexcept { return view_; }

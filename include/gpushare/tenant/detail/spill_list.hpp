@@ -120,8 +120,6 @@ public:
     }
     /// From now on keeps at most `most` bytes on the host. Blocks that are there stay.
     void keep_aside(bytes most) noexcept { (void)aside_limit_.resize(most, {}); }
-    /// Bytes on the host; their blocks may be on the device as well.
-    [[nodiscard]] bytes on_host() const noexcept { return aside_limit_.usage().current; }
 
 private:
     static constexpr std::size_t alignment = 256;
