@@ -67,6 +67,28 @@ private:
     std::uint64_t count_ = 0;
 };
 
+/// A size as a parameter of a function: a plain number (`n * sizeof(float)`) or an amount with its
+/// unit (`4_MiB`). Members and results are `bytes` or std::size_t instead. An amount beyond
+/// std::size_t counts as the largest size, which no memory has.
+class byte_count {
+public:
+    constexpr byte_count() noexcept = default;  ///< None.
+    /// `count` bytes.
+    constexpr byte_count(std::size_t count) noexcept : count_(count) {}  // NOLINT: implicit, for arguments
+    /// As many as `amount`.
+    constexpr byte_count(bytes amount) noexcept  // NOLINT: implicit, for arguments
+        : count_(amount.count() < most ? static_cast<std::size_t>(amount.count()) : most) {}
+
+    /// As a plain number.
+    constexpr operator std::size_t() const noexcept { return count_; }  // NOLINT: implicit, as a size is a number
+
+private:
+    static constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
+    std::size_t count_ = 0;
+};
+static_assert(sizeof(byte_count) == sizeof(std::size_t) && std::is_trivially_copyable_v<byte_count>,
+              "a register carries it, as it does a number");
+
 /// Durations are nanoseconds everywhere.
 using ns = std::chrono::nanoseconds;
 

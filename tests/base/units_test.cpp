@@ -4,6 +4,7 @@
 // this.
 #include <chrono>
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <stdexcept>
@@ -16,6 +17,7 @@
 
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
+using gpushare::byte_count;
 using gpushare::bytes;
 using gpushare::device_id;
 using gpushare::instant;
@@ -54,6 +56,26 @@ static_assert(!std::convertible_to<bytes, std::uint64_t>);
 static_assert(!std::constructible_from<share, int> && !std::constructible_from<share, double>);
 static_assert(!std::convertible_to<int, priority> && !std::convertible_to<int, device_id>);
 static_assert(!std::convertible_to<instant, ns> && !std::convertible_to<ns, instant>);
+
+// A parameter of a size takes a number or an amount with its unit, without a warning.
+constexpr std::size_t asked(byte_count size) noexcept { return size; }
+static_assert(asked(4096) == 4096 && asked(4096U) == 4096 && asked(4096LL) == 4096);
+static_assert(asked(sizeof(int) * 3) == 12 && asked(std::size_t{7}) == 7 && asked(std::uint64_t{7}) == 7);
+static_assert(asked(4_MiB) == 4U << 20 && asked(bytes{}) == 0 && asked(1_KiB + 1_B) == 1025);
+static_assert(asked({}) == 0 && asked({64}) == 64 && asked({4_KiB}) == 4096);
+static_assert(asked(byte_count{5}) == 5 && bytes{byte_count{5}} == 5_B);
+static_assert(asked(bytes::max()) == std::numeric_limits<std::size_t>::max(), "too much, not a small rest");
+static_assert(noexcept(asked(1)) && noexcept(asked(bytes{1})) &&
+              std::is_nothrow_convertible_v<byte_count, std::size_t>);
+// It makes no amount of a number, and no size of other quantities.
+static_assert(!std::convertible_to<byte_count, bytes> && !std::convertible_to<ns, byte_count>);
+static_assert(!std::convertible_to<const char*, byte_count> && !std::convertible_to<std::nullptr_t, byte_count>);
+template <class T>
+concept is_size_in_braces = requires(T t) {
+    byte_count{t};
+};
+static_assert(is_size_in_braces<bytes> && is_size_in_braces<std::size_t> && is_size_in_braces<unsigned>);
+static_assert(!is_size_in_braces<double> && !is_size_in_braces<int>, "a narrowing, as of std::size_t");
 
 // Shares come in steps of 0.1 %.
 static_assert((30_pct).permille() == 300);
