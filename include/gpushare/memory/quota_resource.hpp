@@ -63,20 +63,16 @@ public:
     /// `size` bytes at a multiple of `alignment` (a power of two). Throws memory_error: over_quota,
     /// out_of_memory (upstream or burst), size_overflow, bad_alignment, device_lost (upstream).
     /// Exceptions of the upstream pass through, and nothing is charged.
-    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t)) {
+    [[nodiscard]] void* allocate(byte_count size, std::size_t alignment = alignof(std::max_align_t)) {
         answer r;
         if (void* const p = obtain(size, alignment, r)) return p;
         if (r.thrown) std::rethrow_exception(r.thrown);
         throw memory_error(r.why, owner_, "allocate");
     }
-    /// The same, of a size with its unit.
-    [[nodiscard]] void* allocate(bytes size, std::size_t alignment = alignof(std::max_align_t)) {
-        return allocate(static_cast<std::size_t>(size.count()), alignment);
-    }
 
     /// As allocate, but null instead of an exception; `why`, if given, gets the reason with its
     /// figures. Hooks are told that the request can wait until `until`; it doesn't otherwise.
-    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
+    [[nodiscard]] void* try_allocate(byte_count size, std::size_t alignment = alignof(std::max_align_t),
                                      failure* why = nullptr, instant until = instant::min()) noexcept {
         answer r;
         r.explained = why != nullptr;
@@ -84,54 +80,34 @@ public:
         if (p == nullptr && why != nullptr) *why = r.why;
         return p;
     }
-    /// The same, of a size with its unit.
-    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment = alignof(std::max_align_t),
-                                     failure* why = nullptr) noexcept {
-        return try_allocate(static_cast<std::size_t>(size.count()), alignment, why);
-    }
 
     /// As allocate, but waits for bytes of the quota, first come first served, until the deadline
     /// or stop request of `until`, a patience (include quota_wait.hpp). Then it throws memory_error
     /// with deadline_exceeded or stopped, which names the largest borrower of burst.
     template <clock Clock>
-    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment, const patience<Clock>& until) {
+    [[nodiscard]] void* allocate(byte_count size, std::size_t alignment, const patience<Clock>& until) {
         answer r;
         if (void* const p = obtain(size, alignment, until, r)) return p;
         if (r.thrown) std::rethrow_exception(r.thrown);
         raise_waited(*quota_, r.why, owner_);
     }
-    /// The same, of a size with its unit.
-    template <clock Clock>
-    [[nodiscard]] void* allocate(bytes size, std::size_t alignment, const patience<Clock>& until) {
-        return allocate(static_cast<std::size_t>(size.count()), alignment, until);
-    }
     /// The same, null instead of an exception; `why`, if given, gets the reason.
     template <clock Clock>
-    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, const patience<Clock>& until,
+    [[nodiscard]] void* try_allocate(byte_count size, std::size_t alignment, const patience<Clock>& until,
                                      failure* why = nullptr) noexcept {
         answer r;
         void* const p = obtain(size, alignment, until, r);
         if (p == nullptr && why != nullptr) *why = r.why;
         return p;
     }
-    /// The same, of a size with its unit.
-    template <clock Clock>
-    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment, const patience<Clock>& until,
-                                     failure* why = nullptr) noexcept {
-        return try_allocate(static_cast<std::size_t>(size.count()), alignment, until, why);
-    }
 
     /// As try_allocate, for bytes that are charged already: charged(size, alignment) of them, as by
     /// a quota_claim. The block takes the bytes over. If the result is null, they are released.
-    [[nodiscard]] void* try_allocate_charged(std::size_t size, std::size_t alignment, failure* why = nullptr) noexcept {
+    [[nodiscard]] void* try_allocate_charged(byte_count size, std::size_t alignment, failure* why = nullptr) noexcept {
         answer r;
         void* const p = charged_from_upstream(size, alignment, charged(size, alignment), r);
         if (p == nullptr && why != nullptr) *why = r.why;
         return p;
-    }
-    /// The same, of a size with its unit.
-    [[nodiscard]] void* try_allocate_charged(bytes size, std::size_t alignment, failure* why = nullptr) noexcept {
-        return try_allocate_charged(static_cast<std::size_t>(size.count()), alignment, why);
     }
 
     /// Gives the block back to the upstream, and then credits the quota, so that no request is
@@ -139,7 +115,7 @@ public:
     /// fewer bytes are charged. Null is ignored. Over a deferring_upstream the quota is credited
     /// once that upstream has the block back. If the upstream doesn't notice wrong frees, the
     /// caller must avoid them, or check with a block_table as a direct tenant_memory does.
-    errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
+    errc deallocate(void* p, byte_count size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         if (p == nullptr) return errc::none;  // null was never charged
         const bytes takes = charged(size, alignment);
         if (!quota_->has_charged(takes)) return errc::wrong_size;
@@ -153,22 +129,14 @@ public:
             return why;
         }
     }
-    /// The same, of a size with its unit.
-    errc deallocate(void* p, bytes size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
-        return deallocate(p, static_cast<std::size_t>(size.count()), alignment);
-    }
 
     /// The bytes that the upstream really takes for such a request; bytes::max() if it can't be
     /// granted.
-    [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
+    [[nodiscard]] bytes charged(byte_count size, std::size_t alignment) const noexcept {
         return upstream_.charged(size, alignment);
     }
-    /// The same, of a size with its unit.
-    [[nodiscard]] bytes charged(bytes size, std::size_t alignment) const noexcept {
-        return charged(static_cast<std::size_t>(size.count()), alignment);
-    }
     /// Why the quota or the upstream can never grant such a request; errc::none if they could.
-    [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
+    [[nodiscard]] failure refuses(byte_count size, std::size_t alignment) const noexcept {
         answer r;
         const bytes takes = takes_for(size, alignment, r);
         if (takes == bytes::max()) return r.why;
@@ -176,10 +144,6 @@ public:
         if (is_memory_refusal(why.code))
             if (const auto closer = too_aligned(size, alignment, takes); closer.code != errc::none) why = closer;
         return why.code != errc::none ? why : upstream_.refuses(size, alignment);
-    }
-    /// The same, of a size with its unit.
-    [[nodiscard]] failure refuses(bytes size, std::size_t alignment) const noexcept {
-        return refuses(static_cast<std::size_t>(size.count()), alignment);
     }
     /// The upstream's token if the upstream can close, otherwise the quota's.
     [[nodiscard]] close_token closing() const noexcept {
