@@ -560,14 +560,9 @@ public:
 
     /// `size` bytes for work enqueued from now on: from the device, or a block of this size whose
     /// free is reached. Throws memory_error as the device's memory does.
-    [[nodiscard]] void* allocate(stream& s, std::size_t size, std::size_t alignment = natural_alignment);
-    /// The same, for a size with a unit.
-    [[nodiscard]] void* allocate(stream& s, bytes size, std::size_t alignment = natural_alignment);
+    [[nodiscard]] void* allocate(stream& s, byte_count size, std::size_t alignment = natural_alignment);
     /// Returns null if `allocate` would throw; `why`, unless null, receives the reason.
-    [[nodiscard]] void* try_allocate(stream& s, bytes size, std::size_t alignment = natural_alignment,
-                                     failure* why = nullptr) noexcept;
-    /// The same, of a size in bytes.
-    [[nodiscard]] void* try_allocate(stream& /*s*/, std::size_t size, std::size_t alignment = natural_alignment,
+    [[nodiscard]] void* try_allocate(stream& /*s*/, byte_count size, std::size_t alignment = natural_alignment,
                                      failure* why = nullptr) noexcept;
 
     /// Frees the block once `s` has reached this point. unknown_block if the block isn't allocated.
@@ -575,9 +570,7 @@ public:
     errc deallocate(stream& s, void* p) noexcept;
 
     /// The bytes that a block takes; bytes::max() if no device can have it.
-    [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept;
-    /// The same, for a size with a unit.
-    [[nodiscard]] bytes charged(bytes size, std::size_t alignment) const noexcept;
+    [[nodiscard]] bytes charged(byte_count size, std::size_t alignment) const noexcept;
     /// The pool's present bytes.
     [[nodiscard]] memory_pool_usage usage() const noexcept;
     /// Returns free blocks, whose frees are reached, to the device.
@@ -610,22 +603,14 @@ GPUSHARE_INLINE memory_pool::~memory_pool() {
     }
 }
 
-GPUSHARE_INLINE void* memory_pool::allocate(stream& s, std::size_t size, std::size_t alignment) {
+GPUSHARE_INLINE void* memory_pool::allocate(stream& s, byte_count size, std::size_t alignment) {
     failure why;
     void* const p = try_allocate(s, size, alignment, &why);
     if (p == nullptr) raise(why, {}, "allocating from a memory pool");
     return p;
 }
 
-GPUSHARE_INLINE void* memory_pool::allocate(stream& s, bytes size, std::size_t alignment) {
-    return allocate(s, static_cast<std::size_t>(size.count()), alignment);
-}
-
-GPUSHARE_INLINE void* memory_pool::try_allocate(stream& s, bytes size, std::size_t alignment, failure* why) noexcept {
-    return try_allocate(s, static_cast<std::size_t>(size.count()), alignment, why);
-}
-
-GPUSHARE_INLINE void* memory_pool::try_allocate(stream& /*s*/, std::size_t size, std::size_t alignment,
+GPUSHARE_INLINE void* memory_pool::try_allocate(stream& /*s*/, byte_count size, std::size_t alignment,
                                                 failure* why) noexcept try {
     const std::lock_guard lock(mutex_);
     const block wanted{size, alignment};
@@ -665,12 +650,8 @@ GPUSHARE_INLINE errc memory_pool::deallocate(stream& s, void* p) noexcept {
     return errc::none;
 }
 
-GPUSHARE_INLINE bytes memory_pool::charged(std::size_t size, std::size_t alignment) const noexcept {
+GPUSHARE_INLINE bytes memory_pool::charged(byte_count size, std::size_t alignment) const noexcept {
     return memory_->charged(size, alignment);
-}
-
-GPUSHARE_INLINE bytes memory_pool::charged(bytes size, std::size_t alignment) const noexcept {
-    return charged(static_cast<std::size_t>(size.count()), alignment);
 }
 
 GPUSHARE_INLINE auto memory_pool::usage() const noexcept -> memory_pool_usage {

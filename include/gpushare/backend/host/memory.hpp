@@ -96,14 +96,10 @@ public:
     /// `size` bytes aligned to `alignment` (a power of two); a unique address for 0 bytes. Contents
     /// undefined. Throws memory_error: errc::out_of_memory, size_overflow, bad_alignment or
     /// device_lost.
-    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment);
-    /// The same, for a size with a unit.
-    [[nodiscard]] void* allocate(bytes size, std::size_t alignment);
+    [[nodiscard]] void* allocate(byte_count size, std::size_t alignment);
 
     /// Returns null if `allocate` would throw; `why`, unless null, receives the reason.
-    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, failure* why = nullptr) noexcept;
-    /// The same, for a size with a unit.
-    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment, failure* why = nullptr) noexcept;
+    [[nodiscard]] void* try_allocate(byte_count size, std::size_t alignment, failure* why = nullptr) noexcept;
 
     /// Makes the first `size` bytes of a new block zeros, from the host; does nothing if its pages
     /// come from the system. False with the option `stale`: a stream has to write the zeros.
@@ -111,14 +107,10 @@ public:
 
     /// Frees a block. Returns errc::unknown_block or errc::wrong_size, and changes nothing, if `p`
     /// isn't the result of an allocation of that size and alignment. Null is ignored.
-    errc deallocate(void* p, std::size_t size, std::size_t alignment) noexcept;
-    /// The same, for a size with a unit.
-    errc deallocate(void* p, bytes size, std::size_t alignment) noexcept;
+    errc deallocate(void* p, byte_count size, std::size_t alignment) noexcept;
 
     /// The bytes of the capacity that a request takes; bytes::max() if no device can have as many.
-    [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept;
-    /// The same, for a size with a unit.
-    [[nodiscard]] bytes charged(bytes size, std::size_t alignment) const noexcept;
+    [[nodiscard]] bytes charged(byte_count size, std::size_t alignment) const noexcept;
 
     /// The device's capacity.
     [[nodiscard]] bytes capacity() const noexcept { return options_.capacity; }
@@ -127,9 +119,7 @@ public:
     [[nodiscard]] bytes taken_by_others() const noexcept { return bytes{taken_.load(std::memory_order_relaxed)}; }
     /// The reason why a request can never be granted: more than the device has, too large an
     /// alignment; errc::none if it can be.
-    [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept;
-    /// The same, for a size with a unit.
-    [[nodiscard]] failure refuses(bytes size, std::size_t alignment) const noexcept;
+    [[nodiscard]] failure refuses(byte_count size, std::size_t alignment) const noexcept;
     /// Not known.
     [[nodiscard]] static constexpr bytes largest_free() noexcept { return bytes::max(); }
     /// No owner: shared by all.
@@ -232,24 +222,16 @@ GPUSHARE_INLINE device_memory::~device_memory() {
     blocks_.for_each([](const block& b) { give_back(b); });
 }
 
-GPUSHARE_INLINE void* device_memory::allocate(std::size_t size, std::size_t alignment) {
+GPUSHARE_INLINE void* device_memory::allocate(byte_count size, std::size_t alignment) {
     failure why;
     void* const p = acquire(size, alignment, why);
     if (p == nullptr) throw memory_error(why, {}, "allocating device memory");
     return p;
 }
 
-GPUSHARE_INLINE void* device_memory::allocate(bytes size, std::size_t alignment) {
-    return allocate(static_cast<std::size_t>(size.count()), alignment);
-}
-
-GPUSHARE_INLINE void* device_memory::try_allocate(std::size_t size, std::size_t alignment, failure* why) noexcept {
+GPUSHARE_INLINE void* device_memory::try_allocate(byte_count size, std::size_t alignment, failure* why) noexcept {
     failure unused;
     return acquire(size, alignment, why != nullptr ? *why : unused);
-}
-
-GPUSHARE_INLINE void* device_memory::try_allocate(bytes size, std::size_t alignment, failure* why) noexcept {
-    return try_allocate(static_cast<std::size_t>(size.count()), alignment, why);
 }
 
 GPUSHARE_INLINE bool device_memory::zero(void* p, std::size_t size) const noexcept {
@@ -259,7 +241,7 @@ GPUSHARE_INLINE bool device_memory::zero(void* p, std::size_t size) const noexce
     return true;
 }
 
-GPUSHARE_INLINE errc device_memory::deallocate(void* p, std::size_t size, std::size_t alignment) noexcept {
+GPUSHARE_INLINE errc device_memory::deallocate(void* p, byte_count size, std::size_t alignment) noexcept {
     if (p == nullptr) return errc::none;
     std::unique_lock lock{mutex_};
     const block* const found = blocks_.find(p);
@@ -273,11 +255,7 @@ GPUSHARE_INLINE errc device_memory::deallocate(void* p, std::size_t size, std::s
     return errc::none;
 }
 
-GPUSHARE_INLINE errc device_memory::deallocate(void* p, bytes size, std::size_t alignment) noexcept {
-    return deallocate(p, static_cast<std::size_t>(size.count()), alignment);
-}
-
-GPUSHARE_INLINE bytes device_memory::charged(std::size_t size, std::size_t alignment) const noexcept {
+GPUSHARE_INLINE bytes device_memory::charged(byte_count size, std::size_t alignment) const noexcept {
     if (!std::has_single_bit(alignment)) return bytes::max();
     const std::uint64_t unit = std::max<std::uint64_t>(options_.granularity.count(), alignment);
     const std::uint64_t whole = std::max<std::uint64_t>(size, 1);
@@ -286,21 +264,13 @@ GPUSHARE_INLINE bytes device_memory::charged(std::size_t size, std::size_t align
     return bytes{(whole + unit - 1) & ~(unit - 1)};
 }
 
-GPUSHARE_INLINE bytes device_memory::charged(bytes size, std::size_t alignment) const noexcept {
-    return charged(static_cast<std::size_t>(size.count()), alignment);
-}
-
-GPUSHARE_INLINE failure device_memory::refuses(std::size_t size, std::size_t alignment) const noexcept {
+GPUSHARE_INLINE failure device_memory::refuses(byte_count size, std::size_t alignment) const noexcept {
     if (charged(size, alignment) <= options_.capacity) return {};
     if (const failure why = never(size, alignment); why.code != errc::none) return why;
     return {.code = errc::out_of_memory,
             .asked = size,
             .limit = options_.capacity.count(),
             .because = reason::beyond_device};
-}
-
-GPUSHARE_INLINE failure device_memory::refuses(bytes size, std::size_t alignment) const noexcept {
-    return refuses(static_cast<std::size_t>(size.count()), alignment);
 }
 
 GPUSHARE_INLINE errc device_memory::charge(bytes n) noexcept {
