@@ -101,33 +101,25 @@ public:
     /// `size` bytes at a multiple of `alignment` (a power of two); a unique address for 0 bytes.
     /// Contents undefined. Throws memory_error: errc::out_of_memory, size_overflow, bad_alignment,
     /// device_lost.
-    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment) {
+    [[nodiscard]] void* allocate(byte_count size, std::size_t alignment) {
         failure why;
         void* const p = obtain(size, alignment, &why);
         if (p == nullptr) throw memory_error(why, {}, "allocating device memory");
         return p;
-    }
-    /// The same, for a size with a unit.
-    [[nodiscard]] void* allocate(bytes size, std::size_t alignment) {
-        return allocate(static_cast<std::size_t>(size.count()), alignment);
     }
 
     /// Whether the device is lost: then nothing is allocated any more. Acquire, like
     /// health::lost().
     [[nodiscard]] bool lost() const noexcept { return device_->health().lost(); }
     /// Returns null if `allocate` would throw; `why`, unless null, receives the reason.
-    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, failure* why = nullptr) noexcept {
+    [[nodiscard]] void* try_allocate(byte_count size, std::size_t alignment, failure* why = nullptr) noexcept {
         return obtain(size, alignment, why);
-    }
-    /// The same, for a size with a unit.
-    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment, failure* why = nullptr) noexcept {
-        return try_allocate(static_cast<std::size_t>(size.count()), alignment, why);
     }
 
     /// Frees a block. If no allocation of that size and alignment returned `p`, changes nothing and
     /// returns errc::unknown_block or errc::wrong_size. Null is ignored. Waits for the device, as
     /// cudaFree does.
-    errc deallocate(void* p, std::size_t size, std::size_t alignment) noexcept {
+    errc deallocate(void* p, byte_count size, std::size_t alignment) noexcept {
         if (p == nullptr) return errc::none;
         detail::block b;
         if (const errc why = blocks_.remove(p, size, alignment, b); why != errc::none) return why;
@@ -137,21 +129,13 @@ public:
         blocks_.release(b);
         return errc::none;
     }
-    /// The same, for a size with a unit.
-    errc deallocate(void* p, bytes size, std::size_t alignment) noexcept {
-        return deallocate(p, static_cast<std::size_t>(size.count()), alignment);
-    }
 
     /// The bytes of the capacity that a request takes, by the allocation model; bytes::max() if no
     /// device can have it.
-    [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
+    [[nodiscard]] bytes charged(byte_count size, std::size_t alignment) const noexcept {
         if (!std::has_single_bit(alignment)) return bytes::max();
         const auto asked = detail::padded(size, alignment, natural_alignment);
         return asked == 0 ? bytes::max() : model_.charged(asked);
-    }
-    /// The same, for a size with a unit.
-    [[nodiscard]] bytes charged(bytes size, std::size_t alignment) const noexcept {
-        return charged(static_cast<std::size_t>(size.count()), alignment);
     }
 
     /// The device's total memory, by cudaMemGetInfo.
@@ -171,15 +155,11 @@ public:
     }
     /// The reason why a request can never be granted: more than the device has, too large an
     /// alignment; errc::none if it can be.
-    [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
+    [[nodiscard]] failure refuses(byte_count size, std::size_t alignment) const noexcept {
         if (charged(size, alignment) <= capacity_) return {};
         if (const failure why = never(size, alignment); why.code != errc::none) return why;
         return {
             .code = errc::out_of_memory, .asked = size, .limit = capacity_.count(), .because = reason::beyond_device};
-    }
-    /// The same, for a size with a unit.
-    [[nodiscard]] failure refuses(bytes size, std::size_t alignment) const noexcept {
-        return refuses(static_cast<std::size_t>(size.count()), alignment);
     }
     /// Not known.
     [[nodiscard]] static constexpr bytes largest_free() noexcept { return bytes::max(); }

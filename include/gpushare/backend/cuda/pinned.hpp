@@ -54,29 +54,21 @@ public:
 
     /// Allocates pinned memory. Throws memory_error: errc::out_of_memory (of the host, or of memory
     /// that it lets pin), size_overflow, bad_alignment.
-    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment) {
+    [[nodiscard]] void* allocate(byte_count size, std::size_t alignment) {
         failure why;
         void* const p = obtain(size, alignment, why);
         if (p == nullptr) throw memory_error(why, {}, "allocating pinned host memory");
         return p;
     }
-    /// The same, for a size with a unit.
-    [[nodiscard]] void* allocate(bytes size, std::size_t alignment) {
-        return allocate(static_cast<std::size_t>(size.count()), alignment);
-    }
     /// Returns null if `allocate` would throw; `why`, unless null, receives the reason.
-    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, failure* why = nullptr) noexcept {
+    [[nodiscard]] void* try_allocate(byte_count size, std::size_t alignment, failure* why = nullptr) noexcept {
         failure unused;
         return obtain(size, alignment, why != nullptr ? *why : unused);
-    }
-    /// The same, for a size with a unit.
-    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment, failure* why = nullptr) noexcept {
-        return try_allocate(static_cast<std::size_t>(size.count()), alignment, why);
     }
 
     /// Frees a block. Work that uses the block must be done. errc::unknown_block or
     /// errc::wrong_size, and nothing has changed. Null is ignored.
-    errc deallocate(void* p, std::size_t size, std::size_t alignment) noexcept {
+    errc deallocate(void* p, byte_count size, std::size_t alignment) noexcept {
         if (p == nullptr) return errc::none;
         detail::block b;
         if (const errc why = blocks_.remove(p, size, alignment, b); why != errc::none) return why;
@@ -84,30 +76,18 @@ public:
         blocks_.release(b);
         return errc::none;
     }
-    /// The same, for a size with a unit.
-    errc deallocate(void* p, bytes size, std::size_t alignment) noexcept {
-        return deallocate(p, static_cast<std::size_t>(size.count()), alignment);
-    }
 
     /// The bytes of host memory that a request takes; bytes::max() if no host has that much.
-    [[nodiscard]] static bytes charged(std::size_t size, std::size_t alignment) noexcept {
+    [[nodiscard]] static bytes charged(byte_count size, std::size_t alignment) noexcept {
         if (!std::has_single_bit(alignment)) return bytes::max();
         const auto asked = detail::padded(size, alignment, natural_alignment);
         return asked == 0 ? bytes::max() : page() * ((asked + page().count() - 1) / page().count());
     }
-    /// The same, for a size with a unit.
-    [[nodiscard]] static bytes charged(bytes size, std::size_t alignment) noexcept {
-        return charged(static_cast<std::size_t>(size.count()), alignment);
-    }
     /// The reason why a request can never be granted: too big for any host, a bad alignment;
     /// errc::none if it can be.
-    [[nodiscard]] static failure refuses(std::size_t size, std::size_t alignment) noexcept {
+    [[nodiscard]] static failure refuses(byte_count size, std::size_t alignment) noexcept {
         return gpushare::detail::never_had(size, alignment, bytes::max(),
                                            [&](std::size_t a) { return charged(size, a); });
-    }
-    /// The same, for a size with a unit.
-    [[nodiscard]] static failure refuses(bytes size, std::size_t alignment) noexcept {
-        return refuses(static_cast<std::size_t>(size.count()), alignment);
     }
     /// Not known.
     [[nodiscard]] static constexpr bytes largest_free() noexcept { return bytes::max(); }

@@ -170,26 +170,17 @@ public:
     /// other streams behind a later point of `s`. A unique address for 0 bytes. Throws
     /// memory_error: errc::out_of_memory (the device's, or over max_size), size_overflow,
     /// bad_alignment; operation_error: errc::capturing.
-    [[nodiscard]] void* allocate(stream& s, std::size_t size, std::size_t alignment = natural_alignment) {
+    [[nodiscard]] void* allocate(stream& s, byte_count size, std::size_t alignment = natural_alignment) {
         failure why;
         void* const p = obtain(s, size, alignment, why);
         if (p == nullptr) raise(why, {}, "allocating from a memory pool");
         return p;
     }
-    /// The same, for a size with a unit.
-    [[nodiscard]] void* allocate(stream& s, bytes size, std::size_t alignment = natural_alignment) {
-        return allocate(s, static_cast<std::size_t>(size.count()), alignment);
-    }
     /// Returns null if `allocate` would throw; `why`, unless null, receives the reason.
-    [[nodiscard]] void* try_allocate(stream& s, std::size_t size, std::size_t alignment = natural_alignment,
+    [[nodiscard]] void* try_allocate(stream& s, byte_count size, std::size_t alignment = natural_alignment,
                                      failure* why = nullptr) noexcept {
         failure unused;
         return obtain(s, size, alignment, why != nullptr ? *why : unused);
-    }
-    /// The same, for a size with a unit.
-    [[nodiscard]] void* try_allocate(stream& s, bytes size, std::size_t alignment = natural_alignment,
-                                     failure* why = nullptr) noexcept {
-        return try_allocate(s, static_cast<std::size_t>(size.count()), alignment, why);
     }
     /// As allocate, but waits for memory. `until` is a patience (concepts.hpp): a deadline or a
     /// stop request. If the device or max_size lacks memory, tries again every two milliseconds,
@@ -197,7 +188,7 @@ public:
     /// the patience throws memory_error: deadline_exceeded, stopped. A request larger than the
     /// device is refused at once.
     template <clock Clock>
-    [[nodiscard]] void* allocate(stream& s, std::size_t size, std::size_t alignment, const patience<Clock>& until) {
+    [[nodiscard]] void* allocate(stream& s, byte_count size, std::size_t alignment, const patience<Clock>& until) {
         failure why;
         void* const p = try_allocate(s, size, alignment, until, &why);
         if (p != nullptr) return p;
@@ -205,14 +196,9 @@ public:
             throw memory_error(why, {}, "allocating from a memory pool");
         raise(why, {}, "allocating from a memory pool");
     }
-    /// The same, for a size with a unit.
-    template <clock Clock>
-    [[nodiscard]] void* allocate(stream& s, bytes size, std::size_t alignment, const patience<Clock>& until) {
-        return allocate(s, static_cast<std::size_t>(size.count()), alignment, until);
-    }
     /// The same, but returns null instead of throwing.
     template <clock Clock>
-    [[nodiscard]] void* try_allocate(stream& s, std::size_t size, std::size_t alignment, const patience<Clock>& until,
+    [[nodiscard]] void* try_allocate(stream& s, byte_count size, std::size_t alignment, const patience<Clock>& until,
                                      failure* why = nullptr) noexcept {
         failure refused;
         for (;;) {
@@ -228,12 +214,6 @@ public:
         }
         if (why != nullptr) *why = refused;
         return nullptr;
-    }
-    /// The same, for a size with a unit.
-    template <clock Clock>
-    [[nodiscard]] void* try_allocate(stream& s, bytes size, std::size_t alignment, const patience<Clock>& until,
-                                     failure* why = nullptr) noexcept {
-        return try_allocate(s, static_cast<std::size_t>(size.count()), alignment, until, why);
     }
 
     /// Frees the block once `s` has reached this point. Before this call, `s` must have been made
@@ -255,14 +235,10 @@ public:
     }
 
     /// The bytes of `used` that a block takes; bytes::max() if no device can have it.
-    [[nodiscard]] static constexpr bytes charged(std::size_t size, std::size_t alignment) noexcept {
+    [[nodiscard]] static constexpr bytes charged(byte_count size, std::size_t alignment) noexcept {
         if (!std::has_single_bit(alignment)) return bytes::max();
         const auto asked = detail::padded(size, alignment, natural_alignment);
         return asked == 0 ? bytes::max() : step * ((asked + step.count() - 1) / step.count());
-    }
-    /// The same, for a size with a unit.
-    [[nodiscard]] static constexpr bytes charged(bytes size, std::size_t alignment) noexcept {
-        return charged(static_cast<std::size_t>(size.count()), alignment);
     }
 
     /// The pool's present bytes. Throws operation_error: errc::device_lost.
@@ -359,68 +335,37 @@ public:
     stream_memory(memory_pool& pool, stream& s) noexcept : pool_(&pool), stream_(&s) {}
 
     /// As memory_pool::allocate on the stream. The other members correspond in the same way.
-    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment) {
+    [[nodiscard]] void* allocate(byte_count size, std::size_t alignment) {
         return pool_->allocate(*stream_, size, alignment);
     }
-    /// The same, for a size with a unit.
-    [[nodiscard]] void* allocate(bytes size, std::size_t alignment) {
-        return allocate(static_cast<std::size_t>(size.count()), alignment);
-    }
     /// Returns null if `allocate` would throw; `why`, unless null, receives the reason.
-    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, failure* why = nullptr) noexcept {
+    [[nodiscard]] void* try_allocate(byte_count size, std::size_t alignment, failure* why = nullptr) noexcept {
         return pool_->try_allocate(*stream_, size, alignment, why);
-    }
-    /// The same, for a size with a unit.
-    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment, failure* why = nullptr) noexcept {
-        return try_allocate(static_cast<std::size_t>(size.count()), alignment, why);
     }
     /// See memory_pool::allocate with a patience.
     template <clock Clock>
-    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment, const patience<Clock>& until) {
+    [[nodiscard]] void* allocate(byte_count size, std::size_t alignment, const patience<Clock>& until) {
         return pool_->allocate(*stream_, size, alignment, until);
-    }
-    /// The same, for a size with a unit.
-    template <clock Clock>
-    [[nodiscard]] void* allocate(bytes size, std::size_t alignment, const patience<Clock>& until) {
-        return allocate(static_cast<std::size_t>(size.count()), alignment, until);
     }
     /// The same, but returns null instead of throwing.
     template <clock Clock>
-    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, const patience<Clock>& until,
+    [[nodiscard]] void* try_allocate(byte_count size, std::size_t alignment, const patience<Clock>& until,
                                      failure* why = nullptr) noexcept {
         return pool_->try_allocate(*stream_, size, alignment, until, why);
     }
-    /// The same, for a size with a unit.
-    template <clock Clock>
-    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment, const patience<Clock>& until,
-                                     failure* why = nullptr) noexcept {
-        return try_allocate(static_cast<std::size_t>(size.count()), alignment, until, why);
-    }
     /// See memory_pool::deallocate.
-    errc deallocate(void* p, std::size_t /*size*/, std::size_t /*alignment*/) noexcept {
+    errc deallocate(void* p, byte_count /*size*/, std::size_t /*alignment*/) noexcept {
         return pool_->deallocate(*stream_, p);
     }
-    /// The same, for a size with a unit.
-    errc deallocate(void* p, bytes size, std::size_t alignment) noexcept {
-        return deallocate(p, static_cast<std::size_t>(size.count()), alignment);
-    }
     /// See memory_pool::charged.
-    [[nodiscard]] static constexpr bytes charged(std::size_t size, std::size_t alignment) noexcept {
+    [[nodiscard]] static constexpr bytes charged(byte_count size, std::size_t alignment) noexcept {
         return memory_pool::charged(size, alignment);
-    }
-    /// The same, for a size with a unit.
-    [[nodiscard]] static constexpr bytes charged(bytes size, std::size_t alignment) noexcept {
-        return charged(static_cast<std::size_t>(size.count()), alignment);
     }
     /// The reason why a request can never be granted: too big for any device, a bad alignment;
     /// errc::none if it can be.
-    [[nodiscard]] static failure refuses(std::size_t size, std::size_t alignment) noexcept {
+    [[nodiscard]] static failure refuses(byte_count size, std::size_t alignment) noexcept {
         return gpushare::detail::never_had(size, alignment, bytes::max(),
                                            [&](std::size_t a) { return charged(size, a); });
-    }
-    /// The same, for a size with a unit.
-    [[nodiscard]] static failure refuses(bytes size, std::size_t alignment) noexcept {
-        return refuses(static_cast<std::size_t>(size.count()), alignment);
     }
     /// Not known.
     [[nodiscard]] static constexpr bytes largest_free() noexcept { return bytes::max(); }
