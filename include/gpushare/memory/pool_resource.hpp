@@ -154,40 +154,26 @@ public:
     }
 
     /// See pool_resource::allocate.
-    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t)) {
+    [[nodiscard]] void* allocate(byte_count size, std::size_t alignment = alignof(std::max_align_t)) {
         void* const p = try_allocate_kept(size, alignment);
         return p != nullptr ? p : pool_->obtain_or_throw(size, alignment, worker_.get());
     }
-    /// The same, of a size with its unit.
-    [[nodiscard]] void* allocate(bytes size, std::size_t alignment = alignof(std::max_align_t)) {
-        return allocate(static_cast<std::size_t>(size.count()), alignment);
-    }
     /// See pool_resource::try_allocate.
-    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
+    [[nodiscard]] void* try_allocate(byte_count size, std::size_t alignment = alignof(std::max_align_t),
                                      failure* why = nullptr, std::string_view label = {}) noexcept {
         void* const p = try_allocate_kept(size, alignment, label);
         return p != nullptr ? p : try_allocate_anew(size, alignment, why, label);
     }
-    /// The same, of a size with its unit.
-    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment = alignof(std::max_align_t),
-                                     failure* why = nullptr, std::string_view label = {}) noexcept {
-        return try_allocate(static_cast<std::size_t>(size.count()), alignment, why, label);
-    }
     /// See pool_resource::allocate with a patience.
     template <clock Clock>
-    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment, const patience<Clock>& until) {
+    [[nodiscard]] void* allocate(byte_count size, std::size_t alignment, const patience<Clock>& until) {
         void* const p = try_allocate_kept(size, alignment);
         return p != nullptr ? p : pool_->obtain_or_throw(size, alignment, worker_.get(), until);
-    }
-    /// The same, of a size with its unit.
-    template <clock Clock>
-    [[nodiscard]] void* allocate(bytes size, std::size_t alignment, const patience<Clock>& until) {
-        return allocate(static_cast<std::size_t>(size.count()), alignment, until);
     }
     /// See pool_resource::try_allocate with a patience. `by` goes to an upstream whose
     /// try_allocate() takes it.
     template <clock Clock>
-    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, const patience<Clock>& until,
+    [[nodiscard]] void* try_allocate(byte_count size, std::size_t alignment, const patience<Clock>& until,
                                      failure* why = nullptr, std::string_view label = {},
                                      detail::asker by = {}) noexcept {
         if (void* const p = try_allocate_kept(size, alignment, label)) return p;
@@ -196,52 +182,29 @@ public:
         if (p == nullptr && why != nullptr) *why = r.why;
         return p;
     }
-    /// The same, of a size with its unit.
-    template <clock Clock>
-    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment, const patience<Clock>& until,
-                                     failure* why = nullptr, std::string_view label = {}) noexcept {
-        return try_allocate(static_cast<std::size_t>(size.count()), alignment, until, why, label);
-    }
     /// See pool_resource::deallocate. On a stream the block is free here at once, and elsewhere in
     /// stream order.
-    errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
+    errc deallocate(void* p, byte_count size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         if (p == nullptr) return errc::none;
         const auto freed = worker_->bins.put(pool_->store_.index(), p, size, alignment);
         if (freed.homeless != nullptr) [[unlikely]]
             return pool_->store_.give_from(*worker_, freed.bin, *freed.homeless, size);
         return freed.why;
     }
-    /// The same, of a size with its unit.
-    errc deallocate(void* p, bytes size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
-        return deallocate(p, static_cast<std::size_t>(size.count()), alignment);
-    }
 
     /// See pool_resource::deallocate_after. This cache's stream isn't involved.
-    errc deallocate_after(const point& used, void* p, std::size_t size,
+    errc deallocate_after(const point& used, void* p, byte_count size,
                           std::size_t alignment = alignof(std::max_align_t)) noexcept {
         return pool_->deallocate_after(used, p, size, alignment);
     }
-    /// The same, of a size with its unit.
-    errc deallocate_after(const point& used, void* p, bytes size,
-                          std::size_t alignment = alignof(std::max_align_t)) noexcept {
-        return deallocate_after(used, p, static_cast<std::size_t>(size.count()), alignment);
-    }
 
     /// The pool's answers; see pool_resource.
-    [[nodiscard]] static constexpr bytes charged(std::size_t size, std::size_t alignment) noexcept {
+    [[nodiscard]] static constexpr bytes charged(byte_count size, std::size_t alignment) noexcept {
         return Pool::charged(size, alignment);
     }
-    /// The same, of a size with its unit.
-    [[nodiscard]] static constexpr bytes charged(bytes size, std::size_t alignment) noexcept {
-        return charged(static_cast<std::size_t>(size.count()), alignment);
-    }
     /// See pool_resource::refuses.
-    [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
+    [[nodiscard]] failure refuses(byte_count size, std::size_t alignment) const noexcept {
         return pool_->refuses(size, alignment);
-    }
-    /// The same, of a size with its unit.
-    [[nodiscard]] failure refuses(bytes size, std::size_t alignment) const noexcept {
-        return refuses(static_cast<std::size_t>(size.count()), alignment);
     }
     /// See pool_resource.
     [[nodiscard]] bytes largest_free() const noexcept { return pool_->largest_free(); }
@@ -402,26 +365,17 @@ public:
     /// Contents undefined. Throws memory_error: out_of_memory (also while others wait), over_quota
     /// and the like from the upstream, size_overflow, bad_alignment. Exceptions of the upstream
     /// pass through.
-    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t)) {
+    [[nodiscard]] void* allocate(byte_count size, std::size_t alignment = alignof(std::max_align_t)) {
         return obtain_or_throw(size, alignment, nullptr);
-    }
-    /// The same, of a size with its unit.
-    [[nodiscard]] void* allocate(bytes size, std::size_t alignment = alignof(std::max_align_t)) {
-        return allocate(static_cast<std::size_t>(size.count()), alignment);
     }
     /// Returns null where `allocate` would throw; `why`, if given, receives the reason with its
     /// figures. `label` is for take_back(), and must outlive the block.
-    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
+    [[nodiscard]] void* try_allocate(byte_count size, std::size_t alignment = alignof(std::max_align_t),
                                      failure* why = nullptr, std::string_view label = {}) noexcept {
         refusal r;
         void* const p = obtain(size, alignment, r, nullptr, label);
         if (p == nullptr && why != nullptr) *why = r.why;
         return p;
-    }
-    /// The same, of a size with its unit.
-    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment = alignof(std::max_align_t),
-                                     failure* why = nullptr, std::string_view label = {}) noexcept {
-        return try_allocate(static_cast<std::size_t>(size.count()), alignment, why, label);
     }
     /// As allocate, but waits for memory, first come first served, until the deadline or stop
     /// request of `until`, a patience. Then it throws deadline_exceeded or stopped, with the
@@ -429,34 +383,23 @@ public:
     /// limit, or the bytes that others' guarantees leave of that limit; or lack of memory isn't the
     /// reason for the refusal.
     template <clock Clock>
-    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment, const patience<Clock>& until) {
+    [[nodiscard]] void* allocate(byte_count size, std::size_t alignment, const patience<Clock>& until) {
         return obtain_or_throw(size, alignment, nullptr, until);
-    }
-    /// The same, of a size with its unit.
-    template <clock Clock>
-    [[nodiscard]] void* allocate(bytes size, std::size_t alignment, const patience<Clock>& until) {
-        return allocate(static_cast<std::size_t>(size.count()), alignment, until);
     }
     /// The same, null instead of an exception; `why`, if given, receives the reason.
     template <clock Clock>
-    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, const patience<Clock>& until,
+    [[nodiscard]] void* try_allocate(byte_count size, std::size_t alignment, const patience<Clock>& until,
                                      failure* why = nullptr, std::string_view label = {}) noexcept {
         refusal r;
         void* const p = obtain(size, alignment, until, r, nullptr, label);
         if (p == nullptr && why != nullptr) *why = r.why;
         return p;
     }
-    /// The same, of a size with its unit.
-    template <clock Clock>
-    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment, const patience<Clock>& until,
-                                     failure* why = nullptr, std::string_view label = {}) noexcept {
-        return try_allocate(static_cast<std::size_t>(size.count()), alignment, until, why, label);
-    }
     /// As try_allocate, but takes only from the memory that the pool holds outside of caches, and
     /// calls neither the upstream nor a stream. For code that must not call them, for example while
     /// a stream is being captured. So it cuts a large segment even in an exact pool, rather than
     /// hand out all of it.
-    [[nodiscard]] void* try_allocate_held(std::size_t size, std::size_t alignment) noexcept {
+    [[nodiscard]] void* try_allocate_held(byte_count size, std::size_t alignment) noexcept {
         if (detail::pool_tag::check(size, alignment) != errc::none || waiting() != 0) return nullptr;
         const auto whole = detail::whole_granules(size);
         const bool own = is_large(whole);
@@ -471,10 +414,6 @@ public:
             b = store_.take(request);
         }
         return b == nullptr ? nullptr : out(*b, size, alignment, {});
-    }
-    /// The same, of a size with its unit.
-    [[nodiscard]] void* try_allocate_held(bytes size, std::size_t alignment) noexcept {
-        return try_allocate_held(static_cast<std::size_t>(size.count()), alignment);
     }
 
     /// As try_allocate, but requests no memory from the upstream. It takes memory that the pool
@@ -512,24 +451,15 @@ public:
     /// Frees the block for all threads at once: all work that uses the block must be done.
     /// unknown_block or wrong_size, and nothing changes, if the block isn't allocated or has
     /// another size or alignment. Null is ignored.
-    errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
+    errc deallocate(void* p, byte_count size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         return p == nullptr ? errc::none : store_.free(p, size, alignment);
-    }
-    /// The same, of a size with its unit.
-    errc deallocate(void* p, bytes size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
-        return deallocate(p, static_cast<std::size_t>(size.count()), alignment);
     }
     /// As deallocate, but work before `used` may still use the block: the block is free once that
     /// point is reached. submission_failed, and nothing changes, if the host has no memory to
     /// remember the point and the wait for the point throws.
-    errc deallocate_after(const Point& used, void* p, std::size_t size,
+    errc deallocate_after(const Point& used, void* p, byte_count size,
                           std::size_t alignment = alignof(std::max_align_t)) noexcept {
         return p == nullptr ? errc::none : store_.free_after(used, p, size, alignment);
-    }
-    /// The same, of a size with its unit.
-    errc deallocate_after(const Point& used, void* p, bytes size,
-                          std::size_t alignment = alignof(std::max_align_t)) noexcept {
-        return deallocate_after(used, p, static_cast<std::size_t>(size.count()), alignment);
     }
 
     /// The allocated block at `p`, as it was asked for, without its label. Takes the pool's lock.
@@ -617,25 +547,17 @@ public:
     /// The upstream's owner: the tenant that is charged for the memory.
     [[nodiscard]] std::string_view owner() const noexcept { return upstream_.owner(); }
     /// Why such a request can never be granted, whatever is freed; errc::none if it could be.
-    [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
+    [[nodiscard]] failure refuses(byte_count size, std::size_t alignment) const noexcept {
         if (detail::pool_tag::check(size, alignment) != errc::none) return detail::pool_tag::why(size, alignment);
         const auto least = detail::whole_granules(size);
         return impossible({least, least, alignment, size});
     }
-    /// The same, of a size with its unit.
-    [[nodiscard]] failure refuses(bytes size, std::size_t alignment) const noexcept {
-        return refuses(static_cast<std::size_t>(size.count()), alignment);
-    }
 
     /// Bytes of the pool that a request takes; bytes::max() if it can't be granted. A cache may
     /// take an eighth more.
-    [[nodiscard]] static constexpr bytes charged(std::size_t size, std::size_t alignment) noexcept {
+    [[nodiscard]] static constexpr bytes charged(byte_count size, std::size_t alignment) noexcept {
         return detail::pool_tag::check(size, alignment) == errc::none ? bytes{detail::whole_granules(size)}
                                                                       : bytes::max();
-    }
-    /// The same, of a size with its unit.
-    [[nodiscard]] static constexpr bytes charged(bytes size, std::size_t alignment) noexcept {
-        return charged(static_cast<std::size_t>(size.count()), alignment);
     }
     /// The tenant's view of the memory, where the upstream has one.
     [[nodiscard]] bytes capacity() const noexcept requires memory<Upstream> { return upstream_.resource().capacity(); }

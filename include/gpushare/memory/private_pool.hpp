@@ -71,47 +71,33 @@ public:
 
     /// Throws memory_error: out_of_memory if neither the memory set aside nor that held by the pool
     /// suffices, or others wait; size_overflow, bad_alignment.
-    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t)) {
+    [[nodiscard]] void* allocate(byte_count size, std::size_t alignment = alignof(std::max_align_t)) {
         failure why;
         void* const p = try_allocate(size, alignment, &why);
         if (p == nullptr) throw memory_error(why, {}, "allocate for a captured graph");
         return p;
     }
-    /// The same, of a size with its unit.
-    [[nodiscard]] void* allocate(bytes size, std::size_t alignment = alignof(std::max_align_t)) {
-        return allocate(static_cast<std::size_t>(size.count()), alignment);
-    }
     /// Null where `allocate` would throw. Asks neither the device nor a stream.
-    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
+    [[nodiscard]] void* try_allocate(byte_count size, std::size_t alignment = alignof(std::max_align_t),
                                      failure* why = nullptr) noexcept {
         const std::lock_guard lock(mutex_);
         failure unused;
         return take(size, alignment, why != nullptr ? *why : unused, waiters_.size() == 0);
-    }
-    /// The same, of a size with its unit.
-    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment = alignof(std::max_align_t),
-                                     failure* why = nullptr) noexcept {
-        return try_allocate(static_cast<std::size_t>(size.count()), alignment, why);
     }
     /// As allocate, but waits, first come first served, until the deadline or stop request of
     /// `until`: for a block that comes back here and, every two milliseconds, for memory that the
     /// pool holds. Calls neither the device nor a stream. Throws memory_error: deadline_exceeded or
     /// stopped; at once for a request that the pool could never grant.
     template <clock Clock>
-    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment, const patience<Clock>& until) {
+    [[nodiscard]] void* allocate(byte_count size, std::size_t alignment, const patience<Clock>& until) {
         failure why;
         void* const p = try_allocate(size, alignment, until, &why);
         if (p == nullptr) throw memory_error(why, {}, "allocate for a captured graph");
         return p;
     }
-    /// The same, of a size with its unit.
-    template <clock Clock>
-    [[nodiscard]] void* allocate(bytes size, std::size_t alignment, const patience<Clock>& until) {
-        return allocate(static_cast<std::size_t>(size.count()), alignment, until);
-    }
     /// The same, null instead of an exception; `why`, if given, gets the reason.
     template <clock Clock>
-    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, const patience<Clock>& until,
+    [[nodiscard]] void* try_allocate(byte_count size, std::size_t alignment, const patience<Clock>& until,
                                      failure* why = nullptr) noexcept {
         detail::pool_wait_entry place;
         const std::stop_callback on_stop(until.stop, [&] {
@@ -143,14 +129,8 @@ public:
         if (p == nullptr && why != nullptr) *why = refused;
         return p;
     }
-    /// The same, of a size with its unit.
-    template <clock Clock>
-    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment, const patience<Clock>& until,
-                                     failure* why = nullptr) noexcept {
-        return try_allocate(static_cast<std::size_t>(size.count()), alignment, until, why);
-    }
     /// As pool_resource::deallocate: unknown_block or wrong_size changes nothing. Null is ignored.
-    errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
+    errc deallocate(void* p, byte_count size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         if (p == nullptr) return errc::none;
         const std::lock_guard lock(mutex_);
         if (closed_) return errc::closed;
@@ -159,10 +139,6 @@ public:
         fit_.give(*freed.block);
         waiters_.tell();
         return errc::none;
-    }
-    /// The same, of a size with its unit.
-    errc deallocate(void* p, bytes size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
-        return deallocate(p, static_cast<std::size_t>(size.count()), alignment);
     }
 
     /// From now on everything is refused with errc::closed. All memory goes back to the pool,
@@ -177,20 +153,12 @@ public:
     }
 
     /// The pool's answers; see pool_resource.
-    [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
+    [[nodiscard]] bytes charged(byte_count size, std::size_t alignment) const noexcept {
         return pool_->charged(size, alignment);
     }
-    /// The same, of a size with its unit.
-    [[nodiscard]] bytes charged(bytes size, std::size_t alignment) const noexcept {
-        return charged(static_cast<std::size_t>(size.count()), alignment);
-    }
     /// See pool_resource::refuses.
-    [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
+    [[nodiscard]] failure refuses(byte_count size, std::size_t alignment) const noexcept {
         return pool_->refuses(size, alignment);
-    }
-    /// The same, of a size with its unit.
-    [[nodiscard]] failure refuses(bytes size, std::size_t alignment) const noexcept {
-        return refuses(static_cast<std::size_t>(size.count()), alignment);
     }
     /// See pool_resource.
     [[nodiscard]] std::string_view owner() const noexcept { return pool_->owner(); }
