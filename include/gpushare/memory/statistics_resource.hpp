@@ -67,80 +67,45 @@ public:
 
     /// As the upstream's; std::bad_alloc too if the host has no memory for the entry. `label` must
     /// outlive the block.
-    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
+    [[nodiscard]] void* allocate(byte_count size, std::size_t alignment = alignof(std::max_align_t),
                                  std::string_view label = {}) {
         return allocate_in(detail::scoped_statistics::whole, size, alignment, label);
     }
-    /// The same, of a size with its unit.
-    [[nodiscard]] void* allocate(bytes size, std::size_t alignment = alignof(std::max_align_t),
-                                 std::string_view label = {}) {
-        return allocate(static_cast<std::size_t>(size.count()), alignment, label);
-    }
     /// Returns null where allocate() would throw; `why`, unless null, receives the reason.
-    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
+    [[nodiscard]] void* try_allocate(byte_count size, std::size_t alignment = alignof(std::max_align_t),
                                      failure* why = nullptr, std::string_view label = {}) noexcept {
         return try_allocate_in(detail::scoped_statistics::whole, size, alignment, why, label);
-    }
-    /// The same, of a size with its unit.
-    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment = alignof(std::max_align_t),
-                                     failure* why = nullptr, std::string_view label = {}) noexcept {
-        return try_allocate(static_cast<std::size_t>(size.count()), alignment, why, label);
     }
     /// As allocate(), but waits as the upstream does, if the upstream can wait.
     template <clock Clock>
     requires requires(Upstream& u, const patience<Clock>& until) { u.allocate(1, 1, until); }
-    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment, const patience<Clock>& until,
+    [[nodiscard]] void* allocate(byte_count size, std::size_t alignment, const patience<Clock>& until,
                                  std::string_view label = {}) {
         return allocate_in(detail::scoped_statistics::whole, size, alignment, label, until);
-    }
-    /// The same, of a size with its unit.
-    template <clock Clock>
-    requires requires(Upstream& u, const patience<Clock>& until) { u.allocate(1, 1, until); }
-    [[nodiscard]] void* allocate(bytes size, std::size_t alignment, const patience<Clock>& until,
-                                 std::string_view label = {}) {
-        return allocate(static_cast<std::size_t>(size.count()), alignment, until, label);
     }
     /// As try_allocate(), but waits as the upstream does, if the upstream can wait.
     template <clock Clock>
     requires requires(Upstream& u, const patience<Clock>& until) { u.try_allocate(1, 1, until); }
-    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, const patience<Clock>& until,
+    [[nodiscard]] void* try_allocate(byte_count size, std::size_t alignment, const patience<Clock>& until,
                                      failure* why = nullptr, std::string_view label = {}) noexcept {
         return try_allocate_in(detail::scoped_statistics::whole, size, alignment, until, why, label);
-    }
-    /// The same, of a size with its unit.
-    template <clock Clock>
-    requires requires(Upstream& u, const patience<Clock>& until) { u.try_allocate(1, 1, until); }
-    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment, const patience<Clock>& until,
-                                     failure* why = nullptr, std::string_view label = {}) noexcept {
-        return try_allocate(static_cast<std::size_t>(size.count()), alignment, until, why, label);
     }
     /// As deallocate, but for a block that work before `used` may still use, over memory that is
     /// freed in stream order.
     template <timeline_point Point>
     requires requires(Upstream& u, const Point& used, void* p) { u.deallocate_after(used, p, 1, 1); }
-    errc deallocate_after(const Point& used, void* p, std::size_t size,
+    errc deallocate_after(const Point& used, void* p, byte_count size,
                           std::size_t alignment = alignof(std::max_align_t)) noexcept {
         if (p == nullptr) return errc::none;
         return struck(p, size, alignment,
                       [&] { return upstream_.resource().deallocate_after(used, p, size, alignment); });
     }
-    /// The same, of a size with its unit.
-    template <timeline_point Point>
-    requires requires(Upstream& u, const Point& used, void* p) { u.deallocate_after(used, p, 1, 1); }
-    errc deallocate_after(const Point& used, void* p, bytes size,
-                          std::size_t alignment = alignof(std::max_align_t)) noexcept {
-        return deallocate_after(used, p, static_cast<std::size_t>(size.count()), alignment);
-    }
     /// Gives a block of any scope back to the upstream and returns the upstream's answer. If a
     /// later free may succeed (concepts.hpp), the block stays allocated. A wrong free changes
     /// nothing and returns unknown_block or wrong_size. Null is ignored.
-    errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
+    errc deallocate(void* p, byte_count size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         if (p == nullptr) return errc::none;
         return struck(p, size, alignment, [&] { return upstream_.deallocate(p, size, alignment); });
-    }
-    /// The same, of a size with its unit.
-    errc deallocate(void* p, bytes size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
-        return deallocate(p, static_cast<std::size_t>(size.count()), alignment);
     }
 
     /// The figures. `largest_free` is the largest block that the upstream could give now;
@@ -165,20 +130,12 @@ public:
 
     /// The upstream's answers; see concepts.hpp. Blocks that are allocated at its close stay in
     /// leaks().
-    [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
+    [[nodiscard]] bytes charged(byte_count size, std::size_t alignment) const noexcept {
         return upstream_.charged(size, alignment);
     }
-    /// The same, of a size with its unit.
-    [[nodiscard]] bytes charged(bytes size, std::size_t alignment) const noexcept {
-        return charged(static_cast<std::size_t>(size.count()), alignment);
-    }
     /// As the upstream's.
-    [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
+    [[nodiscard]] failure refuses(byte_count size, std::size_t alignment) const noexcept {
         return upstream_.refuses(size, alignment);
-    }
-    /// The same, of a size with its unit.
-    [[nodiscard]] failure refuses(bytes size, std::size_t alignment) const noexcept {
-        return refuses(static_cast<std::size_t>(size.count()), alignment);
     }
     /// As the upstream's.
     [[nodiscard]] bytes largest_free() const noexcept { return upstream_.largest_free(); }
@@ -279,76 +236,40 @@ public:
     ~memory_scope() { in_->statistics_.close(id_); }
 
     /// Allocates from the whole, and counts the block here, too.
-    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
+    [[nodiscard]] void* allocate(byte_count size, std::size_t alignment = alignof(std::max_align_t),
                                  std::string_view label = {}) {
         return in_->allocate_in(id_, size, alignment, label);
     }
-    /// The same, of a size with its unit.
-    [[nodiscard]] void* allocate(bytes size, std::size_t alignment = alignof(std::max_align_t),
-                                 std::string_view label = {}) {
-        return allocate(static_cast<std::size_t>(size.count()), alignment, label);
-    }
     /// Frees a block of any scope; see statistics_resource::deallocate.
-    errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
+    errc deallocate(void* p, byte_count size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         return in_->deallocate(p, size, alignment);
     }
-    /// The same, of a size with its unit.
-    errc deallocate(void* p, bytes size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
-        return deallocate(p, static_cast<std::size_t>(size.count()), alignment);
-    }
     /// Returns null where allocate() would throw; `why`, unless null, receives the reason.
-    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
+    [[nodiscard]] void* try_allocate(byte_count size, std::size_t alignment = alignof(std::max_align_t),
                                      failure* why = nullptr, std::string_view label = {}) noexcept {
         return in_->try_allocate_in(id_, size, alignment, why, label);
-    }
-    /// The same, of a size with its unit.
-    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment = alignof(std::max_align_t),
-                                     failure* why = nullptr, std::string_view label = {}) noexcept {
-        return try_allocate(static_cast<std::size_t>(size.count()), alignment, why, label);
     }
     /// As allocate(), but waits as the upstream does, if the upstream can wait.
     template <clock Clock>
     requires requires(Upstream& u, const patience<Clock>& until) { u.allocate(1, 1, until); }
-    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment, const patience<Clock>& until,
+    [[nodiscard]] void* allocate(byte_count size, std::size_t alignment, const patience<Clock>& until,
                                  std::string_view label = {}) {
         return in_->allocate_in(id_, size, alignment, label, until);
-    }
-    /// The same, of a size with its unit.
-    template <clock Clock>
-    requires requires(Upstream& u, const patience<Clock>& until) { u.allocate(1, 1, until); }
-    [[nodiscard]] void* allocate(bytes size, std::size_t alignment, const patience<Clock>& until,
-                                 std::string_view label = {}) {
-        return allocate(static_cast<std::size_t>(size.count()), alignment, until, label);
     }
     /// As try_allocate(), but waits as the upstream does, if the upstream can wait.
     template <clock Clock>
     requires requires(Upstream& u, const patience<Clock>& until) { u.try_allocate(1, 1, until); }
-    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, const patience<Clock>& until,
+    [[nodiscard]] void* try_allocate(byte_count size, std::size_t alignment, const patience<Clock>& until,
                                      failure* why = nullptr, std::string_view label = {}) noexcept {
         return in_->try_allocate_in(id_, size, alignment, until, why, label);
     }
-    /// The same, of a size with its unit.
-    template <clock Clock>
-    requires requires(Upstream& u, const patience<Clock>& until) { u.try_allocate(1, 1, until); }
-    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment, const patience<Clock>& until,
-                                     failure* why = nullptr, std::string_view label = {}) noexcept {
-        return try_allocate(static_cast<std::size_t>(size.count()), alignment, until, why, label);
-    }
     /// The resource's answer; see concepts.hpp.
-    [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
+    [[nodiscard]] bytes charged(byte_count size, std::size_t alignment) const noexcept {
         return in_->charged(size, alignment);
     }
-    /// The same, of a size with its unit.
-    [[nodiscard]] bytes charged(bytes size, std::size_t alignment) const noexcept {
-        return charged(static_cast<std::size_t>(size.count()), alignment);
-    }
     /// As the whole resource's.
-    [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
+    [[nodiscard]] failure refuses(byte_count size, std::size_t alignment) const noexcept {
         return in_->refuses(size, alignment);
-    }
-    /// The same, of a size with its unit.
-    [[nodiscard]] failure refuses(bytes size, std::size_t alignment) const noexcept {
-        return refuses(static_cast<std::size_t>(size.count()), alignment);
     }
     /// As of the whole.
     [[nodiscard]] bytes largest_free() const noexcept { return in_->largest_free(); }
