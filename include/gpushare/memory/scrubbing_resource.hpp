@@ -80,28 +80,19 @@ public:
 
     /// Allocates from the upstream. After a refusal, tries again as scrubbed blocks come back to
     /// the upstream.
-    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t)) {
+    [[nodiscard]] void* allocate(byte_count size, std::size_t alignment = alignof(std::max_align_t)) {
         upstream_refusal r{.why = {.code = errc::out_of_memory, .asked = size}};
         if (void* const p = obtain(size, alignment, r)) return p;
         if (r.thrown) std::rethrow_exception(r.thrown);
         throw memory_error(r.why, owner(), "allocate");
     }
-    /// The same, of a size with its unit.
-    [[nodiscard]] void* allocate(bytes size, std::size_t alignment = alignof(std::max_align_t)) {
-        return allocate(static_cast<std::size_t>(size.count()), alignment);
-    }
     /// The same, null instead of an exception; `why`, unless it is null, gets the reason.
-    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
+    [[nodiscard]] void* try_allocate(byte_count size, std::size_t alignment = alignof(std::max_align_t),
                                      failure* why = nullptr) noexcept {
         upstream_refusal r{.why = {.code = errc::out_of_memory, .asked = size}};
         void* const p = obtain(size, alignment, r);
         if (p == nullptr && why != nullptr) *why = r.why;
         return p;
-    }
-    /// The same, of a size with its unit.
-    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment = alignof(std::max_align_t),
-                                     failure* why = nullptr) noexcept {
-        return try_allocate(static_cast<std::size_t>(size.count()), alignment, why);
     }
 
     /// As allocate, but waits for memory until the deadline or stop request of `until`: tries again
@@ -110,53 +101,33 @@ public:
     /// it throws memory_error: deadline_exceeded or stopped. A request that can never be granted
     /// throws at once, with its own code.
     template <clock Clock>
-    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment, const patience<Clock>& until) {
+    [[nodiscard]] void* allocate(byte_count size, std::size_t alignment, const patience<Clock>& until) {
         upstream_refusal r{.why = {.code = errc::out_of_memory, .asked = size}};
         if (void* const p = obtain(size, alignment, until, r)) return p;
         if (r.thrown) std::rethrow_exception(r.thrown);
         throw memory_error(r.why, owner(), "allocate");
     }
-    /// The same, of a size with its unit.
-    template <clock Clock>
-    [[nodiscard]] void* allocate(bytes size, std::size_t alignment, const patience<Clock>& until) {
-        return allocate(static_cast<std::size_t>(size.count()), alignment, until);
-    }
     /// The same, null instead of an exception; `why`, unless it is null, gets the reason.
     template <clock Clock>
-    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, const patience<Clock>& until,
+    [[nodiscard]] void* try_allocate(byte_count size, std::size_t alignment, const patience<Clock>& until,
                                      failure* why = nullptr) noexcept {
         upstream_refusal r{.why = {.code = errc::out_of_memory, .asked = size}};
         void* const p = obtain(size, alignment, until, r);
         if (p == nullptr && why != nullptr) *why = r.why;
         return p;
     }
-    /// The same, of a size with its unit.
-    template <clock Clock>
-    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment, const patience<Clock>& until,
-                                     failure* why = nullptr) noexcept {
-        return try_allocate(static_cast<std::size_t>(size.count()), alignment, until, why);
-    }
 
     /// Frees a block that no work uses any more. The block is back in the upstream once it is
     /// scrubbed. Null is ignored. submission_failed if the stream takes no work: the block stays
     /// allocated, so that no tenant sees its contents, and the caller may free it again. If the
     /// scrubbing fails later, the block is lost. closed: nothing happened.
-    errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
+    errc deallocate(void* p, byte_count size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         return free_after(nullptr, p, size, alignment, {});
     }
-    /// The same, of a size with its unit.
-    errc deallocate(void* p, bytes size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
-        return deallocate(p, static_cast<std::size_t>(size.count()), alignment);
-    }
     /// The same for a block that work before `used` may still use.
-    errc deallocate_after(const point& used, void* p, std::size_t size,
+    errc deallocate_after(const point& used, void* p, byte_count size,
                           std::size_t alignment = alignof(std::max_align_t)) noexcept {
         return free_after(&used, p, size, alignment, {});
-    }
-    /// The same, of a size with its unit.
-    errc deallocate_after(const point& used, void* p, bytes size,
-                          std::size_t alignment = alignof(std::max_align_t)) noexcept {
-        return deallocate_after(used, p, static_cast<std::size_t>(size.count()), alignment);
     }
     /// As deallocate; `note` is called once the block is back in the upstream.
     errc deallocate_then(void* p, std::size_t size, std::size_t alignment, const when_back& note) noexcept {
@@ -186,20 +157,12 @@ public:
     }
 
     /// The bytes that the upstream takes for such a request.
-    [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
+    [[nodiscard]] bytes charged(byte_count size, std::size_t alignment) const noexcept {
         return upstream_.charged(size, alignment);
     }
-    /// The same, of a size with its unit.
-    [[nodiscard]] bytes charged(bytes size, std::size_t alignment) const noexcept {
-        return charged(static_cast<std::size_t>(size.count()), alignment);
-    }
     /// As the upstream's; see concepts.hpp.
-    [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
+    [[nodiscard]] failure refuses(byte_count size, std::size_t alignment) const noexcept {
         return upstream_.refuses(size, alignment);
-    }
-    /// The same, of a size with its unit.
-    [[nodiscard]] failure refuses(bytes size, std::size_t alignment) const noexcept {
-        return refuses(static_cast<std::size_t>(size.count()), alignment);
     }
     /// As the upstream's.
     [[nodiscard]] bytes largest_free() const noexcept { return upstream_.largest_free(); }
