@@ -170,55 +170,34 @@ public:
 
     /// Throws what the upstream throws, and std::bad_alloc if the host has no memory for the entry.
     /// `label` must outlive the block.
-    [[nodiscard]] block_handle allocate(std::size_t size, std::size_t alignment, std::string_view label = {}) {
+    [[nodiscard]] block_handle allocate(byte_count size, std::size_t alignment, std::string_view label = {}) {
         return entered({upstream_, {upstream_.allocate(size, alignment), bytes{size}, alignment, label}});
-    }
-    /// The same, of a size with its unit.
-    [[nodiscard]] block_handle allocate(bytes size, std::size_t alignment, std::string_view label = {}) {
-        return allocate(static_cast<std::size_t>(size.count()), alignment, label);
     }
 
     /// As allocate(), with the reason instead of an exception.
-    [[nodiscard]] result<block_handle> try_allocate(std::size_t size, std::size_t alignment,
+    [[nodiscard]] result<block_handle> try_allocate(byte_count size, std::size_t alignment,
                                                     std::string_view label = {}) noexcept {
         failure why{.code = errc::out_of_memory, .asked = size, .because = reason::size};
         void* const p = upstream_.try_allocate(size, alignment, &why);
         return try_entered({upstream_, {p, bytes{size}, alignment, label}}, why);
     }
-    /// The same, of a size with its unit.
-    [[nodiscard]] result<block_handle> try_allocate(bytes size, std::size_t alignment,
-                                                    std::string_view label = {}) noexcept {
-        return try_allocate(static_cast<std::size_t>(size.count()), alignment, label);
-    }
 
     /// As allocate(), but waits for memory until the deadline or stop request of `until`, where the
     /// upstream can wait.
     template <clock Clock>
-    [[nodiscard]] block_handle allocate(std::size_t size, std::size_t alignment, const patience<Clock>& until,
+    [[nodiscard]] block_handle allocate(byte_count size, std::size_t alignment, const patience<Clock>& until,
                                         std::string_view label = {}) {
         void* const p = upstream_.resource().allocate(size, alignment, until);
         return entered({upstream_, {p, bytes{size}, alignment, label}});
     }
-    /// The same, of a size with its unit.
-    template <clock Clock>
-    [[nodiscard]] block_handle allocate(bytes size, std::size_t alignment, const patience<Clock>& until,
-                                        std::string_view label = {}) {
-        return allocate(static_cast<std::size_t>(size.count()), alignment, until, label);
-    }
     /// The same, with the reason instead of an exception.
     template <clock Clock>
-    [[nodiscard]] result<block_handle> try_allocate(std::size_t size, std::size_t alignment,
+    [[nodiscard]] result<block_handle> try_allocate(byte_count size, std::size_t alignment,
                                                     const patience<Clock>& until,
                                                     std::string_view label = {}) noexcept {
         failure why{.code = errc::out_of_memory, .asked = size, .because = reason::size};
         void* const p = upstream_.resource().try_allocate(size, alignment, until, &why);
         return try_entered({upstream_, {p, bytes{size}, alignment, label}}, why);
-    }
-    /// The same, of a size with its unit.
-    template <clock Clock>
-    [[nodiscard]] result<block_handle> try_allocate(bytes size, std::size_t alignment, const patience<Clock>& until,
-                                                    std::string_view label = {}) noexcept {
-        return try_allocate(static_cast<std::size_t>(size.count()), alignment, until, label);
     }
 
     /// The block's address. Null if the handle is another tenant's, if the block was freed, or once
