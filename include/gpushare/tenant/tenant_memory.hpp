@@ -80,53 +80,32 @@ public:
     /// As quota_resource::allocate, but first collects frees that streams have reached, neighbours'
     /// too, and waits if the tenant's memory waits (tenant_spec::wait). Throws memory_error, with
     /// errc::closed once the tenant is closed. `label` must outlive the block.
-    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = default_alignment,
+    [[nodiscard]] void* allocate(byte_count size, std::size_t alignment = default_alignment,
                                  std::string_view label = {});
-    /// The same, of a size with its unit: allocate(40_MiB).
-    [[nodiscard]] void* allocate(bytes size, std::size_t alignment = default_alignment, std::string_view label = {}) {
-        return allocate(static_cast<std::size_t>(size.count()), alignment, label);
-    }
     /// Null where allocate would throw, without waiting; `why`, if given, gets the reason with its
     /// figures.
-    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = default_alignment,
-                                     failure* why = nullptr, std::string_view label = {}) noexcept;
-
-    /// The same, of a size with its unit.
-    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment = default_alignment, failure* why = nullptr,
-                                     std::string_view label = {}) noexcept {
-        return try_allocate(static_cast<std::size_t>(size.count()), alignment, why, label);
-    }
+    [[nodiscard]] void* try_allocate(byte_count size, std::size_t alignment = default_alignment, failure* why = nullptr,
+                                     std::string_view label = {}) noexcept;
 
     /// As allocate, but waits for bytes, first come first served, until the deadline or stop
     /// request of `until`, a patience (include memory/quota_wait.hpp). Then throws memory_error
     /// with deadline_exceeded or stopped, which names the largest borrower of burst. Throws at once
     /// if the tenant's limit or others' guarantees leave no room, whatever is freed.
     template <clock Clock>
-    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment, const patience<Clock>& until,
+    [[nodiscard]] void* allocate(byte_count size, std::size_t alignment, const patience<Clock>& until,
                                  std::string_view label = {}) {
         failure why;
         if (void* const p = try_allocate(size, alignment, until, &why, label)) return p;
         raise_waited(quota_, why, tenant_);
     }
-    /// The same, of a size with its unit.
-    template <clock Clock>
-    [[nodiscard]] void* allocate(bytes size, std::size_t alignment, const patience<Clock>& until,
-                                 std::string_view label = {}) {
-        return allocate(static_cast<std::size_t>(size.count()), alignment, until, label);
-    }
     /// With default_alignment.
     template <clock Clock>
-    [[nodiscard]] void* allocate(std::size_t size, const patience<Clock>& until) {
+    [[nodiscard]] void* allocate(byte_count size, const patience<Clock>& until) {
         return allocate(size, default_alignment, until);
-    }
-    /// The same, of a size with its unit.
-    template <clock Clock>
-    [[nodiscard]] void* allocate(bytes size, const patience<Clock>& until) {
-        return allocate(static_cast<std::size_t>(size.count()), until);
     }
     /// The same, null instead of an exception; `why`, if given, gets the reason with its figures.
     template <clock Clock>
-    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, const patience<Clock>& until,
+    [[nodiscard]] void* try_allocate(byte_count size, std::size_t alignment, const patience<Clock>& until,
                                      failure* why = nullptr, std::string_view label = {}) noexcept {
         failure refusal;
         if (!closed())
@@ -134,12 +113,6 @@ public:
                 return p;
         if (why != nullptr) *why = closed() ? failure{.code = errc::closed, .asked = size} : refusal;
         return refused();
-    }
-    /// The same, of a size with its unit.
-    template <clock Clock>
-    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment, const patience<Clock>& until,
-                                     failure* why = nullptr, std::string_view label = {}) noexcept {
-        return try_allocate(static_cast<std::size_t>(size.count()), alignment, until, why, label);
     }
     /// The old name of allocate() with a patience. It goes with 0.3.
     template <class... Args>
@@ -160,20 +133,12 @@ public:
     /// the tenant is closed. After any other code the block stays allocated, and a later free may
     /// succeed. submission_failed: the block must be overwritten, and the device doesn't tell when
     /// that is done. Null is ignored.
-    errc deallocate(void* p, std::size_t size, std::size_t alignment = default_alignment) noexcept;
+    errc deallocate(void* p, byte_count size, std::size_t alignment = default_alignment) noexcept;
 
-    /// The same, of a size with its unit.
-    errc deallocate(void* p, bytes size, std::size_t alignment = default_alignment) noexcept {
-        return deallocate(p, static_cast<std::size_t>(size.count()), alignment);
-    }
     /// As deallocate, but work before `point` may still use the block: its bytes are credited once
     /// the point is reached.
-    errc deallocate_after(const Point& point, void* p, std::size_t size,
+    errc deallocate_after(const Point& point, void* p, byte_count size,
                           std::size_t alignment = default_alignment) noexcept;
-    /// The same, of a size with its unit.
-    errc deallocate_after(const Point& point, void* p, bytes size, std::size_t alignment = default_alignment) noexcept {
-        return deallocate_after(point, p, static_cast<std::size_t>(size.count()), alignment);
-    }
 
     /// The allocated block at `p`, as it was asked for. For adaptors of libraries that free by
     /// address: not for a hot path.
@@ -214,17 +179,9 @@ public:
     }
 
     /// The bytes that an allocation takes of the quota; bytes::max() if it can't be granted.
-    [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept;
-    /// The same, of a size with its unit.
-    [[nodiscard]] bytes charged(bytes size, std::size_t alignment) const noexcept {
-        return charged(static_cast<std::size_t>(size.count()), alignment);
-    }
+    [[nodiscard]] bytes charged(byte_count size, std::size_t alignment) const noexcept;
     /// Why such a request can never be granted, whatever is freed; errc::none if it could be.
-    [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept;
-    /// The same, of a size with its unit.
-    [[nodiscard]] failure refuses(bytes size, std::size_t alignment) const noexcept {
-        return refuses(static_cast<std::size_t>(size.count()), alignment);
-    }
+    [[nodiscard]] failure refuses(byte_count size, std::size_t alignment) const noexcept;
     /// For resources that keep memory of the tenant: tells them when it closes. See closing.hpp.
     [[nodiscard]] close_token closing() const noexcept { return quota_.closing(); }
     /// As quota::in_hook.
@@ -327,7 +284,7 @@ tenant_memory<Upstream, Point>::tenant_memory(quota& device, Upstream& upstream,
 }
 
 template <memory Upstream, timeline_point Point>
-void* tenant_memory<Upstream, Point>::allocate(std::size_t size, std::size_t alignment, std::string_view label) {
+void* tenant_memory<Upstream, Point>::allocate(byte_count size, std::size_t alignment, std::string_view label) {
     if (pool_) [[likely]]
         if (void* const kept = pool_->try_allocate_kept(size, alignment, label)) return kept;
     if (const ns wait = waits(); wait != ns{})
@@ -338,7 +295,7 @@ void* tenant_memory<Upstream, Point>::allocate(std::size_t size, std::size_t ali
 }
 
 template <memory Upstream, timeline_point Point>
-void* tenant_memory<Upstream, Point>::try_allocate(std::size_t size, std::size_t alignment, failure* why,
+void* tenant_memory<Upstream, Point>::try_allocate(byte_count size, std::size_t alignment, failure* why,
                                                    std::string_view label) noexcept {
     if (pool_) [[likely]]
         if (void* const kept = pool_->try_allocate_kept(size, alignment, label)) return kept;
@@ -346,14 +303,14 @@ void* tenant_memory<Upstream, Point>::try_allocate(std::size_t size, std::size_t
 }
 
 template <memory Upstream, timeline_point Point>
-errc tenant_memory<Upstream, Point>::deallocate(void* p, std::size_t size, std::size_t alignment) noexcept {
+errc tenant_memory<Upstream, Point>::deallocate(void* p, byte_count size, std::size_t alignment) noexcept {
     if (p == nullptr) return errc::none;
     const errc wrong = pool_ ? pool_->deallocate(p, size, alignment) : direct_->deallocate(p, size, alignment);
     return wrong == errc::none ? wrong : wrong_free(wrong, size);
 }
 
 template <memory Upstream, timeline_point Point>
-errc tenant_memory<Upstream, Point>::deallocate_after(const Point& point, void* p, std::size_t size,
+errc tenant_memory<Upstream, Point>::deallocate_after(const Point& point, void* p, byte_count size,
                                                       std::size_t alignment) noexcept {
     if (p == nullptr) return errc::none;
     const errc wrong = stack([&](auto& s) { return s.deallocate_after(point, p, size, alignment); });
@@ -391,12 +348,12 @@ bool tenant_memory<Upstream, Point>::closed() const noexcept {
 }
 
 template <memory Upstream, timeline_point Point>
-bytes tenant_memory<Upstream, Point>::charged(std::size_t size, std::size_t alignment) const noexcept {
+bytes tenant_memory<Upstream, Point>::charged(byte_count size, std::size_t alignment) const noexcept {
     return stack([&](const auto& s) { return s.charged(size, alignment); });
 }
 
 template <memory Upstream, timeline_point Point>
-failure tenant_memory<Upstream, Point>::refuses(std::size_t size, std::size_t alignment) const noexcept {
+failure tenant_memory<Upstream, Point>::refuses(byte_count size, std::size_t alignment) const noexcept {
     return stack([&](const auto& s) { return s.refuses(size, alignment); });
 }
 
