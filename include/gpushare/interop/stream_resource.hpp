@@ -76,64 +76,34 @@ public:
 
     /// Allocates a block that work on any stream may use at once. Throws what the memory throws, a
     /// std::bad_alloc.
-    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = default_alignment) {
+    [[nodiscard]] void* allocate(byte_count size, std::size_t alignment = default_alignment) {
         return memory_->allocate(size, alignment);
     }
-    /// allocate() for a size with its unit.
-    [[nodiscard]] void* allocate(bytes size, std::size_t alignment = default_alignment) {
-        return allocate(static_cast<std::size_t>(size.count()), alignment);
-    }
     /// Like allocate(), but returns null instead of throwing.
-    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = default_alignment,
+    [[nodiscard]] void* try_allocate(byte_count size, std::size_t alignment = default_alignment,
                                      failure* why = nullptr) noexcept {
         return as_upstream(*memory_).try_allocate(size, alignment, why);
-    }
-    /// try_allocate() for a size with its unit.
-    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment = default_alignment,
-                                     failure* why = nullptr) noexcept {
-        return try_allocate(static_cast<std::size_t>(size.count()), alignment, why);
     }
     /// As allocate(), but waits as the memory does.
     template <clock Clock>
     requires requires(Memory& m, const patience<Clock>& until) { m.allocate(1, 1, until); }
-    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment, const patience<Clock>& until) {
+    [[nodiscard]] void* allocate(byte_count size, std::size_t alignment, const patience<Clock>& until) {
         return memory_->allocate(size, alignment, until);
-    }
-    /// The same for a size with its unit.
-    template <clock Clock>
-    requires requires(Memory& m, const patience<Clock>& until) { m.allocate(1, 1, until); }
-    [[nodiscard]] void* allocate(bytes size, std::size_t alignment, const patience<Clock>& until) {
-        return allocate(static_cast<std::size_t>(size.count()), alignment, until);
     }
     /// The same, but returns null instead of throwing.
     template <clock Clock>
     requires requires(Memory& m, const patience<Clock>& until) { m.try_allocate(1, 1, until); }
-    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, const patience<Clock>& until,
+    [[nodiscard]] void* try_allocate(byte_count size, std::size_t alignment, const patience<Clock>& until,
                                      failure* why = nullptr) noexcept {
         return memory_->try_allocate(size, alignment, until, why);
     }
-    /// The same for a size with its unit.
-    template <clock Clock>
-    requires requires(Memory& m, const patience<Clock>& until) { m.try_allocate(1, 1, until); }
-    [[nodiscard]] void* try_allocate(bytes size, std::size_t alignment, const patience<Clock>& until,
-                                     failure* why = nullptr) noexcept {
-        return try_allocate(static_cast<std::size_t>(size.count()), alignment, until, why);
-    }
     /// The memory's answer; see concepts.hpp.
-    [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
+    [[nodiscard]] bytes charged(byte_count size, std::size_t alignment) const noexcept {
         return as_upstream(*memory_).charged(size, alignment);
     }
-    /// charged() for a size with its unit.
-    [[nodiscard]] bytes charged(bytes size, std::size_t alignment) const noexcept {
-        return charged(static_cast<std::size_t>(size.count()), alignment);
-    }
     /// The memory's answer.
-    [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
+    [[nodiscard]] failure refuses(byte_count size, std::size_t alignment) const noexcept {
         return as_upstream(*memory_).refuses(size, alignment);
-    }
-    /// refuses() for a size with its unit.
-    [[nodiscard]] failure refuses(bytes size, std::size_t alignment) const noexcept {
-        return refuses(static_cast<std::size_t>(size.count()), alignment);
     }
     /// The memory's answer.
     [[nodiscard]] bytes largest_free() const noexcept { return as_upstream(*memory_).largest_free(); }
@@ -149,7 +119,7 @@ public:
     /// Null is ignored. If the library can't place a point on the stream, because its capture was
     /// invalidated or the host has no memory, the answer says so. The block then stays charged
     /// until its tenant closes, because freeing it now could be too early.
-    errc deallocate(void* p, std::size_t size, std::size_t alignment = default_alignment) noexcept {
+    errc deallocate(void* p, byte_count size, std::size_t alignment = default_alignment) noexcept {
         if (p == nullptr) return errc::none;
         try {
             return memory_->deallocate_after(detail::last_use(*stream_), p, size, alignment);
@@ -158,10 +128,6 @@ public:
         } catch (...) {
             return errc::out_of_memory;
         }
-    }
-    /// deallocate() for a size with its unit.
-    errc deallocate(void* p, bytes size, std::size_t alignment = default_alignment) noexcept {
-        return deallocate(p, static_cast<std::size_t>(size.count()), alignment);
     }
 
     /// The memory's answer.
