@@ -42,7 +42,6 @@
 #include <memory>
 #include <new>
 #include <span>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -205,10 +204,6 @@ public:
         rank_type(shared_state& s, const member& me) noexcept : s_(&s), me_(me) {}
 
         [[nodiscard]] std::uint32_t first() const noexcept { return s_->ranks.first(s_->outer.rank()); }
-        template <class P>
-        [[nodiscard]] static auto as_bytes(P* p) noexcept {
-            return reinterpret_cast<std::conditional_t<std::is_const_v<P>, const std::byte, std::byte>*>(p);
-        }
 
         /// The time until which rank 0 waits for other processes, which may know better which rank
         /// is late.
@@ -254,7 +249,7 @@ public:
                 return f;
             const auto chunks = cut<T>(out.size());
             const std::size_t depth = s_->options.depth;
-            pipeline<T> under_way{*this};
+            detail::outer_reduces<Outer> under_way{s_->outer};
             for (std::size_t k = 0; k < chunks + depth; ++k) {
                 if (k < chunks) {
                     const auto range = chunk<T>(out.size(), k);
@@ -313,7 +308,8 @@ public:
                 if (const auto f = between.agreed()) return f;
                 if (const auto f = s_->outer.all_gather(std::span<const T>(here), all, outer_deadline(deadline)))
                     return outer_failed(f);
-                if (!alike && !out.empty()) s_->ranks.join(as_bytes(all.data()), as_bytes(out.data()), in.size_bytes());
+                if (!alike && !out.empty())
+                    s_->ranks.join(std::as_bytes(all).data(), std::as_writable_bytes(out).data(), in.size_bytes());
             }
             return inner_fault(try_broadcast(me_, out, 0, behind_outer(deadline)));
         }
@@ -338,7 +334,7 @@ public:
             const std::span<T> to = me_.rank() == 0 ? all.first(in.size()) : all;
             if (const auto f = inner_fault(try_reduce<T, Here>(me_, in, to, 0, here, deadline))) return f;
             if (me_.rank() == 0) {
-                if (!s_->ranks.alike() && n != 0) s_->ranks.spread(as_bytes(all.data()), n * sizeof(T));
+                if (!s_->ranks.alike() && n != 0) s_->ranks.spread(std::as_writable_bytes(all).data(), n * sizeof(T));
                 if (const auto f = outside.agreed()) return f;
                 if (const auto f =
                         s_->outer.reduce_scatter(std::span<const T>(all), part, between, outer_deadline(deadline)))
@@ -396,31 +392,6 @@ public:
                 if (!f) f = {errc::mismatch, what, *odd, 0};
                 f.what = what;
                 return of.outer_failed(f);
-            }
-        };
-
-        /// Rank 0's all-reduces between processes.
-        template <class T>
-        struct pipeline {
-            rank_type& of;
-            std::vector<std::uint64_t> tickets{};
-            std::size_t finished = 0;
-            collective_fault fault{};
-
-            template <class By>
-            void start(std::span<T> data, const By& by, instant deadline) {
-                if constexpr (pipelined_transport<Outer>) {
-                    tickets.push_back(of.s_->outer.start_all_reduce(data, by));
-                    of.s_->outer.advance();
-                } else if (!fault) {
-                    fault = of.s_->outer.all_reduce(std::span<const T>(data), data, by, deadline);
-                }
-            }
-            [[nodiscard]] collective_fault finish(instant deadline) {
-                if constexpr (pipelined_transport<Outer>)
-                    return of.s_->outer.finish(tickets[finished++], deadline);
-                else
-                    return fault;
             }
         };
 
@@ -742,7 +713,7 @@ private:
         const std::size_t each = detail::elements_of_a_chunk<T>(options_.chunk, ranks_);
         const std::size_t n = (count + each - 1) / each, depth = chunks_.size();
         const auto range = [&](std::size_t k) { return element_range{k * each, std::min(count, (k + 1) * each)}; };
-        outer_reduces under_way{outer_};
+        detail::outer_reduces<Outer> under_way{outer_};
         arrays<T> a{ins, outs, std::vector<std::span<const T>>(here()), std::vector<std::span<T>>(here())};
         if (n == 0) return agree(word, deadline);
         for (std::size_t k = 0; k < n + depth; ++k) {
@@ -762,30 +733,6 @@ private:
         }
         return {};
     }
-
-    /// All-reduces between processes, at most one for each of chunks_ at a time.
-    struct outer_reduces {
-        Outer& outer;
-        std::vector<std::uint64_t> tickets{};
-        std::size_t finished = 0;
-        collective_fault fault{};
-
-        template <class T, class By>
-        void start(std::span<T> data, const By& by, instant deadline) {
-            if constexpr (pipelined_transport<Outer>) {
-                tickets.push_back(outer.start_all_reduce(data, by));
-                outer.advance();
-            } else if (!fault) {
-                fault = outer.all_reduce(std::span<const T>(data), data, by, deadline);
-            }
-        }
-        [[nodiscard]] collective_fault finish(instant deadline) {
-            if constexpr (pipelined_transport<Outer>)
-                return outer.finish(tickets[finished++], deadline);
-            else
-                return fault;
-        }
-    };
 
     template <class T>
     [[nodiscard]] std::span<T> summed(std::size_t k, std::size_t elements) const noexcept {

@@ -19,6 +19,7 @@
 #include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/gradient/detail/lent_arrays.hpp>
+#include <gpushare/gradient/transport.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -196,6 +197,32 @@ template <class Outer>
     (void)outer.barrier(deadline);
     return ranks_of_processes(sizes);
 }
+
+/// All-reduces between processes. Each start() belongs to the finish() with the same number, so
+/// several may be under way if the transport has pipelines.
+template <class Outer>
+struct outer_reduces {
+    Outer& outer;
+    std::vector<std::uint64_t> tickets{};
+    std::size_t finished = 0;
+    collective_fault fault{};
+
+    template <class T, class By>
+    void start(std::span<T> data, const By& by, instant deadline) {
+        if constexpr (pipelined_transport<Outer>) {
+            tickets.push_back(outer.start_all_reduce(data, by));
+            outer.advance();
+        } else if (!fault) {
+            fault = outer.all_reduce(std::span<const T>(data), data, by, deadline);
+        }
+    }
+    [[nodiscard]] collective_fault finish(instant deadline) {
+        if constexpr (pipelined_transport<Outer>)
+            return outer.finish(tickets[finished++], deadline);
+        else
+            return fault;
+    }
+};
 
 /// The rank, among all ranks, that is named by a fault of the transport between processes. If the
 /// fault names only a process, this is the process's first rank.
