@@ -166,7 +166,7 @@ TEST_CASE("work that nobody waits for is noticed while another thread watches lo
     const auto lasts = [](gpushare::ns length) {
         return [=](host::stream& on) { on.launch({.hold = length}, gpushare::detail::empty_kernel{}); };
     };
-    const auto longest = compute.submit(a, s, lasts(1s)).value();
+    const auto longest = compute.submit(a, s, lasts(4min)).value();
     std::jthread watcher([&](const std::stop_token& stop) { (void)longest.wait(gpushare::never, stop); });
     for (int i = 0; i < 20; ++i) {
         std::atomic<bool> told{false};

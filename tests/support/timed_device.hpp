@@ -37,7 +37,7 @@ struct steady {
 static_assert(gpushare::clock<steady>);
 
 /// A deadline by which everything that should happen soon has happened.
-[[nodiscard]] inline gpushare::instant in_good_time() { return steady::now() + std::chrono::seconds(20); }
+[[nodiscard]] inline gpushare::instant in_good_time() { return steady::now() + std::chrono::minutes(5); }
 
 /// Whether the condition holds within that time.
 template <class F>
