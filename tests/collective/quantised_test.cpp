@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -423,12 +424,23 @@ TEST_CASE("late ranks, other calls and aborts end a quantised all-reduce as they
         return gs::try_quantised_all_reduce(me, x, std::span(x), gs::sum{}, deadline);
     };
     {
-        const gs::communicator group(3);
+        std::optional<gs::communicator> made;
         std::vector<gs::collective_fault> faults(3);
-        support::together(3, [&](unsigned r) {
-            faults[r] = run(group.rank(r), 100);
-            if (!faults[r] && r != 1) faults[r] = run(group.rank(r), 100, soon());
-        });
+        const auto in_use = [](const gs::collective_fault& f) { return f.buffers_in_use; };
+        // Again where the machine stopped a rank on its way out for 200 ms: its buffers are in use.
+        for (int again = 0; again == 0 || (again < 5 && std::ranges::any_of(faults, in_use)); ++again) {
+            const gs::communicator& group = made.emplace(3U);
+            support::together(3, [&](unsigned r) {
+                faults[r] = run(group.rank(r), 100);
+                if (faults[r] || r == 1) return;
+                // Rank 0 gives up, once it has heard of rank 2: a slow thread isn't blamed.
+                auto& told = group.rank(0).view().signal(0, 2, 0, 2).ready;
+                while (r == 0 && static_cast<std::uint32_t>(gs::detail::atomic_ref{told}.load_acquire()) != 2)
+                    std::this_thread::yield();
+                faults[r] = run(group.rank(r), 100, r == 0 ? soon() : gs::never);
+            });
+        }
+        const gs::communicator& group = *made;
         CHECK(faults[0] == gs::collective_fault{gs::errc::deadline_exceeded, gs::collective_kind::all_reduce, 1, 2});
         CHECK(faults[2] == faults[0]);
         CHECK(run(group.rank(1), 100) == faults[0]);
