@@ -160,7 +160,7 @@ TEST_CASE("a store at its cap waits for pages that were freed", "[serving]") {
     CHECK(refusal(cache, 1, never) == errc::none);
     CHECK(cache.free(take(cache, 3), rig.kernels.record()) == errc::none);
     pages two(2);
-    const gpushare::patience until{gpushare::host::steady_clock{}, gpushare::host::steady_clock{}.now() + 20s};
+    const gpushare::patience until{gpushare::host::steady_clock{}, gpushare::host::steady_clock{}.now() + 5min};
     CHECK(cache.try_allocate(two, until).code == errc::none);
 }
 
@@ -320,7 +320,7 @@ TEST_CASE("a wait for memory ends with pages that another thread frees", "[servi
     arena_rig rig;
     store cache(rig.pool, rig.chat, {1}, small(), "chat");
     const auto p = take(cache, 48);
-    const gpushare::patience until{gpushare::host::steady_clock{}, gpushare::host::steady_clock{}.now() + 20s};
+    const gpushare::patience until{gpushare::host::steady_clock{}, gpushare::host::steady_clock{}.now() + 5min};
     std::atomic<bool> got{false};
     pages mine(3);
     {
