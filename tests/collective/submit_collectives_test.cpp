@@ -186,12 +186,12 @@ public:
         streams_.push_back(together_.make_stream({0}));
     }
     /// Submits it to streams, and waits. `patience` as in launch_options.
-    errc run(const shape& s, arrays& a, gs::ns patience = 20s) {
+    errc run(const shape& s, arrays& a, gs::ns patience = 5min) {
         const errc code = submit(s, a, patience);
         for (auto& stream : streams_) stream.record().wait(gs::never);
         return code;
     }
-    errc submit(const shape& s, arrays& a, gs::ns patience = 20s) {
+    errc submit(const shape& s, arrays& a, gs::ns patience = 5min) {
         const pointers p = of(s, a);
         sends_ = s.counts;
         receives_.clear();

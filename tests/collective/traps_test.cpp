@@ -59,7 +59,7 @@ bool all_rounds(const communicator& group, std::uint32_t rounds, gs::collective_
         collective_test::delaying_context ctx(seed + rank);
         for (std::uint32_t i = 0; i < rounds && wrong == 0; ++i) {
             gs::detail::session<collective_test::delaying_context> t(ctx, group.rank(rank).view(), rank, 0, kind,
-                                                                     in(20s).time_since_epoch().count());
+                                                                     in(5min).time_since_epoch().count());
             if (!t.enter() || !round(t, i)) ++wrong;
         }
     });
@@ -130,7 +130,7 @@ TEST_CASE("trap: a release or an acquire is missing", "[collective][trap]") {
         for (const auto& page : pages) good = good && page[63] == static_cast<int>(i);
         // Nobody writes the next round's before all have read this one's.
         gs::detail::session<collective_test::delaying_context> again(
-            t.context(), t.view(), t.rank(), 0, gs::collective_kind::barrier, in(20s).time_since_epoch().count());
+            t.context(), t.view(), t.rank(), 0, gs::collective_kind::barrier, in(5min).time_since_epoch().count());
         return good && again.enter() && !gs::detail::barrier_body{}(again, 1);
     }));
     for (const algorithm how : every_algorithm)
@@ -149,7 +149,7 @@ TEST_CASE("trap: one counter is shared by two kernels", "[collective][trap]") {
         for (std::uint32_t k = 0; k < rounds; ++k) {
             gs::detail::session<collective_test::delaying_context> t(ctx, group.rank(rank).view(), rank, block,
                                                                      gs::collective_kind::barrier,
-                                                                     in(20s).time_since_epoch().count());
+                                                                     in(5min).time_since_epoch().count());
             if (!t.enter() || gs::detail::barrier_body{}(t, 1)) ++wrong;
         }
         if (group.rank(0).view().state(rank, block).epoch != rounds) ++wrong;
@@ -252,7 +252,7 @@ TEST_CASE("trap: overlapping groups share slots", "[collective][trap]") {
         for (std::uint32_t round = 0; round < 60; ++round) {
             gs::detail::session<collective_test::delaying_context> t(ctx, groups[g].rank(i).view(), i, 0,
                                                                      gs::collective_kind::all_reduce,
-                                                                     in(20s).time_since_epoch().count());
+                                                                     in(5min).time_since_epoch().count());
             const algorithm how = every_algorithm[any.below(every_algorithm.size())];
             if (!t.enter() || !sum_right(t, round * 10 + g, how, 300, false)) ++wrong;
         }
@@ -401,7 +401,7 @@ TEST_CASE("trap: the order changes with the size, the bucket or the run", "[coll
                 for (std::size_t at = bucket; at < n && good; at += bucket) {
                     gs::detail::session<collective_test::delaying_context> t(
                         first.context(), first.view(), first.rank(), 0, gs::collective_kind::all_reduce,
-                        in(20s).time_since_epoch().count());
+                        in(5min).time_since_epoch().count());
                     good = t.enter() && part(t, at);
                 }
                 return good && std::memcmp(y.data(), want.data(), n * sizeof(float)) == 0;
