@@ -45,14 +45,14 @@ public:
     /// False if nobody came for so long that something hangs.
     [[nodiscard]] bool await_caller() {
         std::unique_lock lock(mutex_);
-        return changed_.wait_for(lock, 30s, [&] { return inside_; });
+        return changed_.wait_for(lock, 5min, [&] { return inside_; });
     }
     /// A call: ends with the gate, or with a fault.
     [[nodiscard]] collective_fault pass() {
         std::unique_lock lock(mutex_);
         inside_ = true;
         changed_.notify_all();
-        hangs_ = !changed_.wait_for(lock, 30s, [&] { return open_ || asked_; }) || hangs_;
+        hangs_ = !changed_.wait_for(lock, 5min, [&] { return open_ || asked_; }) || hangs_;
         inside_ = false;
         ++passed_;
         if (asked_ && !fault_) fault_ = asked_;
