@@ -102,7 +102,7 @@ struct held_tenant {
         }));
         CHECK(engine.get() == cudaSuccess);
     }
-    [[nodiscard]] instant in_a_while() { return batch.now() + 20s; }
+    [[nodiscard]] instant in_a_while() { return batch.now() + 5min; }
 
     rig r;
     tenancy shared;
@@ -383,7 +383,7 @@ TEST_CASE("a child of fork() removes a tenant's client while its parent changes 
     REQUIRE(eventually([&] { return inside.load(); }));
     const pid_t child = ::fork();
     if (child == 0) {
-        ::alarm(20);
+        ::alarm(300);
         client.reset();
         ::_exit(EXIT_SUCCESS);
     }
@@ -493,7 +493,7 @@ TEST_CASE("a tenant that waits for its quota sleeps, grows and closes", "[cuda][
     spent_quota t(GENERATE(cuda::launch_wait::thread, cuda::launch_wait::stream));
     t.launches();
     SECTION("it sleeps, and wakes") {
-        CHECK(t.batch.sleep(t.batch.now() + 20s));
+        CHECK(t.batch.sleep(t.batch.now() + 5min));
         CHECK(t.still_waits_after(50ms));
         t.batch.wake();
         t.goes_after(39ms);
@@ -553,7 +553,7 @@ TEST_CASE("a child of fork() waits for no quota of its parent's", "[cuda][launch
     t.launches();
     const pid_t child = ::fork();
     if (child == 0) {
-        ::alarm(20);
+        ::alarm(300);
         if (launch(t.stream, conv, 10us) != cudaErrorInitializationError) ::_exit(2);
         t.bound.reset();
         t.client.reset();

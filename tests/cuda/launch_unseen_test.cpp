@@ -30,7 +30,7 @@ void let_gates_look() { std::this_thread::sleep_for(200us); }
 /// Until it says that the work is over. As programs do that mustn't stay inside the driver.
 template <class Query>
 cudaError_t poll(Query query) {
-    const auto end = std::chrono::steady_clock::now() + 20s;
+    const auto end = std::chrono::steady_clock::now() + 5min;
     cudaError_t code = query();
     while (code == cudaErrorNotReady && std::chrono::steady_clock::now() < end) {
         std::this_thread::yield();

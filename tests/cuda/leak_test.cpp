@@ -35,7 +35,7 @@ namespace {
 
 const standin::options machine{.devices = 2, .memory = 128_MiB};
 
-gpushare::instant soon() { return gpushare::host::steady_clock::now() + 20s; }
+gpushare::instant soon() { return gpushare::host::steady_clock::now() + 5min; }
 
 /// Ends what can't go on.
 void expect(bool good) {

@@ -361,15 +361,19 @@ TEST_CASE_METHOD(fixture, "a rank of NCCL ends at its deadline, by an abort and 
     gs::nccl_transport net(comm, streams[0].native_handle(), gs::nccl_calls::trusted);
     errc expected = errc::deadline_exceeded;
     std::uint32_t named = 1;
-    SECTION("a deadline") { streams[0].enqueue(gs::ns{1'000'000'000}); }
+    const auto never_ends = [&] {
+        standin::hold(streams[0].native_handle());
+        streams[0].enqueue(gs::ns{1});
+    };
+    SECTION("a deadline") { never_ends(); }
     SECTION("an abort") {
-        streams[0].enqueue(gs::ns{1'000'000'000});
+        never_ends();
         net.abort(2, errc::stopped);
         expected = errc::stopped;
         named = 2;
     }
     SECTION("an error that comes to light later") {
-        streams[0].enqueue(gs::ns{1'000'000'000});
+        never_ends();
         comm->state = ncclRemoteError;
         expected = errc::aborted;
     }
@@ -377,14 +381,15 @@ TEST_CASE_METHOD(fixture, "a rank of NCCL ends at its deadline, by an abort and 
         fake().all_reduce = ncclInvalidArgument;
         expected = errc::invalid_specification;
     }
-    const auto soon =
-        std::chrono::steady_clock::now() + std::chrono::milliseconds(expected == errc::deadline_exceeded ? 20 : 5000);
+    const auto soon = std::chrono::steady_clock::now() +
+                      std::chrono::milliseconds(expected == errc::deadline_exceeded ? 20 : 300'000);
     const auto fault = net.all_reduce(std::span<const float>(x), std::span(x), gs::sum{}, soon);
     CHECK(fault.code == expected);
     CHECK(fault.rank == named);
     CHECK(fake().aborted == 1);
     CHECK(net.barrier(gs::never) == fault);
     CHECK(fake().calls.size() == 1);
+    standin::let_go(streams[0].native_handle());
 }
 
 namespace {

@@ -52,10 +52,10 @@ inline cudaError_t launch(cudaStream_t s, const char& kernel, ns length, std::at
     });
 }
 
-/// Waits until the condition holds; false after 20 s.
+/// Waits until the condition holds; false after five minutes.
 template <class F>
 bool eventually(F so) {
-    for (const auto end = std::chrono::steady_clock::now() + 20s; std::chrono::steady_clock::now() < end;) {
+    for (const auto end = std::chrono::steady_clock::now() + 5min; std::chrono::steady_clock::now() < end;) {
         if (so()) return true;
         std::this_thread::yield();
     }
