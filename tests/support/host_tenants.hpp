@@ -34,6 +34,6 @@ inline host::node_options modelled(std::uint32_t devices = 1, std::uint32_t sms 
 }
 
 /// A deadline that no test reaches.
-inline gpushare::instant soon() { return host::steady_clock::now() + 20s; }
+inline gpushare::instant soon() { return host::steady_clock::now() + 5min; }
 
 }  // namespace support::host_tenants

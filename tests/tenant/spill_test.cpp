@@ -115,7 +115,7 @@ TEST_CASE_METHOD(fixture, "burst that a neighbour was promised comes back by spi
         shared.admit({.name = "a", .memory = 8_MiB, .compute = 50_pct, .burst = 48_MiB, .on = {{0}}, .stack = stack});
     std::vector<block> lent;
     for (int i = 0; i < 5; ++i) fill(lent.emplace_back(a.allocate_spillable(8_MiB)), i + 1);
-    auto b = shared.admit({.name = "b", .memory = 48_MiB, .compute = 50_pct, .on = {{0}}}, within(10s));
+    auto b = shared.admit({.name = "b", .memory = 48_MiB, .compute = 50_pct, .on = {{0}}}, within(5min));
     CHECK(b.memory().capacity() == 48_MiB);
     CHECK(a.usage().current <= 16_MiB);
     for (int i = 0; i < 5; ++i) CHECK(holds(lent[static_cast<std::size_t>(i)], i + 1));
@@ -215,7 +215,7 @@ TEST_CASE("a copy back that takes its time, or fails, is told of", "[tenant][spi
         });
     });
     while (!inside) std::this_thread::yield();
-    const auto patience = shared.now() + 10s;
+    const auto patience = shared.now() + 5min;
     errc others = errc::none;
     {
         const std::jthread other([&] { others = b.use(patience).code(); });
@@ -250,7 +250,7 @@ TEST_CASE_METHOD(fixture, "a spill that was given up goes on with the next one, 
         CHECK(a.memory().try_allocate(8 << 20, 256, brief) == nullptr);
         CHECK_FALSE(first.resident());  // on its way
         end = true;
-        CHECK(busy.wait(shared.now() + 10s));
+        CHECK(busy.wait(shared.now() + 5min));
         void* const p = a.memory().allocate(8 << 20);
         CHECK(second.resident());
         inside = false, end = false;
@@ -261,11 +261,11 @@ TEST_CASE_METHOD(fixture, "a spill that was given up goes on with the next one, 
             });
         });
         while (!inside) std::this_thread::yield();
-        const auto late = shared.now() + 10s;
+        const auto late = shared.now() + 5min;
         CHECK_FALSE(first.use(shared.now() + 1ms));  // the second can't go so soon
         CHECK(shared.now() < late);
         end = true;
-        CHECK(again.wait(shared.now() + 10s));
+        CHECK(again.wait(shared.now() + 5min));
         REQUIRE(a.memory().deallocate(p, 8 << 20) == errc::none);
         CHECK(holds(first, 1));
         CHECK(holds(second, 2));
@@ -278,7 +278,7 @@ TEST_CASE_METHOD(fixture, "spillable blocks go on where their tenant stays on it
         {.name = "a", .memory = 32_MiB, .devices = 2, .compute = 50_pct, .on = {{0}, {1}}, .stack = stack});
     auto kept = a.allocate_spillable(8_MiB, 0);
     fill(kept, 3);
-    auto moved = move_tenant(shared, a, {{0}, {1}}, {}, shared.now() + 10s);
+    auto moved = move_tenant(shared, a, {{0}, {1}}, {}, shared.now() + 5min);
     a = std::move(moved.successor);
     CHECK(holds(kept, 3));
     void* const p = a.memory(0).allocate(12 << 20);
@@ -332,7 +332,7 @@ struct lenders {
         for (bytes freed; freed < at_least && !borrowed.empty(); freed += 2_MiB, borrowed.pop_back())
             CHECK(other.memory().deallocate(borrowed.back(), 2 << 20) == errc::none);
     }
-    static gpushare::instant soon() { return host::steady_clock::now() + 20s; }
+    static gpushare::instant soon() { return host::steady_clock::now() + 5min; }
 };
 
 }  // namespace
@@ -342,7 +342,7 @@ TEST_CASE_METHOD(lenders, "a sleeper that says so lends its guarantee, and has i
     auto weights = big.allocate_spillable(40_MiB);
     fixture::fill(weights, 7);
     CHECK(borrow() == 16);
-    REQUIRE(big.sleep(host::steady_clock::now() + 20s));
+    REQUIRE(big.sleep(host::steady_clock::now() + 5min));
     CHECK(big.usage().current == 0_B);
     CHECK(big.recall().lent == 48_MiB);
     CHECK(big.recall().missing == 0_B);
@@ -372,7 +372,7 @@ TEST_CASE_METHOD(lenders, "a sleeper that says so lends its guarantee, and has i
                                          give_back(r.missing);
                                          return r.missing;
                                      }};
-    big.wake(host::steady_clock::now() + 20s);
+    big.wake(host::steady_clock::now() + 5min);
     CHECK(big.recall().lent == 0_B);
     CHECK(big.recall().usual_longest > gpushare::ns{});
     CHECK(fixture::holds(weights, 7));
@@ -386,7 +386,7 @@ TEST_CASE_METHOD(lenders, "a sleeper that says so lends its guarantee, and has i
 }
 
 TEST_CASE_METHOD(lenders, "memory that a sleeper lends is promised to no other tenant", "[tenant][sleep]") {
-    REQUIRE(big.sleep(host::steady_clock::now() + 20s));
+    REQUIRE(big.sleep(host::steady_clock::now() + 5min));
     CHECK(shared.rooms()[0].free == 8_MiB);
     CHECK(code_of([&] { (void)shared.admit({.name = "third", .memory = 9_MiB}); }) == errc::no_room);
     CHECK(code_of([&] { other.resize({.memory = 17_MiB}); }) == errc::no_room);
@@ -404,12 +404,12 @@ TEST_CASE_METHOD(lenders, "memory that a sleeper lends is promised to no other t
     big.resize({.memory = 40_MiB});
     CHECK(shared.rooms()[0].free == 8_MiB);
     big.resize({.lends_asleep = false});
-    REQUIRE(big.sleep(host::steady_clock::now() + 20s));
+    REQUIRE(big.sleep(host::steady_clock::now() + 5min));
     CHECK(big.recall().lent == 0_B);
     big.resize({.lends_asleep = true});
-    REQUIRE(big.sleep(host::steady_clock::now() + 20s));  // again
+    REQUIRE(big.sleep(host::steady_clock::now() + 5min));  // again
     CHECK(big.recall().lent == 40_MiB);
-    CHECK(big.close(host::steady_clock::now() + 20s).complete);
+    CHECK(big.close(host::steady_clock::now() + 5min).complete);
     CHECK(shared.rooms()[0].free == 48_MiB);
 }
 

@@ -54,7 +54,7 @@ TEST_CASE("a tenant with two streams fills two SMs, and keeps the order of each"
     auto reader = shared.admit({.name = "reader", .memory = 1_MiB, .compute = 50_pct, .streams = 2});
     std::vector<tenancy::tenant::ticket> calls;
     for (std::uint32_t i = 0; i < 12; ++i) calls.push_back(reader.submit(block(2ms), {.key = 1, .stream = i % 2}));
-    for (auto& c : calls) REQUIRE(c.wait(clock::now() + 20s));
+    for (auto& c : calls) REQUIRE(c.wait(clock::now() + 5min));
     std::vector<host::block_record> blocks = n.ledger({0}).take().blocks;
     REQUIRE(blocks.size() == 12);
     std::size_t beside = 0;
@@ -136,7 +136,7 @@ TEST_CASE("a tenant's close waits for all of its streams", "[tenant][submit]") {
     t.work_stream(0, 1).launch({.blocks = 1}, [](auto&) {});  // past the limiter
     CHECK_FALSE(t.close(clock::now() + 5ms).complete);
     n.faults({0}).resume(t.work_stream(0, 1));
-    CHECK(t.close(clock::now() + 20s).complete);
+    CHECK(t.close(clock::now() + 5min).complete);
 }
 
 TEST_CASE("a tenant's waiting submissions are cancelled, dropped if late, and limited", "[tenant][submit]") {
@@ -167,14 +167,14 @@ TEST_CASE("a tenant's waiting submissions are cancelled, dropped if late, and li
     CHECK(told == errc::stopped);
     CHECK_THROWS_WITH(cancelled.rethrow(), "tenant 'chat': submission: stop requested");
     n.faults({0}).resume(t.work_stream());
-    for (auto* one : {&first, &late, &urgent, &waits}) REQUIRE(one->wait(clock::now() + 20s));
+    for (auto* one : {&first, &late, &urgent, &waits}) REQUIRE(one->wait(clock::now() + 5min));
     CHECK(late.status() == errc::deadline_exceeded);
     CHECK(first.status() == errc::none);
     CHECK(urgent.status() == errc::none);
     CHECK(ran == 3 + 7);
     CHECK(t.usage().dropped == 1);
     CHECK(t.usage().completed == 3);
-    CHECK(t.close(clock::now() + 20s).usage.dropped == 1);
+    CHECK(t.close(clock::now() + 5min).usage.dropped == 1);
 }
 
 TEST_CASE("a width that is declared decides what a submission waits for, however it comes", "[tenant][submit]") {
@@ -317,18 +317,18 @@ TEST_CASE("coroutines, requests and pardons of a tenant", "[tenant][submit]") {
     CHECK(said == "good; tenant 'chat': enqueuing the work threw: no such page");
     {
         auto r = t.request({.deadline = clock::now() + 1s, .level = {1}});
-        REQUIRE(r.submit(block(1us), {.key = 3}).wait(clock::now() + 20s));
-        REQUIRE(r.submit(block(1us), {.stream = 1}).wait(clock::now() + 20s));
+        REQUIRE(r.submit(block(1us), {.key = 3}).wait(clock::now() + 5min));
+        REQUIRE(r.submit(block(1us), {.stream = 1}).wait(clock::now() + 5min));
         CHECK(r.try_submit(block(1us), {.stream = 2}).code() == errc::invalid_specification);
     }
     for (int i = 0; i < 2; ++i)
-        (void)t.submit([](host::stream&) { throw std::runtime_error("again"); }).wait(clock::now() + 20s);
+        (void)t.submit([](host::stream&) { throw std::runtime_error("again"); }).wait(clock::now() + 5min);
     CHECK(t.try_submit(block(1us)).code() == errc::quarantined);
     const auto e = shared.limiter_of({0}).take_event();
     REQUIRE(e);
     CHECK(e->name.view() == "chat");
     t.pardon();
-    CHECK(t.submit(block(1us)).wait(clock::now() + 20s));
+    CHECK(t.submit(block(1us)).wait(clock::now() + 5min));
     t.close();
     CHECK(code_of([&] { (void)t.request(); }) == errc::closed);
     CHECK(code_of([&] { (void)t.async_submit(block(1us)); }) == errc::closed);
@@ -342,9 +342,9 @@ TEST_CASE("a thread that puts a tenant to sleep is woken by any thread that driv
     for (int i = 0; i < 20; ++i) {
         auto last = t.submit(block(2ms));
         const auto began = clock::now();
-        REQUIRE(t.sleep(began + 20s));
+        REQUIRE(t.sleep(began + 5min));
         REQUIRE(last.done());
-        REQUIRE(clock::now() - began < 10s);  // it wasn't the deadline
+        REQUIRE(clock::now() - began < 2min);  // it wasn't the deadline
         t.wake();
     }
 }
@@ -446,20 +446,20 @@ TEST_CASE("a tenant that sleeps runs nothing, keeps nothing for later, and goes 
     n.faults({1}).stall(t.work_stream(1));
     auto blocked = t.submit(block(1us), 1);
     CHECK_FALSE(t.sleep(clock::now() + 2ms));  // on all devices or none
-    CHECK(t.submit(block(1us)).wait(clock::now() + 20s));
+    CHECK(t.submit(block(1us)).wait(clock::now() + 5min));
     n.faults({1}).resume(t.work_stream(1));
-    CHECK(t.sleep(clock::now() + 20s));
+    CHECK(t.sleep(clock::now() + 5min));
     CHECK(blocked.done());
     CHECK(t.usage().current <= 2_MiB);  // the weights, and the segment they are in
     auto waits = t.submit(block(1us));
     CHECK_FALSE(waits.wait(clock::now() + 2ms));
     CHECK(t.usage().waiting == 1);
     t.wake();
-    CHECK(waits.wait(clock::now() + 20s));
+    CHECK(waits.wait(clock::now() + 5min));
     CHECK(waits.status() == errc::none);
     t.memory().deallocate(weights, 1 << 20);
     CHECK(t.sleep());
-    CHECK(t.close(clock::now() + 20s).leaked_blocks == 0);
+    CHECK(t.close(clock::now() + 5min).leaked_blocks == 0);
     CHECK_FALSE(t.sleep());
 }
 
@@ -476,12 +476,12 @@ TEST_CASE("on request, waiting and new submissions of a tenant that goes to slee
     CHECK(second.status() == errc::asleep);
     CHECK_FALSE(first.done());
     n.faults({0}).resume(t.work_stream());
-    CHECK(t.submit(block(1us)).wait(clock::now() + 20s));  // it isn't asleep
-    REQUIRE(t.sleep(clock::now() + 20s, {}, gpushare::while_asleep::refuse));
+    CHECK(t.submit(block(1us)).wait(clock::now() + 5min));  // it isn't asleep
+    REQUIRE(t.sleep(clock::now() + 5min, {}, gpushare::while_asleep::refuse));
     for (std::size_t part = 0; part < 2; ++part) CHECK(t.try_submit(block(1us), part).code() == errc::asleep);
     CHECK(t.acquire().code() == errc::asleep);
     t.wake();
-    for (std::size_t part = 0; part < 2; ++part) CHECK(t.submit(block(1us), part).wait(clock::now() + 20s));
+    for (std::size_t part = 0; part < 2; ++part) CHECK(t.submit(block(1us), part).wait(clock::now() + 5min));
 }
 
 TEST_CASE("an engine's callback lets urgent work in, by its permit or by the stream that its callable has",
@@ -495,7 +495,7 @@ TEST_CASE("an engine's callback lets urgent work in, by its permit or by the str
     const auto generate = [&](auto& permit) {
         inside = true;
         while (!go) std::this_thread::yield();
-        const auto give_up = clock::now() + 20s;
+        const auto give_up = clock::now() + 5min;
         while (!came && clock::now() < give_up) yielded += gpushare::yield_point(permit) ? 1 : 0;  // between two tokens
     };
     const auto urgent_call = [&] {
@@ -550,7 +550,7 @@ TEST_CASE("neither close nor sleep comes back before what was cancelled has been
     CHECK_FALSE(t.close(clock::now() + 2ms).complete);
     CHECK_FALSE(told);
     go_on.count_down();
-    CHECK(t.close(clock::now() + 20s).complete);
+    CHECK(t.close(clock::now() + 5min).complete);
     CHECK(told);
     CHECK(cancelled.get());
 }
@@ -562,11 +562,11 @@ TEST_CASE("wake ends a sleep that is still waiting for work", "[tenant][submit][
     n.faults({0}).stall(t.work_stream());
     auto first = t.submit(block(1us));
     auto sleeping = std::async(std::launch::async, [&] { return t.sleep(); });
-    for (int i = 0; i < 10'000 && sleeping.wait_for(1ms) != std::future_status::ready; ++i) t.wake();
+    for (int i = 0; i < 300'000 && sleeping.wait_for(1ms) != std::future_status::ready; ++i) t.wake();
     CHECK(sleeping.wait_for(0ms) == std::future_status::ready);
     n.faults({0}).resume(t.work_stream());
     CHECK_FALSE(sleeping.get());
-    CHECK(first.wait(clock::now() + 20s));
+    CHECK(first.wait(clock::now() + 5min));
 }
 
 TEST_CASE("a thread that waits for room is told of a close while the close waits for the device",
@@ -577,7 +577,7 @@ TEST_CASE("a thread that waits for room is told of a close while the close waits
     n.faults({0}).stall(t.work_stream());
     auto first = t.submit(block(1us));
     // Who watches the device notices everything: the third is to sleep.
-    auto watching = std::async(std::launch::async, [&] { return first.wait(clock::now() + 20s); });
+    auto watching = std::async(std::launch::async, [&] { return first.wait(clock::now() + 5min); });
     CHECK(watching.wait_for(5ms) == std::future_status::timeout);
     // Who is turned away at the gate is told alone: nothing but the close tells the third.
     auto second = std::async(std::launch::async, [&] { return t.acquire().code(); });
@@ -585,8 +585,8 @@ TEST_CASE("a thread that waits for room is told of a close while the close waits
     auto third =
         std::async(std::launch::async, [&] { return t.try_submit(block(1us), {.room_by = gpushare::never}).code(); });
     CHECK(third.wait_for(5ms) == std::future_status::timeout);
-    auto closing = std::async(std::launch::async, [&] { return t.close(clock::now() + 20s).complete; });
-    CHECK(third.wait_for(10s) == std::future_status::ready);
+    auto closing = std::async(std::launch::async, [&] { return t.close(clock::now() + 5min).complete; });
+    CHECK(third.wait_for(5min) == std::future_status::ready);
     CHECK(closing.wait_for(0ms) == std::future_status::timeout);
     n.faults({0}).resume(t.work_stream());
     CHECK(third.get() == errc::closed);
@@ -614,7 +614,7 @@ TEST_CASE("wake beside sleep leaves a tenant asleep on all of its devices or on 
         while (!between.try_wait()) t.wake();
     });
     between.wait();
-    const bool asleep = t.sleep(clock::now() + 20s);
+    const bool asleep = t.sleep(clock::now() + 5min);
     go_on.count_down();
     waking.get();
     std::vector<tenancy::tenant::ticket> one_each;
@@ -623,7 +623,7 @@ TEST_CASE("wake beside sleep leaves a tenant asleep on all of its devices or on 
     CHECK((waiting == 0 || waiting == 2));
     CHECK((waiting == 0 || asleep));
     t.wake();
-    for (auto& ticket : one_each) CHECK(ticket.wait(clock::now() + 20s));
+    for (auto& ticket : one_each) CHECK(ticket.wait(clock::now() + 5min));
     CHECK(work.done());
 }
 

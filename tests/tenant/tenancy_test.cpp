@@ -465,7 +465,7 @@ TEST_CASE("a lost device fails what runs there, and closing still returns everyt
     auto a = shared.admit({.name = "a", .memory = 32_MiB, .devices = 2, .compute = 50_pct});
     (void)a.memory(0).allocate(1 << 20);
     std::vector<tenancy::tenant::ticket> tickets;
-    for (int i = 0; i < 6; ++i) tickets.push_back(a.submit([](host::stream& s) { s.enqueue(10s); }, 0));
+    for (int i = 0; i < 6; ++i) tickets.push_back(a.submit([](host::stream& s) { s.enqueue(1h); }, 0));
     n.faults({0}).lose_device();
     for (auto& t : tickets) {
         REQUIRE(t.wait(soon()));
