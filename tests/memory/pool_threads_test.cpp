@@ -351,7 +351,7 @@ struct slow_answer {
 
     [[nodiscard]] bool ask() noexcept {
         if (questions.fetch_add(1) == 0) return false;
-        const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+        const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(5);
         while (!known && !gave_up) {
             std::this_thread::yield();
             if (std::chrono::steady_clock::now() > end) gave_up = true;
