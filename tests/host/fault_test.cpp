@@ -148,12 +148,12 @@ TEST_CASE("a full ledger says what it missed", "[host]") {
     host::node n{{.sms = 1, .timing = timing::modelled, .ledger_capacity = 3}};
     auto s = n.make_stream({0});
     s.launch({.blocks = 5}, [](auto&) {});
-    REQUIRE(s.record().wait(std::chrono::steady_clock::now() + 20s));
+    REQUIRE(s.record().wait(std::chrono::steady_clock::now() + 5min));
     auto page = n.ledger({0}).take();
     CHECK(page.blocks.size() == 3);
     CHECK(page.dropped == 2);
     s.launch({.blocks = 2}, [](auto&) {});
-    REQUIRE(s.record().wait(std::chrono::steady_clock::now() + 20s));
+    REQUIRE(s.record().wait(std::chrono::steady_clock::now() + 5min));
     page = n.ledger({0}).take();
     CHECK(page.blocks.size() == 2);
     CHECK(page.dropped == 0);
