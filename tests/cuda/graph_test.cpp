@@ -175,7 +175,7 @@ TEST_CASE_METHOD(fixture, "threads that record beside captures spoil none, and h
     std::thread recorder([&] {
         const auto shared = s.share();
         while (!done) try {
-                ++(shared.record().wait(gpushare::host::steady_clock::now() + 20s) ? points : wrong);
+                ++(shared.record().wait(gpushare::host::steady_clock::now() + 5min) ? points : wrong);
             } catch (const gpushare::error& e) {
                 if (e.code() != errc::capturing) ++wrong;
             }
