@@ -694,7 +694,7 @@ TEST_CASE("a child of fork() waits for none of its parent's held threads", "[cud
     REQUIRE(eventually([&] { return r.gate->held() == 1; }));
     const pid_t child = ::fork();
     if (child == 0) {
-        ::alarm(20);
+        ::alarm(300);
         {
             const auto inside = r.gate->enter(r.batch);
             if (launch(s.batch, conv, 10us) != cudaErrorInitializationError) ::_exit(2);

@@ -364,7 +364,7 @@ TEST_CASE("strangers over gRPC hold up nobody whose key is known", "[examples]")
     CHECK(is_answer(known.ask("ModelInfer", chat_key, row())));
     std::promise<void> go;
     std::atomic<bool> waited{false};
-    s.rpc->post([&, until = go.get_future().share()] { waited = until.wait_for(60s) == std::future_status::ready; },
+    s.rpc->post([&, until = go.get_future().share()] { waited = until.wait_for(5min) == std::future_status::ready; },
                 true);
     const auto live = stranger.open("ServerLive");
     stranger.say(live, {});

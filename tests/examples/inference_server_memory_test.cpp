@@ -344,7 +344,7 @@ TEST_CASE("requests that wait for a model are answered once where the host has n
                     if (load) std::exchange(load, {})();
                     std::this_thread::sleep_for(1ms);
                 }
-            REQUIRE(w.at->close(gpushare::saturating_add(who->now(), 10s)));
+            REQUIRE(w.at->close(gpushare::saturating_add(who->now(), 5min)));
             for (const auto& o : w.all) CHECK(o->answers == 1);
             CHECK((w.all[1]->status == 504 || w.all[1]->status == 503));  // it is late, or the model isn't loaded
             for (const auto& o : {w.all[0], w.all[2]})

@@ -93,7 +93,7 @@ TEST_CASE("the end of a scrub wakes a thread that waits for bytes of a quota",
     quota_resource mine{limit, scrubbed};
     void* p = mine.allocate(32 * MiB, 256);
     CHECK(mine.deallocate(p, 32 * MiB, 256) == errc::none);
-    const patience until{gpushare::host::steady_clock{}, gpushare::host::steady_clock::now() + 5s};
+    const patience until{gpushare::host::steady_clock{}, gpushare::host::steady_clock::now() + 5min};
     p = mine.try_allocate(32 * MiB, 256, until);
     CHECK(p != nullptr);
     CHECK(mine.deallocate(p, 32 * MiB, 256) == errc::none);

@@ -83,7 +83,7 @@ TEST_CASE("work that fails is told, by every way in, whoever records points mean
 TEST_CASE("of a batch those are told to have failed that did", "[tenant][failures]") {
     host::node node{{.sms = 2, .timing = host::timing::modelled}};
     sharing_stream s(node.make_stream({0}));
-    gpushare::compute_limiter<sharing_stream, host::steady_clock> limiter({.depth = 64, .horizon = 10ms});
+    gpushare::compute_limiter<sharing_stream, host::steady_clock> limiter({.depth = 64, .horizon = 1h});
     const auto c = limiter.add({});
     std::vector<host::point> thieves;
     const auto work = [&](bool bad, bool records) {

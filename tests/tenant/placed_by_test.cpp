@@ -197,7 +197,7 @@ TEST_CASE("a tenant moves with its data while it lives, all or nothing", "[tenan
         CHECK(shared.rooms()[2].free == 64_MiB);
         CHECK(chat.submit([](auto&) {}).wait());
     };
-    const auto soon = [&] { return shared.now() + 10s; };
+    const auto soon = [&] { return shared.now() + 5min; };
     const auto move = [&](std::vector<device_id> to, gpushare::instant deadline) {
         return gpushare::move_tenant(shared, chat, std::move(to), blocks, deadline);
     };
@@ -451,7 +451,7 @@ TEST_CASE("two tenants change places by way of the host, where there isn't room 
         const auto* const p = static_cast<const unsigned char*>(block.at);
         return std::all_of(p, p + block.size, [what](unsigned char c) { return c == what; });
     };
-    const auto soon = [&] { return shared.now() + 10s; };
+    const auto soon = [&] { return shared.now() + 5min; };
 
     CHECK(code_of([&] { (void)move_tenant(shared, a, {{1}}, of_a, soon()); }) == errc::share_exceeded);
     std::pmr::monotonic_buffer_resource too_small(64, std::pmr::null_memory_resource());

@@ -130,7 +130,7 @@ TEST_CASE("a child of fork() is refused while a thread of its parent is inside a
     while (!inside) std::this_thread::yield();
     const pid_t child = ::fork();
     if (child == 0) {
-        ::alarm(20);
+        ::alarm(300);
         ::_exit(cudaStreamQuery(s) == cudaErrorInitializationError ? EXIT_SUCCESS : EXIT_FAILURE);
     }
     forked = true;

@@ -417,7 +417,7 @@ void beside_a_call(const rig<Backend>& r, int /*rounds*/) {
     const auto while_called = [&](interruption& call, auto what, auto beside) {
         call.before_next([&] {
             other = std::async(std::launch::async, beside);
-            in_time = other.wait_for(std::chrono::seconds(5)) == std::future_status::ready;
+            in_time = other.wait_for(std::chrono::minutes(5)) == std::future_status::ready;
         });
         what();
         call.before_next(nullptr);
