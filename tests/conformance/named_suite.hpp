@@ -103,6 +103,24 @@ std::string check_operators(gpushare::horovod::process_set& of, std::uint32_t jo
     return {};
 }
 
+/// The average of the largest halves is the largest half, or on two levels a rounding below that,
+/// whatever their sum is. Some ranks may have joined.
+template <class How>
+std::string check_largest(gpushare::horovod::process_set& of, const How& how) {
+    using half = gpushare::float16;
+    std::vector<std::vector<half>> x;
+    std::vector<gpushare::horovod::handle> handles;
+    for (const std::size_t n : {300U, 7U}) x.emplace_back(n, half::max());
+    for (auto& one : x)
+        handles.push_back(
+            how.all_reduce(std::span(one), "largest" + std::to_string(handles.size()), gpushare::horovod::Average, of));
+    how.synchronize(handles);
+    for (const auto& one : x)
+        for (const half y : one)
+            if (y.bits() > half::max().bits() || y.bits() + 2 < half::max().bits()) return "another number";
+    return {};
+}
+
 /// Rank r has r + 1 batches, of which each has arrays of every type for every operator; then a rank
 /// that has joined can't send. Between two epochs all ranks join.
 template <class How>
@@ -119,6 +137,7 @@ std::string check_named(gpushare::horovod::process_set& of, const How& how) {
             note("float16", check_operators<gpushare::float16>(of, b, how));
             note("bfloat16", check_operators<gpushare::bfloat16>(of, b, how));
             note("int64", check_operators<std::int64_t>(of, b, how));
+            note("the largest halves", check_largest(of, how));
             std::vector<float> nan{of.rank() + 1 == of.size() ? std::numeric_limits<float>::quiet_NaN() : 1.0F};
             for (const auto op : {hvd::Min, hvd::Max}) {
                 auto x = nan;

@@ -225,6 +225,23 @@ TEST_CASE("over a link of the largest elements an average is that of the ranks t
     CHECK(seen == std::vector<std::vector<float>>{{3, 3}, {3}, {3, 3}});
 }
 
+TEST_CASE("a link leaves halves as they are, also while a rank has joined", "[interop]") {
+    const gs::communicator group(3);
+    std::vector<std::vector<float>> seen(3);
+    support::together(3, [&](unsigned r) {
+        gs::thread_transport net(group.rank(r));
+        gs::top_k_link sparse(net, 2, 1.0);
+        process_set all(sparse);
+        for (unsigned step = 0; step < 2 && (step == 0 || r != 1); ++step) {
+            std::vector<gs::float16> x(5, static_cast<gs::float16>(static_cast<float>(3 * r)));
+            allreduce(std::span(x), "x", Average, all);
+            seen[r].push_back(static_cast<float>(x[4]));
+        }
+        (void)join(all);
+    });
+    CHECK(seen == std::vector<std::vector<float>>{{3, 3}, {3}, {3, 3}});
+}
+
 TEST_CASE("ranks with fewer batches join: an average is that of the others, and all learn who was last", "[interop]") {
     const std::vector<int> batches{2, 4, 1};
     std::vector<std::vector<float>> seen(3);

@@ -196,6 +196,40 @@ template <class T>
     return with_type(what, []<class T>(T) { return sizeof(T); });
 }
 
+/// The sum of floats that stand for elements of 16 bits. `sum` won't do, because a link may
+/// compress the sums of floats.
+struct sum_of_widened {
+    static constexpr std::uint32_t id = 0x7002;
+    template <class A>
+    [[gnu::always_inline]] GPUSHARE_HD static constexpr void into(A& a, const A& b) noexcept {
+        a = a + b;
+    }
+    template <class A>
+    GPUSHARE_HD constexpr A operator()(const A& a, const A& b) const noexcept {
+        return a + b;
+    }
+};
+/// Replaces `n` elements by floats in the same memory, which has room for the floats.
+template <class T>
+void widen(std::byte* at, std::size_t n) noexcept {
+    while (n-- != 0) {  // the last element first, because its float covers earlier elements' ends
+        T x;
+        std::memcpy(&x, at + n * sizeof x, sizeof x);
+        const auto wide = static_cast<float>(x);
+        std::memcpy(at + n * sizeof wide, &wide, sizeof wide);
+    }
+}
+/// The inverse of widen().
+template <class T>
+void narrow(std::byte* at, std::size_t n) noexcept {
+    for (std::size_t i = 0; i < n; ++i) {
+        float wide;
+        std::memcpy(&wide, at + i * sizeof wide, sizeof wide);
+        const auto x = static_cast<T>(wide);
+        std::memcpy(at + i * sizeof x, &x, sizeof x);
+    }
+}
+
 /// A rank's call for an array on its device.
 struct device_call {
     /// Returns memory for a result of unknown size. `rows` has the rows of each rank, or in a
@@ -235,6 +269,11 @@ struct request_batch {
     [[nodiscard]] reduce_op op() const {
         const reduce_op asked = operator_of(what);
         return asked == Average && joined != 0 ? Sum : asked;
+    }
+    /// Whether the elements travel as floats: while ranks have joined, the sum of elements of 16
+    /// bits may be infinite although their average isn't.
+    [[nodiscard]] bool widens() const {
+        return fuses(what) && operator_of(what) == Average && joined != 0 && size_of(what) < sizeof(float);
     }
     /// Makes the average from the sum while ranks have joined; otherwise does nothing.
     template <class T>
@@ -296,8 +335,8 @@ public:
     /// Combines or sends the arrays packed, unless there is only one and this rank has it.
     [[nodiscard]] collective_fault move(const request_batch& all, instant deadline) override {
         const std::size_t size_of_one = size_of(all.what);
-        const bool packs = all.of_rank.size() != 1 || all.is_nobody();
-        if (packs) packed_.assign(all.elements * size_of_one, std::byte{});
+        const bool packs = all.of_rank.size() != 1 || all.is_nobody() || all.widens();
+        if (packs) packed_.assign(all.elements * (all.widens() ? sizeof(float) : size_of_one), std::byte{});
         const auto each = [&](const auto& f) {
             std::byte* at = packed_.data();
             for (std::size_t k = 0; k < all.of_rank.size(); ++k) {
@@ -327,6 +366,8 @@ public:
 private:
     [[nodiscard]] collective_fault combine(const request_batch& all, std::byte* data, instant deadline) {
         return with_type(all.what, [&]<class T>(T) {
+            if constexpr (sizeof(T) < sizeof(float))
+                if (all.widens()) return combine_widened<T>(all, data, deadline);
             const std::span<T> elements(reinterpret_cast<T*>(data), all.elements);
             if (all.is_nobody()) all.fill(elements);
             const auto f = with_operator<T>(all.op(), [&](auto by) {
@@ -335,6 +376,16 @@ private:
             if (!f) all.finish(elements);
             return f;
         });
+    }
+    template <class T>
+    [[nodiscard]] collective_fault combine_widened(const request_batch& all, std::byte* data, instant deadline) {
+        const std::span<float> elements(reinterpret_cast<float*>(data), all.elements);
+        widen<T>(data, all.elements);  // a rank that has joined has zeros
+        const auto f = net_.all_reduce(std::span<const float>(elements), elements, sum_of_widened{}, deadline);
+        if (f) return f;
+        all.finish(elements);
+        narrow<T>(data, all.elements);
+        return {};
     }
 
     Net& net_;

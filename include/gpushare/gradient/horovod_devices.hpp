@@ -53,6 +53,7 @@
 #include <gpushare/detail/device_work.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/gradient/detail/named_calls.hpp>
+#include <gpushare/gradient/detail/two_level_parts.hpp>
 #include <gpushare/gradient/device_buckets.hpp>
 #include <gpushare/gradient/horovod.hpp>
 #include <gpushare/gradient/transport.hpp>
@@ -515,10 +516,12 @@ private:
     }
     /// Ranks that have joined bring the neutral element from one half of their staging memory, and
     /// get the result in the other half. So half of the staging memory limits how many elements go
-    /// at once.
+    /// at once. An average of 16 bits is computed at once, because the sum may be infinite although
+    /// the average isn't.
     template <class E>
     [[nodiscard]] collective_fault all_reduce_joined(const common& call, reduce_op op, std::uint32_t gone) {
         const std::size_t count = first_of(call).call.count, each = half_ / sizeof(E);
+        const auto others = static_cast<float>(size() - gone);
         std::vector<const E*> ins(size());
         std::vector<E*> outs(size());
         for (std::size_t at = 0; at < count; at += each) {
@@ -531,16 +534,13 @@ private:
                 if (at == 0)
                     launch(r, detail::fill_elements<E>{own, std::min(each, count), detail::neutral_of<E>(op)}, n);
             }
-            if (const auto f = combine<E>(ins, outs, n, op == Average ? Sum : op)) return f;
+            if (const auto f = combine_others<E>(ins, outs, n, op, others)) return f;
         }
-        if constexpr (!std::integral<E>)
+        if constexpr (!std::integral<E> && sizeof(E) >= sizeof(float))
             for (std::uint32_t r = 0; r < size() && op == Average && count != 0; ++r)
                 if (call.of_ranks[r]) {
                     using divide = detail::divide_elements<E>;
-                    launch(r,
-                           divide{static_cast<E*>((*call.of_ranks[r])->call.data), count,
-                                  static_cast<typename divide::wide>(size() - gone)},
-                           count);
+                    launch(r, divide{static_cast<E*>((*call.of_ranks[r])->call.data), count, others}, count);
                 }
         return {};
     }
@@ -551,16 +551,27 @@ private:
     template <class E>
     [[nodiscard]] collective_fault combine(const std::vector<const E*>& ins, const std::vector<E*>& outs, std::size_t n,
                                            reduce_op op) {
+        return detail::with_operator<E>(op, [&](auto by) { return combine_by<E>(ins, outs, n, by); });
+    }
+    /// Combines beside ranks that have joined. A sum stands for an average of more than 16 bits.
+    template <class E>
+    [[nodiscard]] collective_fault combine_others(const std::vector<const E*>& ins, const std::vector<E*>& outs,
+                                                  std::size_t n, reduce_op op, float others) {
+        if constexpr (sizeof(E) < sizeof(float))
+            if (op == Average) return combine_by<E>(ins, outs, n, gpushare::detail::part_of_average{others});
+        return combine<E>(ins, outs, n, op == Average ? Sum : op);
+    }
+    template <class E, class By>
+    [[nodiscard]] collective_fault combine_by(const std::vector<const E*>& ins, const std::vector<E*>& outs,
+                                              std::size_t n, const By& by) {
         if (n == 0) return {};
-        return detail::with_operator<E>(op, [&](auto by) {
-            const std::span<const E* const> from(ins);
-            const std::span<E* const> to(outs);
-            return refused(is_shared() ? submit_shared_all_reduce<E>(node_.gangs(), devices_[0], streams_[0], members_,
-                                                                     from, to, n, by, options_.launches)
-                                       : submit_all_reduce<E>(node_.gangs(), devices_, streams_, members_, from, to, n,
-                                                              by, options_.launches),
-                           collective_kind::all_reduce);
-        });
+        const std::span<const E* const> from(ins);
+        const std::span<E* const> to(outs);
+        return refused(is_shared() ? submit_shared_all_reduce<E>(node_.gangs(), devices_[0], streams_[0], members_,
+                                                                 from, to, n, by, options_.launches)
+                                   : submit_all_reduce<E>(node_.gangs(), devices_, streams_, members_, from, to, n, by,
+                                                          options_.launches),
+                       collective_kind::all_reduce);
     }
     [[nodiscard]] bool is_shared() const noexcept { return streams_.size() == 1; }
 

@@ -397,7 +397,7 @@ private:
     template <class T>
     [[nodiscard]] collective_fault combine(const detail::request_batch& all, const detail::listed_arrays<T>& from,
                                            const detail::listed_arrays<T>& to, std::size_t first, instant deadline) {
-        const std::size_t each = chunk_ / sizeof(T), n = all.elements;
+        const std::size_t each = chunk_ / (all.widens() ? sizeof(float) : sizeof(T)), n = all.elements;
         const auto range = [&](std::size_t k) { return element_range{k * each, std::min(n, (k + 1) * each)}; };
         const auto elements = [&](std::size_t k, const slot& s) {
             return std::span(reinterpret_cast<T*>(s.memory), range(k).size());
@@ -411,17 +411,39 @@ private:
                                  pack<T>(pieces, elements(k, s).data());
                                  return true;
                              },
-                             [&](std::size_t k, slot& s) {
-                                 if (all.is_nobody()) all.fill(elements(k, s));
-                                 return begin(elements(k, s), by, tickets, deadline);
-                             },
+                             [&](std::size_t k, slot& s) { return start(all, elements(k, s), by, tickets, deadline); },
                              [&](std::size_t k, slot& s) {
                                  if (const auto f = end(tickets, k, deadline)) return f;
-                                 all.finish(elements(k, s));
+                                 finish(all, elements(k, s));
                                  give_back(range(k), first, to, elements(k, s).data());
                                  return collective_fault{};
                              });
         });
+    }
+    /// Begins to combine a chunk, which has room for widened elements if the batch widens.
+    template <class T, class By>
+    [[nodiscard]] collective_fault start(const detail::request_batch& all, std::span<T> chunk, const By& by,
+                                         std::vector<std::uint64_t>& tickets, instant deadline) {
+        if (all.is_nobody()) all.fill(chunk);
+        if constexpr (sizeof(T) < sizeof(float))
+            if (all.widens()) {
+                detail::widen<T>(reinterpret_cast<std::byte*>(chunk.data()), chunk.size());
+                return begin(widened(chunk), detail::sum_of_widened{}, tickets, deadline);
+            }
+        return begin(chunk, by, tickets, deadline);
+    }
+    template <class T>
+    static void finish(const detail::request_batch& all, std::span<T> chunk) {
+        if constexpr (sizeof(T) < sizeof(float))
+            if (all.widens()) {
+                all.finish(widened(chunk));
+                return detail::narrow<T>(reinterpret_cast<std::byte*>(chunk.data()), chunk.size());
+            }
+        all.finish(chunk);
+    }
+    template <class T>
+    [[nodiscard]] static std::span<float> widened(std::span<T> chunk) noexcept {
+        return {reinterpret_cast<float*>(chunk.data()), chunk.size()};
     }
     template <class T>
     void give_back(const element_range& chunk, std::size_t first, const detail::listed_arrays<T>& to, T* from) {
