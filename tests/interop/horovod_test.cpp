@@ -484,6 +484,27 @@ TEST_CASE("a process's own end needs no argument", "[interop]") {
     CHECK_FALSE(is_initialized());
 }
 
+TEST_CASE("a process has one set of its own, however many threads make one", "[interop]") {
+    constexpr unsigned threads = 4;
+    const gs::communicator group(1);
+    for (int round = 0; round < 20; ++round) {
+        std::atomic<int> made{0}, refused{0}, whole{0};
+        std::vector<std::unique_ptr<gs::thread_transport>> nets;
+        for (unsigned t = 0; t < threads; ++t) nets.push_back(std::make_unique<gs::thread_transport>(group.rank(0)));
+        support::together(threads, [&](unsigned t) {
+            const errc code = code_of([&] { init(*nets[t]); });
+            made += code == errc::none ? 1 : 0;
+            refused += code == errc::invalid_specification ? 1 : 0;
+            whole += gs::horovod::size() == 1 && is_initialized() ? 1 : 0;  // someone's, in any case
+        });
+        CHECK(made == 1);
+        CHECK(refused == threads - 1);
+        CHECK(whole == threads);
+        support::together(threads, [](unsigned) { shutdown(); });
+        CHECK_FALSE(is_initialized());
+    }
+}
+
 TEST_CASE("a rank that aborts ends what the others wait for", "[interop]") {
     const gs::communicator group(3);
     std::vector<errc> codes(3);

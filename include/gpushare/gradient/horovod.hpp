@@ -22,6 +22,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <concepts>
 #include <condition_variable>
@@ -807,36 +808,60 @@ inline void raise_with(const collective_fault& f, const std::exception_ptr& thro
     }
 }
 /// The process's own set.
-[[nodiscard]] inline std::unique_ptr<process_set>& of_process() {
-    static std::unique_ptr<process_set> all;
+struct set_of_process {
+    std::mutex changes{};  // held by an init() or a shutdown()
+    // null unless the set is whole
+    std::atomic<process_set*> set{nullptr};
+    std::unique_ptr<process_set> own{};  // guarded by the mutex
+};
+[[nodiscard]] inline set_of_process& of_process() {
+    static set_of_process all;
     return all;
+}
+/// Makes the process's set, with a process_set's arguments.
+template <class... Arguments>
+void init_process(Arguments&... arguments) {
+    set_of_process& all = of_process();
+    const std::scoped_lock lock(all.changes);
+    if (all.own != nullptr) raise({.code = errc::invalid_specification}, {}, "making the process's set twice");
+    all.own = std::make_unique<process_set>(arguments...);
+    // release: a thread that finds the set finds it made.
+    all.set.store(all.own.get(), std::memory_order_release);
 }
 }  // namespace detail
 
 /// The set that init() made. Throws operation_error (errc::invalid_specification) before init().
 [[nodiscard]] inline process_set& global_process_set() {
-    if (detail::of_process() == nullptr)
-        raise({.code = errc::invalid_specification}, {}, "using the process's set before init");
-    return *detail::of_process();
+    // acquire: see init_process.
+    process_set* const set = detail::of_process().set.load(std::memory_order_acquire);
+    if (set == nullptr) raise({.code = errc::invalid_specification}, {}, "using the process's set before init");
+    return *set;
 }
-/// Makes this process's set, which all functions below use by default. One thread calls init(), and
-/// calls it again only after shutdown().
+/// Makes this process's set, which all functions below use by default. If there is a set already,
+/// throws operation_error (errc::invalid_specification): call shutdown() first. Any thread may call
+/// init().
 template <host_transport Net>
 void init(Net& net, const process_set_options& options = {}) {
-    detail::of_process() = std::make_unique<process_set>(net, options);
+    detail::init_process(net, options);
 }
 /// init() for a rank on a device of this process.
-inline void init(detail::named_ranks& devices, std::uint32_t rank) {
-    detail::of_process() = std::make_unique<process_set>(devices, rank);
-}
+inline void init(detail::named_ranks& devices, std::uint32_t rank) { detail::init_process(devices, rank); }
 /// init() for a process with a device (horovod_processes.hpp).
 inline void init(detail::carrier& on_device, const process_set_options& options = {}) {
-    detail::of_process() = std::make_unique<process_set>(on_device, options);
+    detail::init_process(on_device, options);
 }
-/// Destroys the set; see process_set's destructor. One thread calls shutdown().
-inline void shutdown() { detail::of_process().reset(); }
+/// Destroys the set; see process_set's destructor. Any thread may call shutdown(), while no thread
+/// uses the set.
+inline void shutdown() {
+    detail::set_of_process& all = detail::of_process();
+    const std::scoped_lock lock(all.changes);
+    all.set.store(nullptr, std::memory_order_release);
+    all.own.reset();
+}
 /// Whether the process has a set.
-[[nodiscard]] inline bool is_initialized() { return detail::of_process() != nullptr; }
+[[nodiscard]] inline bool is_initialized() {
+    return detail::of_process().set.load(std::memory_order_acquire) != nullptr;
+}
 /// The number of this process's rank.
 [[nodiscard]] inline std::uint32_t rank() { return global_process_set().rank(); }
 [[nodiscard]] inline std::uint32_t size() { return global_process_set().size(); }  ///< ranks
