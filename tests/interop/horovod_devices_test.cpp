@@ -229,8 +229,8 @@ TEST_CASE("a call that differs is refused on all ranks with the odd one, and the
 }
 
 TEST_CASE("a rank without memory for its result is named to all, and the set goes on", "[interop]") {
-    const int how = GENERATE(0, 1, 2);
-    const std::array codes{errc::over_quota, errc::out_of_memory, errc::submission_failed};
+    const int how = GENERATE(0, 1, 2, 3);
+    const std::array codes{errc::over_quota, errc::out_of_memory, errc::submission_failed, errc::submission_failed};
     rig r(2);
     std::vector<outcome> seen(2);
     std::vector<std::vector<float>> x(2, std::vector<float>(3, 1)), to(2);
@@ -240,7 +240,8 @@ TEST_CASE("a rank without memory for its result is named to all, and the set goe
             if (k == 0) return into(to[k], rows[k], 1)(of);
             if (how == 0) gs::raise({.code = errc::over_quota});
             if (how == 1) throw std::bad_alloc();
-            throw std::runtime_error("of a framework");
+            if (how == 2) throw std::runtime_error("of a framework");
+            throw how;  // no std::exception
         };
         seen[k] = outcome_of([&] { synchronize(allgather_async(r.array(k, x[k]), place, "x", *r.sets[k])); });
         allreduce(r.array(k, x[k]), "fine", Sum, *r.sets[k]);
@@ -248,6 +249,55 @@ TEST_CASE("a rank without memory for its result is named to all, and the set goe
     });
     CHECK(seen == std::vector<outcome>(2, {codes[static_cast<std::size_t>(how)], 1}));
     CHECK(x == std::vector(2, std::vector<float>(3, 2)));
+}
+
+namespace {
+
+/// Memory that the devices reach, and of which there is none.
+class refusing final : public std::pmr::memory_resource {
+public:
+    explicit refusing(int how) : how_(how) {}
+
+private:
+    void* do_allocate(std::size_t, std::size_t) override {
+        if (how_ == 0) gs::raise({.code = errc::over_quota});
+        if (how_ == 1) throw std::bad_alloc();
+        throw std::runtime_error("of a framework");
+    }
+    void do_deallocate(void*, std::size_t, std::size_t) override {}
+    [[nodiscard]] bool do_is_equal(const std::pmr::memory_resource& other) const noexcept override {
+        return this == &other;
+    }
+    int how_;
+};
+
+}  // namespace
+
+TEST_CASE("an exception while a call is enqueued is told to all by its code, with the rank that enqueued",
+          "[interop]") {
+    const int how = GENERATE(0, 1, 2);
+    const std::array codes{errc::over_quota, errc::out_of_memory, errc::submission_failed};
+    const errc code = codes[static_cast<std::size_t>(how)];
+    gs::host::node node({.devices = 2, .sms = 8});
+    const gs::communicator group(2, {.blocks = 2});
+    refusing none(how);
+    machine_type m(node, none, group, false);
+    process_set first(*m.ranks, 0), second(*m.ranks, 1);
+    std::vector<std::vector<float>> x(2, std::vector<float>(3, 1)), to(2);
+    std::vector<std::vector<std::uint64_t>> rows(2);
+    const auto gather = [&](std::uint32_t r, process_set& of) {
+        return allgather_async(m.array(r, std::span(x[r])), into(to[r], rows[r], 1), "x", of);
+    };
+    const handle waits = gather(0, first), other = allreduce_async(m.array(0, std::span(x[0])), "y", Sum, first);
+    if (how == 2)
+        CHECK_THROWS_AS(gather(1, second), std::runtime_error);
+    else if (how == 1)
+        CHECK_THROWS_AS(gather(1, second), std::bad_alloc);
+    else
+        CHECK(outcome_of([&] { (void)gather(1, second); }).code == code);
+    CHECK(outcome_of([&] { synchronize(waits); }) == outcome{code, 1});
+    CHECK(outcome_of([&] { synchronize(other); }) == outcome{code, 1});
+    CHECK(outcome_of([&] { allreduce(m.array(0, std::span(x[0])), "z", Sum, first); }) == outcome{code, 1});
 }
 
 TEST_CASE("a call that makes no sense is refused at once", "[interop]") {

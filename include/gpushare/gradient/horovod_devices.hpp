@@ -31,8 +31,8 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <exception>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <numeric>
@@ -401,11 +401,11 @@ private:
         try {
             for (std::size_t k = 0; k < ready.size();) {
                 const std::size_t some = fused(std::span<const common>(ready).subspan(k));
-                enqueue(std::span(ready).subspan(k, some));
+                enqueue(std::span(ready).subspan(k, some), rank);
                 k += some;
             }
         } catch (...) {
-            end_all({errc::submission_failed, collective_kind::none, rank, 0}, over.requests);
+            end_all(thrown_by(rank, collective_kind::none), over.requests);
             for (common& c : ready)
                 for (auto& r : c.of_ranks)
                     if (r && *r && !(*r)->enqueued) {
@@ -442,22 +442,31 @@ private:
     /// and the kernel may be waiting for other ranks.
     using reserved = gpushare::detail::point_reserve<stream>;
 
-    void enqueue(std::span<common> calls) {
-        under_way now;
+    void enqueue(std::span<common> calls, std::uint32_t rank) {
+        // Allocated before any work is enqueued, so that keep() doesn't allocate.
+        std::list<under_way> one(1);
+        one.front().ends.reserve(streams_.size());
+        one.front().requests.reserve(calls.size() * size());
         reserved points;
         points.reserve(streams_);
         collective_fault f = calls[0].fault;
         try {
-            if (!f) f = move(calls, now);
+            if (!f) f = move(calls, one.front());
         } catch (...) {
-            keep(calls, now, points, {errc::submission_failed, calls[0].what.kind, 0, 0});
+            keep(calls, one, points, thrown_by(rank, calls[0].what.kind));
             throw;
         }
-        keep(calls, now, points, f);
+        keep(calls, one, points, f);
+    }
+    /// A fault for the exception that is being handled. Other exceptions than the library's and
+    /// std::bad_alloc are a framework's, for example.
+    [[nodiscard]] static collective_fault thrown_by(std::uint32_t rank, collective_kind kind) noexcept {
+        return {gpushare::detail::code_thrown(errc::submission_failed), kind, rank, 0};
     }
     /// Keeps the requests, because enqueued work uses their arrays. A refused call hasn't enqueued
     /// any work.
-    void keep(std::span<common> calls, under_way& now, reserved& points, const collective_fault& f) {
+    void keep(std::span<common> calls, std::list<under_way>& one, reserved& points, const collective_fault& f) {
+        under_way& now = one.front();
         for (std::size_t s = 0; s < streams_.size(); ++s) now.ends.push_back(points.record(s, streams_[s]));
         for (common& c : calls)
             for (auto& r : c.of_ranks)
@@ -466,7 +475,7 @@ private:
                     finish(**r, f);
                     now.requests.push_back(std::move(*r));
                 }
-        running_.push_back(std::move(now));
+        running_.splice(running_.end(), one);
     }
     [[nodiscard]] collective_fault move(std::span<common> calls, under_way& now) {
         for (common& c : calls)
@@ -617,12 +626,8 @@ private:
             request& one = **call.of_ranks[r];
             try {
                 to.push_back(place(one, rows(r)));
-            } catch (const error& e) {
-                return refused(e.code(), call.what.kind, r);
-            } catch (const std::bad_alloc&) {
-                return refused(errc::out_of_memory, call.what.kind, r);
-            } catch (const std::exception&) {  // an exception of the framework
-                return refused(errc::submission_failed, call.what.kind, r);
+            } catch (...) {
+                return thrown_by(r, call.what.kind);
             }
         }
         return {};
@@ -756,7 +761,7 @@ private:
     detail::named_calls<request_ptr> calls_;
     std::vector<lent_stream> lent_;
     std::vector<bool> here_;
-    std::deque<under_way> running_;
+    std::list<under_way> running_;
     std::vector<void*> lengths_, free_;  // all blocks of numbers; the blocks that no device reads
     collective_fault fault_{};
 };

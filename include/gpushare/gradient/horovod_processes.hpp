@@ -29,7 +29,6 @@
 #include <exception>
 #include <memory>
 #include <mutex>
-#include <new>
 #include <numeric>
 #include <optional>
 #include <span>
@@ -494,12 +493,8 @@ private:
     [[nodiscard]] collective_fault place(device_call& c, std::span<const std::uint64_t> rows, std::byte*& to) {
         try {
             to = static_cast<std::byte*>(c.place(rows));
-        } catch (const error& e) {
-            return thrown_fault(e.code(), c.kind);
-        } catch (const std::bad_alloc&) {
-            return thrown_fault(errc::out_of_memory, c.kind);
-        } catch (const std::exception&) {  // an exception of the framework
-            return thrown_fault(errc::submission_failed, c.kind);
+        } catch (...) {
+            return thrown_fault(gpushare::detail::code_thrown(errc::submission_failed), c.kind);
         }
         stream_.wait(recorded(c.stream));
         return {};

@@ -87,16 +87,16 @@ template <class T>
     return std::nullopt;
 }
 
-/// The code of the exception that is being handled.
-[[nodiscard]] inline errc code_thrown() noexcept {
+/// The code of the exception that is being handled; `otherwise` for an exception without a code.
+[[nodiscard]] inline errc code_thrown(errc otherwise = errc::backend_failed) noexcept {
     try {
         throw;
     } catch (const error& e) {
-        return e.code() == errc::none ? errc::backend_failed : e.code();
+        return e.code() == errc::none ? otherwise : e.code();
     } catch (const std::bad_alloc&) {
         return errc::out_of_memory;
     } catch (...) {
-        return errc::backend_failed;
+        return otherwise;
     }
 }
 
