@@ -508,6 +508,7 @@ public:
     /// a transport, and what allreduce_async throws for an array on a device.
     [[nodiscard]] std::vector<handle> start_on_device(std::vector<detail::device_call> calls) {
         std::vector<handle> all;
+        all.reserve(calls.size());  // no exception once the arrays are handed over
         if (devices_ == nullptr) {
             std::vector<std::shared_ptr<detail::request>> made;
             for (auto& one : calls) made.push_back(net_->made_of(std::move(one)));
@@ -589,12 +590,10 @@ private:
             refuse(pending_, all[k]->name);
             refuse(all.first(k), all[k]->name);
         }
-        for (const auto& r : all) {
-            if (over_)
-                finish(*r, fault_);
-            else
-                pending_.push_back(r);
-        }
+        if (over_)
+            for (const auto& r : all) finish(*r, fault_);
+        else
+            pending_.insert(pending_.end(), all.begin(), all.end());
         changed_.notify_all();
     }
 

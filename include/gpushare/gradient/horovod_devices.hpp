@@ -248,16 +248,18 @@ public:
             auto computed = lent(rank, c.stream).record();
             mine.push_back(std::make_shared<request>(std::move(c), rank, std::move(computed)));
         }
-        for (const request_ptr& one : mine) {
-            const device_call& c = one->call;
-            if (fault_)
-                finish(*one, fault_);
-            else if (!calls_.hand_over(rank, {c.name, word_of(c), c.kind, c.root}, one))
-                // the name comes twice in the list
-                finish(*one, {errc::duplicate_name, c.kind, rank, 0});
-        }
         all.assign(mine.begin(), mine.end());
-        go_on(rank, over);
+        telling(rank, over, [&] {
+            for (const request_ptr& one : mine) {
+                const device_call& c = one->call;
+                if (fault_)
+                    finish(*one, fault_);
+                else if (!calls_.hand_over(rank, {c.name, word_of(c), c.kind, c.root}, one))
+                    // the name comes twice in the list
+                    finish(*one, {errc::duplicate_name, c.kind, rank, 0});
+            }
+            go_on(rank, over);
+        });
         return all;
     }
     /// See process_set.
@@ -292,8 +294,10 @@ public:
         garbage over;
         std::unique_lock lock(mutex_);
         const std::uint64_t before = calls_.rounds();
-        calls_.join(rank);
-        go_on(rank, over);
+        telling(rank, over, [&] {
+            calls_.join(rank);
+            go_on(rank, over);
+        });
         changed_.notify_all();
         changed_.wait(lock, [&] { return fault_ || calls_.rounds() != before; });
         if (calls_.rounds() == before) raise_fault(fault_);
@@ -321,6 +325,7 @@ private:
     };
     /// Objects to destroy after the lock is released, because they may own a framework's tensors.
     struct garbage {
+        std::list<under_way> done{};
         std::vector<request_ptr> requests{};
         std::vector<std::shared_ptr<const void>> kept{};
         std::vector<device_call::placing> places{};
@@ -368,14 +373,36 @@ private:
             finish(*r, fault_);
             dropped.push_back(std::move(r));
         }
+        for (common& c : calls_.take()) drop(c, dropped);
         changed_.notify_all();
+    }
+    /// Ends the requests of a call of which no work is enqueued.
+    void drop(common& c, std::vector<request_ptr>& dropped) {
+        for (auto& r : c.of_ranks)
+            if (r && *r && !(*r)->enqueued) {
+                finish(**r, fault_);
+                dropped.push_back(std::move(*r));
+            }
+    }
+    /// Hands over calls of a rank. An exception, such as std::bad_alloc, ends the calls of all
+    /// ranks, which would otherwise wait for this rank, and then propagates.
+    template <class F>
+    void telling(std::uint32_t rank, garbage& over, const F& hand_over) {
+        try {
+            hand_over();
+        } catch (...) {
+            end_all(thrown_by(rank, collective_kind::none), over.requests);
+            throw;
+        }
     }
     /// Takes out the requests that the devices have finished, in the order of enqueuing. A failure
     /// of a device ends all calls.
     void collect(garbage& over) {
         const auto reached = [](const point& p) { return p.reached(); };
         while (!running_.empty() && std::all_of(running_.front().ends.begin(), running_.front().ends.end(), reached)) {
-            under_way& u = running_.front();
+            // Taken out first, so that no request is looked at again after an exception.
+            over.done.splice(over.done.begin(), running_, running_.begin());
+            under_way& u = over.done.front();
             if (u.lengths != nullptr) free_.push_back(u.lengths);
             for (request_ptr& r : u.requests) {
                 if (!r->fault) {
@@ -387,9 +414,7 @@ private:
                 r->well = !r->fault;
                 over.kept.push_back(std::move(r->call.keeps));
                 over.places.push_back(std::move(r->call.place));
-                over.requests.push_back(std::move(r));
             }
-            running_.pop_front();
         }
     }
 
@@ -406,12 +431,7 @@ private:
             }
         } catch (...) {
             end_all(thrown_by(rank, collective_kind::none), over.requests);
-            for (common& c : ready)
-                for (auto& r : c.of_ranks)
-                    if (r && *r && !(*r)->enqueued) {
-                        finish(**r, fault_);
-                        over.requests.push_back(std::move(*r));
-                    }
+            for (common& c : ready) drop(c, over.requests);
             throw;
         }
         if (!ready.empty()) changed_.notify_all();
