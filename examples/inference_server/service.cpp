@@ -8,8 +8,10 @@
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <stdexcept>
+#include <thread>
 
 namespace inference_server {
 
@@ -36,6 +38,19 @@ std::unique_ptr<call_gate> gate_of(server_node& on, const call_gate_options& o) 
     }
     return nullptr;
 }
+
+/// Calls `f` again after an exception, usually for lack of the host's memory, of which other threads
+/// may give some back. After the last try, says what didn't happen.
+template <class F>
+void insist(const F& f, const char* what, int tries = std::numeric_limits<int>::max()) noexcept {
+    for (int n = 1;; ++n) try {
+            return f();
+        } catch (const std::exception& e) {
+            if (n == tries) return (void)std::fprintf(stderr, "inference_server: %s: %s\n", what, e.what());
+            std::this_thread::sleep_for(10ms);
+        }
+}
+constexpr int tries_without_memory = 100;
 
 }  // namespace
 
@@ -75,7 +90,9 @@ service::~service() {
         thread->request_stop();
         thread->join();
     }
-    (void)stop(gpushare::never);
+    // Goes on only once no engine's thread uses the memory any more.
+    insist([this] { (void)end_calls(gpushare::never, {}); }, "ending the calls");
+    insist([this] { last_bill(); }, "the last bill", tries_without_memory);
     if (gate_ != nullptr) gate_->end();
     drawn_.reset();
     keys_.reset();
@@ -85,7 +102,8 @@ service::~service() {
         row.calls.reset();
         row.who.reset();
     }
-    tenants_.apply({}, gpushare::saturating_add(now(), 10s));
+    insist([this] { tenants_.apply({}, gpushare::saturating_add(now(), 10s)); }, "closing the tenants",
+           tries_without_memory);
     dispatcher_.request_stop();
 }
 
@@ -99,6 +117,12 @@ std::vector<std::shared_ptr<lane>> service::lanes_at_end() const {
 }
 
 std::vector<service::running> service::stop(instant deadline, const std::stop_token& hurry) {
+    auto left = end_calls(deadline, hurry);
+    last_bill();
+    return left;
+}
+
+std::vector<service::running> service::end_calls(instant deadline, const std::stop_token& hurry) {
     refuse_new();
     const auto lanes = lanes_at_end();
     for (const auto& l : lanes) l->close(now());  // as in close_all()
@@ -107,6 +131,10 @@ std::vector<service::running> service::stop(instant deadline, const std::stop_to
     std::vector<running> left;
     for (const auto& l : lanes)
         if (l->works()) left.push_back({std::string(l->whose()), l->info().name});
+    return left;
+}
+
+void service::last_bill() {
     // A reload under way notes its lanes itself. A reload that failed half-way, and wasn't
     // repeated, has left some lanes.
     if (const std::unique_lock reloading(reloading_, std::try_to_lock); reloading) note_gone();
@@ -116,7 +144,6 @@ std::vector<service::running> service::stop(instant deadline, const std::stop_to
     std::ranges::reverse(unwritten_);
     // if to_text() has no memory, the remaining lines stay
     for (; !unwritten_.empty(); unwritten_.pop_back()) std::fputs(to_text(unwritten_.back()).c_str(), stderr);
-    return left;
 }
 
 void leave(const std::vector<service::running>& beside) noexcept {

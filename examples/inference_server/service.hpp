@@ -82,7 +82,8 @@ public:
     service& operator=(const service&) = delete;
     /// Waits until calls and loads have ended, however long they take, because nothing can end an
     /// engine's thread, and the memory that it uses must stay. A program that can't wait calls
-    /// stop() first, and then ends by leave().
+    /// stop() first, and then ends by leave(). While the host has no memory, the destructor tries
+    /// again; after a second without memory it goes on without the last bill.
     ~service();
 
     /// Throws refused (401). Takes the same time however many keys there are, and doesn't wait for
@@ -193,6 +194,9 @@ private:
     }
     void revoke_gone(const tenants_file& next) const;
     void refuse_new();
+    /// The two halves of stop().
+    std::vector<running> end_calls(gpushare::instant deadline, const std::stop_token& hurry);
+    void last_bill();
     [[nodiscard]] std::vector<std::shared_ptr<lane>> lanes_at_end() const;
     void close_all(const std::vector<std::shared_ptr<lane>>& lanes, gpushare::instant deadline);
     void make_room(std::vector<std::shared_ptr<lane>>& leaving, std::size_t more);

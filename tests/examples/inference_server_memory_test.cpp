@@ -408,6 +408,26 @@ TEST_CASE("tenants that go are billed to the last request where the host has no 
     }
 }
 
+TEST_CASE("a server ends, whichever allocation of its end fails", "[examples]") {
+    each_allocation_fails(
+        true,
+        [] {
+            auto s = std::make_unique<small_server>("usage");
+            const auto o = std::make_shared<outcome>();
+            infer_request r;
+            r.inputs.push_back({"INPUT", datatype::fp32, {1, 16}, std::vector<std::byte>(64)});
+            s->core->infer(s->core->authenticate("key-of-chat"), "mlp", std::move(r),
+                           [o](const answer& a) { o->answer(std::holds_alternative<refused>(a) ? 503 : 200); });
+            o->check();
+            return s;
+        },
+        [](const std::unique_ptr<small_server>& s, const std::shared_ptr<outcome>& o) {
+            s->core.reset();
+            o->answer(200);
+        },
+        [](const std::unique_ptr<small_server>&, const std::shared_ptr<outcome>& o) { o->check(); });
+}
+
 TEST_CASE("a reader of a journal keeps no descriptor if the host has no memory", "[examples]") {
     small_server s;
     s.core.reset();  // its threads open files, too
