@@ -32,29 +32,57 @@ inline constexpr std::size_t ranks_in_place = 32;
     return {.blocks = static_cast<std::uint32_t>(blocks), .threads = 256, .hold = {}};
 }
 
-/// Points that are still to be recorded. Empty for backends whose streams have no such points.
+/// Points that are made before the work that they follow, so that recording one neither fails nor
+/// waits for a device. Streams that can't make points beforehand make them when recording.
 template <class Stream>
 class point_reserve {
 public:
     void reserve(std::span<Stream>) noexcept {}
     [[nodiscard]] auto record(std::size_t, Stream& stream) { return stream.record(); }
 };
+
+/// One value for each stream. The first ones lie in place.
+template <class T>
+class reserved_values {
+public:
+    void resize(std::size_t n) {
+        if (n > few_.size()) many_.resize(n);
+    }
+    [[nodiscard]] T& operator[](std::size_t r) noexcept { return many_.empty() ? few_[r] : many_[r]; }
+
+private:
+    std::array<T, ranks_in_place> few_{};
+    std::vector<T> many_;
+};
+
 template <class Stream>
 requires requires(Stream& s) { s.record(s.reserve()); }
 class point_reserve<Stream> {
 public:
     void reserve(std::span<Stream> streams) {
-        if (streams.size() > few_.size()) many_.resize(streams.size());
-        for (std::size_t r = 0; r < streams.size(); ++r) at(r) = streams[r].reserve();
+        made_.resize(streams.size());
+        for (std::size_t r = 0; r < streams.size(); ++r) made_[r] = streams[r].reserve();
     }
-    [[nodiscard]] auto record(std::size_t r, Stream& stream) { return stream.record(std::move(at(r))); }
+    [[nodiscard]] auto record(std::size_t r, Stream& stream) { return stream.record(std::move(made_[r])); }
 
 private:
-    using reserved = decltype(std::declval<Stream&>().reserve());
-    [[nodiscard]] reserved& at(std::size_t r) { return many_.empty() ? few_[r] : many_[r]; }
+    reserved_values<decltype(std::declval<Stream&>().reserve())> made_;
+};
+template <preparing_timeline Stream>
+class point_reserve<Stream> {
+public:
+    void reserve(std::span<Stream> streams) {
+        made_.resize(streams.size());
+        for (std::size_t r = 0; r < streams.size(); ++r) made_[r] = streams[r].prepare();
+    }
+    [[nodiscard]] auto record(std::size_t r, Stream& stream) noexcept {
+        auto made = std::move(made_[r]);
+        stream.record(made);
+        return made;
+    }
 
-    std::array<reserved, ranks_in_place> few_{};
-    std::vector<reserved> many_;
+private:
+    reserved_values<typename Stream::point> made_;
 };
 
 }  // namespace detail
