@@ -34,7 +34,6 @@
 #include <cstdint>
 #include <exception>
 #include <initializer_list>
-#include <new>
 #include <optional>
 #include <span>
 #include <type_traits>
@@ -46,6 +45,7 @@
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/code_thrown.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/gradient/detail/gossip.hpp>
 #include <gpushare/gradient/detail/lent_arrays.hpp>
@@ -85,19 +85,6 @@ template <class T>
     for (std::uint32_t r = 0; r < words.size(); ++r)
         if (words[r] != most) return r;
     return std::nullopt;
-}
-
-/// The code of the exception that is being handled; `otherwise` for an exception without a code.
-[[nodiscard]] inline errc code_thrown(errc otherwise = errc::backend_failed) noexcept {
-    try {
-        throw;
-    } catch (const error& e) {
-        return e.code() == errc::none ? otherwise : e.code();
-    } catch (const std::bad_alloc&) {
-        return errc::out_of_memory;
-    } catch (...) {
-        return otherwise;
-    }
 }
 
 /// The fault that `net` has met so far, if the transport reports one. Doesn't wait.

@@ -27,6 +27,7 @@
 #include <gpushare/collective/tuning.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/code_thrown.hpp>
 #include <gpushare/detail/device_work.hpp>
 #include <gpushare/detail/gang_residents.hpp>
 #include <gpushare/error.hpp>
@@ -252,7 +253,7 @@ requires std::invocable<const BodyOf&, std::size_t>
             gang.launched(devices[r], parts[r], r, streams[r]);
         }
     } catch (...) {
-        (void)give_up(errc::submission_failed);
+        (void)give_up(code_thrown(errc::submission_failed));
         throw;
     }
     return errc::none;
