@@ -681,6 +681,27 @@ TEST_CASE("a rank that runs out of the host's memory between processes ends the 
     }
 }
 
+TEST_CASE("a process whose transport throws is named to those that wait for it to split", "[gradient][transport]") {
+    const gs::communicator between(2);
+    std::vector<gs::errc> codes(2);
+    std::vector<std::uint64_t> named(2);
+    support::together(2, [&](unsigned p) {
+        failing_transport outer(between.rank(p), p == 1);
+        outer.armed = true;
+        gs::communicator inner(1);
+        try {
+            (void)gs::split(inner, outer, {}, std::chrono::steady_clock::now() + 20s);
+        } catch (const gs::operation_error& e) {
+            codes[p] = e.code();
+            named[p] = e.figures().left;
+        } catch (const std::bad_alloc&) {
+            named[p] = 1;
+        }
+    });
+    CHECK(codes == std::vector{gs::errc::out_of_memory, gs::errc::none});
+    CHECK(named == std::vector<std::uint64_t>{1, 1});
+}
+
 TEST_CASE("lists of different sizes are a mismatch", "[gradient][transport]") {
     const gs::communicator group(2);
     std::vector<gs::collective_fault> faults(2);

@@ -116,8 +116,12 @@ public:
 protected:
     /// The processes compare `word`, which says how they compress.
     link_over(Net& net, std::uint64_t word, instant deadline) : net_(net) {
-        std::vector<std::uint64_t> all(net.size());
-        raise_fault(net.all_gather(std::span<const std::uint64_t>(&word, 1), std::span(all), deadline));
+        std::vector<std::uint64_t> all;
+        make_on_all(
+            net, [&] { all.resize(net.size()); }, [] {}, deadline);
+        lent_arrays memory(all);
+        raise_fault(memory.to(
+            [&] { return net.all_gather(std::span<const std::uint64_t>(&word, 1), std::span(all), deadline); }));
         if (const auto odd = odd_one(all)) raise_fault({errc::mismatch, collective_kind::all_reduce, *odd, 0});
     }
     ~link_over() = default;

@@ -113,7 +113,8 @@ template <class Net>
 }
 /// Calls `make`, which may throw, on all ranks. If `make` throws on a rank, all ranks call `undo`
 /// and throw: a rank that failed throws its own exception, and the other ranks throw an
-/// operation_error that names a rank that failed.
+/// operation_error that names a rank that failed. If the transport throws, its rank ends the calls
+/// of all ranks.
 template <class Net, class Make, class Undo>
 void make_on_all(Net& net, const Make& make, const Undo& undo, instant deadline) {
     constexpr std::uint64_t good = ~std::uint64_t{0};
@@ -125,20 +126,24 @@ void make_on_all(Net& net, const Make& make, const Undo& undo, instant deadline)
         thrown = std::current_exception();
         mine = std::uint64_t{net.rank()} << 32 | static_cast<std::uint32_t>(code_thrown());
     }
+    collective_fault f;
     try {
-        auto f = net.all_reduce(std::span<const std::uint64_t>(&mine, 1), std::span(&least, 1), minimum{}, deadline);
+        f = net.all_reduce(std::span<const std::uint64_t>(&mine, 1), std::span(&least, 1), minimum{}, deadline);
         // The barrier keeps every rank from going on, and perhaps failing, before all ranks have
         // the answer. If the barrier fails, each rank's next call reports the fault.
         if (!f) (void)net.barrier(deadline);
         if (!f && least != good)
             f = {static_cast<errc>(least & 0xffU), collective_kind::all_reduce, static_cast<std::uint32_t>(least >> 32),
                  0};
-        if (thrown) std::rethrow_exception(thrown);
-        raise_fault(f);
     } catch (...) {
-        undo();
-        throw;
+        if (!thrown) thrown = std::current_exception();
+        net.abort(net.rank(), code_thrown());
+        (void)gives_up(net);
     }
+    if (!thrown && !f) return;
+    undo();
+    if (thrown) std::rethrow_exception(thrown);
+    raise_fault(f);
 }
 
 }  // namespace detail

@@ -456,13 +456,15 @@ public:
     static_assert(host_transport<rank_type>);
 
     /// Collective over `outer`: the processes tell each other how many ranks they have. Throws
-    /// operation_error for a fault of `outer`, such as a deadline that has passed.
-    two_level_group(communicator& inner, Outer& outer, two_level_options options = {}, instant deadline = never)
-        : s_(std::make_unique<shared_state>(inner, outer, options)) {
-        s_->options.depth = std::max(options.depth, 1U);
-        s_->ranks = detail::meet_processes(outer, inner.size(), s_->options.chunk, deadline);
-        const auto allocate = [this] {
-            s_->words_memory = std::make_unique<std::uint64_t[]>(s_->ranks.processes() + 1);
+    /// operation_error for a fault of `outer`, such as a deadline that has passed. If a process
+    /// throws std::bad_alloc, the other processes throw an operation_error that names it.
+    two_level_group(communicator& inner, Outer& outer, two_level_options options = {}, instant deadline = never) {
+        options.depth = std::max(options.depth, 1U);
+        auto ranks = detail::meet_processes(outer, inner.size(), options.chunk, deadline);
+        const auto allocate = [&] {
+            s_ = std::make_unique<shared_state>(inner, outer, options);
+            s_->words_memory = std::make_unique<std::uint64_t[]>(ranks.processes() + 1);
+            s_->ranks = std::move(ranks);
         };
         detail::make_on_all(
             outer, allocate, [] {}, deadline);

@@ -113,7 +113,7 @@ public:
         alike_ = std::size_t{largest_} * sizes.size() == size();
     }
     /// The number of ranks in all processes.
-    [[nodiscard]] std::uint32_t size() const noexcept { return first_.back(); }
+    [[nodiscard]] std::uint32_t size() const noexcept { return first_.empty() ? 0 : first_.back(); }
     /// The most ranks of a process.
     [[nodiscard]] std::uint32_t largest() const noexcept { return largest_; }
     /// Whether all processes have equally many ranks.
@@ -124,7 +124,9 @@ public:
     [[nodiscard]] std::uint32_t process_of(std::uint32_t rank) const noexcept {
         return static_cast<std::uint32_t>(std::upper_bound(first_.begin(), first_.end(), rank) - first_.begin() - 1);
     }
-    [[nodiscard]] std::uint32_t processes() const noexcept { return static_cast<std::uint32_t>(first_.size() - 1); }
+    [[nodiscard]] std::uint32_t processes() const noexcept {
+        return first_.empty() ? 0 : static_cast<std::uint32_t>(first_.size() - 1);
+    }
 
     /// Moves the ranks' blocks of `block` bytes so that each process's blocks begin where they
     /// would if all processes had largest() ranks. The memory has room for processes() * largest()
@@ -145,7 +147,8 @@ public:
     }
 
 private:
-    std::vector<std::uint32_t> first_ = {0};
+    // empty without processes, so that the default constructor doesn't allocate
+    std::vector<std::uint32_t> first_;
     std::uint32_t largest_ = 0;
     bool alike_ = true;
 };
@@ -177,25 +180,32 @@ template <class T>
 }
 
 /// Collective over `outer`: the processes tell each other how many ranks they have, and take the
-/// smallest of their chunks. Throws operation_error for a fault of `outer`.
+/// smallest of their chunks. Throws operation_error for a fault of `outer`, and if a process lacks
+/// memory; that process throws std::bad_alloc.
 template <class Outer>
 [[nodiscard]] ranks_of_processes meet_processes(Outer& outer, std::uint32_t ranks, bytes& chunk, instant deadline) {
     const std::uint64_t mine[] = {ranks, chunk.count()};
-    std::vector<std::uint64_t> all(std::size(mine) * outer.size());
+    std::vector<std::uint64_t> all;
+    make_on_all(
+        outer, [&] { all.resize(std::size(mine) * outer.size()); }, [] {}, deadline);
     lent_arrays memory(all);
     raise_fault(memory.to([&] { return outer.all_gather(std::span(mine), std::span(all), deadline); }));
-    std::vector<std::uint32_t> sizes(outer.size());
-    for (std::uint32_t p = 0; p < outer.size(); ++p) {
-        sizes[p] = static_cast<std::uint32_t>(all[std::size_t{2} * p]);
-        chunk = std::min(chunk, bytes{all[std::size_t{2} * p + 1]});
-    }
-    // The limit keeps the sum of a chunk's size and a length from overflowing.
-    chunk = std::min(chunk, bytes{std::uint64_t{1} << 48});
-    // The barrier keeps every process from going on, or failing, before all processes know the
-    // sizes, because the sizes tell which rank a fault names. If the barrier fails, each rank's
-    // first call reports the fault.
-    (void)outer.barrier(deadline);
-    return ranks_of_processes(sizes);
+    ranks_of_processes known;
+    const auto read = [&] {
+        std::vector<std::uint32_t> sizes(outer.size());
+        for (std::uint32_t p = 0; p < outer.size(); ++p) {
+            sizes[p] = static_cast<std::uint32_t>(all[std::size_t{2} * p]);
+            chunk = std::min(chunk, bytes{all[std::size_t{2} * p + 1]});
+        }
+        // The limit keeps the sum of a chunk's size and a length from overflowing.
+        chunk = std::min(chunk, bytes{std::uint64_t{1} << 48});
+        known = ranks_of_processes(sizes);
+    };
+    // No process goes on, or fails, before all processes know the sizes, because the sizes tell
+    // which rank a fault names.
+    make_on_all(
+        outer, read, [] {}, deadline);
+    return known;
 }
 
 /// All-reduces between processes. Each start() belongs to the finish() with the same number, so
