@@ -571,6 +571,31 @@ TEST_CASE("elements that a link can't send, because its transport throws, are ow
     CHECK(x == arrays(2, {4, 3, 2, 1}));
 }
 
+TEST_CASE("a process whose link throws is named to the others, which don't wait for it", "[gradient]") {
+    const gs::communicator group(2);
+    std::vector<outcome> seen(2), later(2);
+    std::vector<int> thrown(2);
+    support::together(2, [&](unsigned r) {
+        throwing_transport net(group.rank(r));
+        gs::top_k_link link(net, 4, 0.5);
+        net.left = r == 1 ? 1 : 0;
+        std::vector<float> x{1, 2, 3, 4};
+        const auto add = [&] {
+            return link.all_reduce(std::span<const float>(x), std::span(x), gs::sum{},
+                                   std::chrono::steady_clock::now() + 20s);
+        };
+        try {
+            seen[r] = outcome_of(add);
+        } catch (const std::bad_alloc&) {
+            ++thrown[r];
+        }
+        later[r] = outcome_of(add);
+    });
+    CHECK(thrown == std::vector<int>{0, 1});
+    CHECK(seen[0] == outcome{errc::out_of_memory, 1});
+    CHECK(later == std::vector(2, outcome{errc::out_of_memory, 1}));
+}
+
 TEST_CASE("a process that doesn't come to a compressed call is named to the others, on both levels", "[gradient]") {
     const bool sparse = GENERATE(false, true);
     std::vector<outcome> seen(3);

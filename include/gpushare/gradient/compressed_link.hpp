@@ -69,7 +69,8 @@ public:
     /// The compressed bytes.
     [[nodiscard]] bytes carried() const noexcept { return net_.carried(); }
 
-    /// See transport. A single process compresses nothing.
+    /// See transport. A single process compresses nothing. An exception, such as std::bad_alloc,
+    /// ends the calls of all processes.
     template <reducible T, class Op>
     requires std::is_empty_v<Op>
     [[nodiscard]] collective_fault all_reduce(std::span<const std::type_identity_t<T>> in, std::span<T> out,
@@ -79,10 +80,20 @@ public:
             if (size() == 1 || out.empty()) return net_.all_reduce(in, out, op, deadline);
             if (stuck_) return stuck_;
             if (in.data() != out.data()) std::copy(in.begin(), in.end(), out.begin());
-            auto f = static_cast<Link&>(*this).add_up(out, std::same_as<Op, average>, deadline);
-            if (f) f.what = collective_kind::all_reduce;
-            if (f.buffers_in_use) stuck_ = f;
-            return f;
+            auto& link = static_cast<Link&>(*this);
+            try {
+                auto f = link.add_up(out, std::same_as<Op, average>, deadline);
+                if (f) f.what = collective_kind::all_reduce;
+                if (f.buffers_in_use) stuck_ = f;
+                link.note(f);
+                return f;
+            } catch (...) {  // std::bad_alloc, for example: the other processes wait for this one
+                stuck_ = {code_thrown(), collective_kind::all_reduce, rank(), 0};
+                net_.abort(rank(), stuck_.code);
+                stuck_.buffers_in_use = gives_up(net_);
+                link.note(stuck_);
+                throw;
+            }
         } else {
             return net_.all_reduce(in, out, op, deadline);
         }
@@ -137,7 +148,8 @@ protected:
     Net& net_;
 
 private:
-    collective_fault stuck_{};  // a fault with buffers_in_use: no later call may touch the buffers
+    // a fault with buffers_in_use, or of an exception: no later call may touch the buffers
+    collective_fault stuck_{};
 };
 
 /// Memory that is never freed if a transport may still touch it.
@@ -186,6 +198,9 @@ public:
 private:
     using base::net_;
 
+    void note(const collective_fault& f) noexcept {
+        for (auto* memory : {&brought_, &taken_, &own_}) memory->note(f);
+    }
     /// Cuts the elements, in blocks, into parts. Each rank combines one part.
     struct parts {
         std::size_t blocks, elements;
@@ -242,7 +257,6 @@ private:
             f = net_.all_gatherv(std::span<const std::byte>(own), brought, std::span<const std::uint64_t>(sends),
                                  deadline);
         }
-        for (auto* memory : {&brought_, &taken_, &own_}) memory->note(f);
         if (!f) decode(all, brought, data);
         return f;
     }
@@ -314,6 +328,9 @@ public:
 private:
     using base::net_;
 
+    void note(const collective_fault& f) noexcept {
+        for (auto* memory : {&places_, &values_}) memory->note(f);
+    }
     /// One of the calls that each step makes.
     struct call {
         top_k_feedback owing;
@@ -358,7 +375,6 @@ private:
         auto f = base::template as_called<std::uint32_t, std::int32_t>(
             averages, all_places, [&](auto all) { return gather(mine->owing.indices(), all, deadline); });
         if (!f) f = gather(mine->owing.values(), all_values, deadline);
-        for (auto* memory : {&places_, &values_}) memory->note(f);
         if (f) return f;
         std::fill(data.begin(), data.end(), 0.0F);
         for (std::size_t i = 0; i < all_places.size(); ++i)
