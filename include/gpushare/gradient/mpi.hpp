@@ -67,8 +67,10 @@ struct mpi_options {
     /// message of the default size without a rendezvous. A rendezvous would wait behind other
     /// arrays' bytes while the link idles.
     bytes message{56 << 10};
-    std::uint32_t depth = 16;                   ///< messages of one array under way to each process
-    bytes one_shot{4096};                       ///< arrays up to this size go to all ranks at once
+    std::uint32_t depth = 16;  ///< messages of one array under way to each process
+    /// Arrays up to this size, or up to 256 bytes, go to all ranks at once. No message is received
+    /// in such an array, so it may be on the stack: a late message would write there after a fault.
+    bytes one_shot{4096};
     ns grace = std::chrono::milliseconds(200);  ///< how long a rank that gives up waits for answers
     /// The thread level for which the MPI must have been initialised. With MPI_THREAD_SERIALIZED,
     /// the embedder lets one thread at a time call the MPI. With MPI_THREAD_MULTIPLE, several
@@ -87,13 +89,10 @@ public:
 
     /// Duplicates `all`, so that the transport's messages don't mix with others. Collective. Throws
     /// operation_error: errc::not_supported, before it sends any message, if the MPI isn't
-    /// initialised or doesn't have the level options.threads; errc::backend_failed.
-    explicit mpi_transport(MPI_Comm all, const mpi_options& options = {}) : options_(options) {
-        detail::need_mpi_threads(options.threads);
-        if (MPI_Comm_dup(all, &comm_) != MPI_SUCCESS)
-            raise({.code = errc::backend_failed}, {}, "duplicating an MPI communicator");
-        begin();
-    }
+    /// initialised or doesn't have the level options.threads; errc::backend_failed. May throw
+    /// std::bad_alloc, which ends the other ranks' calls, as an exception of any later call does.
+    explicit mpi_transport(MPI_Comm all, const mpi_options& options = {})
+        : mpi_transport(duplicate_of(all, options.threads), options) {}
     mpi_transport(const mpi_transport&) = delete;
     mpi_transport& operator=(const mpi_transport&) = delete;
     /// Not collective. Doesn't free a communicator that has failed, because other processes may
@@ -130,33 +129,37 @@ public:
     [[nodiscard]] collective_fault all_reduce(std::span<const std::type_identity_t<T>> in, std::span<T> out,
                                               const Op& op, instant deadline) {
         if (in.size() != out.size()) return {errc::mismatch, collective_kind::all_reduce, rank_, epoch_};
-        return finish(start(in.data(), out, op), deadline);
+        return telling([&] { return finish(start(in.data(), out, op), deadline); });
     }
     /// See pipelined_transport. At most 1000 collectives may run at once, with at most as many
     /// bytes as docs/gradients.md says ("What isn't there").
     template <reducible T, class Op>
     requires std::is_empty_v<Op>
     [[nodiscard]] std::uint64_t start_all_reduce(std::span<T> data, const Op& op) {
-        return start(data.data(), data, op);
+        return telling([&] { return start(data.data(), data, op); });
     }
     /// See pipelined_transport. Throws operation_error (errc::mismatch) if the array doesn't
     /// consist of size() parts.
     template <reducible T, class Op>
     requires std::is_empty_v<Op>
     [[nodiscard]] std::uint64_t start_reduce_scatter(std::span<T> data, const Op& op) {
-        return start_scatter(data.data(), part_of(data), op);
+        const std::span<T> mine = part_of(data);
+        return telling([&] { return start_scatter(data.data(), mine, op); });
     }
     /// See pipelined_transport. Throws as start_reduce_scatter.
     template <class T>
     requires std::is_trivially_copyable_v<T>
-    [[nodiscard]] std::uint64_t start_all_gather(std::span<T> data) { return start_gather(part_of(data).size(), data); }
+    [[nodiscard]] std::uint64_t start_all_gather(std::span<T> data) {
+        const std::size_t mine = part_of(data).size();
+        return telling([&] { return start_gather(mine, data); });
+    }
     /// See transport.
     template <reducible T, class Op>
     requires std::is_empty_v<Op>
     [[nodiscard]] collective_fault reduce_scatter(std::span<const std::type_identity_t<T>> in, std::span<T> out,
                                                   const Op& op, instant deadline) {
         if (in.size() != out.size() * size_) return {errc::mismatch, collective_kind::reduce_scatter, rank_, epoch_};
-        return finish(start_scatter(in.data(), out, op), deadline);
+        return telling([&] { return finish(start_scatter(in.data(), out, op), deadline); });
     }
     /// See transport.
     template <class T>
@@ -165,7 +168,7 @@ public:
                                               instant deadline) {
         if (out.size() != in.size() * size_) return {errc::mismatch, collective_kind::all_gather, rank_, epoch_};
         if (!in.empty()) std::memmove(out.data() + in.size() * rank_, in.data(), in.size_bytes());
-        return finish(start_gather(in.size(), out), deadline);
+        return telling([&] { return finish(start_gather(in.size(), out), deadline); });
     }
     /// See unequal_transport.
     template <reducible T, class Op>
@@ -177,13 +180,11 @@ public:
         if (!parts_fit(counts, out.size(), in.size())) return refuse(what);
         const auto sign = signature<T>(what, detail::unequal_parts{counts.data(), size_}.layout(), detail::op_id<Op>(),
                                        of_unequal_parts);
-        return finish(in_unequal_slices<T>(begin_job(what), sign, counts,
-                                           [&](std::size_t at, std::vector<element_range> parts) {
-                                               return detail::mpi_transfer::scatter_parts(
-                                                   as_bytes(in.data()), as_bytes(out.data()) + at, std::move(parts),
-                                                   &detail::combine_mpi_parts<T, Op>);
-                                           }),
-                      deadline);
+        const auto slice = [&](std::size_t at, std::vector<element_range> parts) {
+            return detail::mpi_transfer::scatter_parts(as_bytes(in.data()), as_bytes(out.data()) + at, std::move(parts),
+                                                       &detail::combine_mpi_parts<T, Op>);
+        };
+        return telling([&] { return finish(in_unequal_slices<T>(begin_job(what), sign, counts, slice), deadline); });
     }
     /// See unequal_transport.
     template <class T>
@@ -197,12 +198,10 @@ public:
         if (const std::size_t mine = counts[rank_]; mine != 0)
             std::memmove(out.data() + all.begin(rank_), in.data(), mine * sizeof(T));
         const auto sign = signature<T>(what, all.layout(), 0, of_unequal_parts);
-        return finish(in_unequal_slices<T>(begin_job(what), sign, counts,
-                                           [&](std::size_t, std::vector<element_range> parts) {
-                                               return detail::mpi_transfer::gather_parts(as_bytes(out.data()),
-                                                                                         std::move(parts));
-                                           }),
-                      deadline);
+        const auto slice = [&](std::size_t, std::vector<element_range> parts) {
+            return detail::mpi_transfer::gather_parts(as_bytes(out.data()), std::move(parts));
+        };
+        return telling([&] { return finish(in_unequal_slices<T>(begin_job(what), sign, counts, slice), deadline); });
     }
     /// See unequal_transport. The processes first tell each other all lengths, so that all of them
     /// learn which pair disagrees.
@@ -217,16 +216,18 @@ public:
             !detail::unequal_parts{sends.data(), size_}.fit(in.size()) ||
             !detail::unequal_parts{receives.data(), size_}.fit(out.size()))
             return refuse(what);
-        detail::mpi_pairs pairs(sends, receives);
-        if (const auto f = agree_on_pairs(signature<T>(what, 0, 0, of_unequal_parts), pairs, deadline)) return f;
-        pairs.copy_own(rank_, as_bytes(in.data()), as_bytes(out.data()), sizeof(T));
-        job& j = begin_job(what);
-        const std::size_t slice = std::max<std::size_t>(options_.message.count() / sizeof(T), 1);
-        for (std::size_t at = 0; at < pairs.largest(); at += slice)
-            j.transfers.push_back(detail::mpi_transfer::exchange_parts(
-                as_bytes(in.data()), as_bytes(out.data()), pairs.slice(pairs.sends(rank_), at, slice, sizeof(T)),
-                pairs.slice(pairs.receives(rank_), at, slice, sizeof(T))));
-        return finish(enter(j, signature<T>(what, pairs.largest(), 0, of_unequal_parts)), deadline);
+        return telling([&]() -> collective_fault {
+            detail::mpi_pairs pairs(sends, receives);
+            if (const auto f = agree_on_pairs(signature<T>(what, 0, 0, of_unequal_parts), pairs, deadline)) return f;
+            pairs.copy_own(rank_, as_bytes(in.data()), as_bytes(out.data()), sizeof(T));
+            job& j = begin_job(what);
+            const std::size_t slice = std::max<std::size_t>(options_.message.count() / sizeof(T), 1);
+            for (std::size_t at = 0; at < pairs.largest(); at += slice)
+                j.transfers.push_back(detail::mpi_transfer::exchange_parts(
+                    as_bytes(in.data()), as_bytes(out.data()), pairs.slice(pairs.sends(rank_), at, slice, sizeof(T)),
+                    pairs.slice(pairs.receives(rank_), at, slice, sizeof(T))));
+            return finish(enter(j, signature<T>(what, pairs.largest(), 0, of_unequal_parts)), deadline);
+        });
     }
     /// See transport.
     template <class T>
@@ -238,9 +239,11 @@ public:
             return detail::mpi_transfer::from_root(as_bytes(data.data()) + at, n, root);
         };
         const auto sign = signature<T>(collective_kind::broadcast, data.size(), 0, root);
-        job& j = begin_job(collective_kind::broadcast);
-        j.transfers.push_back(detail::mpi_transfer::agreement(sign));
-        return finish(in_slices(j, data.size_bytes(), sizeof(T), sign, slice), deadline);
+        return telling([&] {
+            job& j = begin_job(collective_kind::broadcast);
+            j.transfers.push_back(detail::mpi_transfer::agreement(sign));
+            return finish(in_slices(j, data.size_bytes(), sizeof(T), sign, slice), deadline);
+        });
     }
     /// See neighbour_transport.
     template <class T>
@@ -257,25 +260,94 @@ public:
                                                   in.size_bytes(), neighbours);
         };
         const auto sign = signature<T>(collective_kind::all_gather, in.size(), exchanging, 0);
-        job& j = begin_job(collective_kind::all_gather);
-        j.transfers.push_back(detail::mpi_transfer::agreement(sign, neighbours));
-        return finish(in_slices(j, in.size_bytes(), sizeof(T), sign, slice), deadline);
+        return telling([&] {
+            job& j = begin_job(collective_kind::all_gather);
+            j.transfers.push_back(detail::mpi_transfer::agreement(sign, neighbours));
+            return finish(in_slices(j, in.size_bytes(), sizeof(T), sign, slice), deadline);
+        });
     }
     /// See transport.
     [[nodiscard]] collective_fault barrier(instant deadline) {
         const auto sign = signature<std::byte>(collective_kind::barrier, 0, 0, 0);
-        job& j = begin_job(collective_kind::barrier);
-        j.transfers.push_back(detail::mpi_transfer::agreement(sign));
-        return finish(enter(j, sign), deadline);
+        return telling([&] {
+            job& j = begin_job(collective_kind::barrier);
+            j.transfers.push_back(detail::mpi_transfer::agreement(sign));
+            return finish(enter(j, sign), deadline);
+        });
     }
 
     /// See pipelined_transport.
     void advance() {
         take_notices();
-        progress();
+        telling([&] { progress(); });
     }
     /// See pipelined_transport.
     [[nodiscard]] collective_fault finish(std::uint64_t ticket, instant deadline) {
+        return telling([&] { return wait_for(ticket, deadline); });
+    }
+
+    /// See transport.
+    void abort(std::uint32_t rank, errc why) noexcept {
+        std::uint64_t none = 0;
+        // acq_rel: of several faults, the first one counts.
+        asked_.compare_exchange_strong(none, collective_fault{why, collective_kind::none, rank, 0}.packed(),
+                                       std::memory_order_acq_rel);
+    }
+
+    /// See leaving_transport.
+    void leave(std::uint32_t rank, errc why) noexcept {
+        if (fault_) return;
+        fault_ = {why, collective_kind::none, rank, epoch_};
+        told_ = detail::mpi_farewells::notice(fault_, static_cast<std::uint32_t>(first_job_ + jobs_.size()));
+        tell_others();
+        let_go();
+    }
+
+    /// A new transport of the ranks that aren't in `dead`. These ranks go on with it after a fault.
+    /// All of them call shrink(), and no other ranks do. Throws operation_error
+    /// (errc::backend_failed).
+    [[nodiscard]] std::unique_ptr<mpi_transport> shrink(std::span<const std::uint32_t> dead) {
+        const MPI_Comm made = detail::mpi_without(comm_, dead);
+        return std::unique_ptr<mpi_transport>(new mpi_transport(owned{made}, options_));
+    }
+
+private:
+    struct owned {
+        MPI_Comm comm;
+    };
+    using job = detail::mpi_job;
+    static constexpr bytes least_one_shot{256};
+    // stands for an exchange, in place of an operator
+    static constexpr std::uint32_t exchanging = 1;
+    // stands for unequal parts, in place of a root
+    static constexpr std::uint32_t of_unequal_parts = 1;
+
+    [[nodiscard]] static owned duplicate_of(MPI_Comm all, int threads) {
+        detail::need_mpi_threads(threads);
+        owned made{MPI_COMM_NULL};
+        if (MPI_Comm_dup(all, &made.comm) != MPI_SUCCESS)
+            raise({.code = errc::backend_failed}, {}, "duplicating an MPI communicator");
+        return made;
+    }
+    /// The members may throw, too: a deque allocates. All ranks have their duplicates by then.
+    mpi_transport(owned comm, const mpi_options& options) try : options_(options), comm_(comm.comm) {
+        begin();
+    } catch (...) {
+        refuse_to_begin(comm.comm, detail::code_thrown());
+    }
+
+    /// Makes a call. An exception, such as std::bad_alloc, ends the calls of all ranks, and then
+    /// propagates. The other ranks would otherwise wait for messages that never come.
+    template <class F>
+    std::invoke_result_t<const F&> telling(const F& call) {
+        try {
+            return call();
+        } catch (...) {
+            fail({detail::code_thrown(), collective_kind::none, rank_, epoch_});
+            throw;
+        }
+    }
+    [[nodiscard]] collective_fault wait_for(std::uint64_t ticket, instant deadline) {
         if (ticket < first_job_) return fault_;  // done while this thread waited for other calls
         const auto at = static_cast<std::size_t>(ticket - first_job_);
         pace_.begin(std::chrono::steady_clock::now());
@@ -296,43 +368,6 @@ public:
         return fault_;
     }
 
-    /// See transport.
-    void abort(std::uint32_t rank, errc why) noexcept {
-        std::uint64_t none = 0;
-        // acq_rel: of several faults, the first one counts.
-        asked_.compare_exchange_strong(none, collective_fault{why, collective_kind::none, rank, 0}.packed(),
-                                       std::memory_order_acq_rel);
-    }
-
-    /// See leaving_transport.
-    void leave(std::uint32_t rank, errc why) noexcept {
-        if (fault_) return;
-        fault_ = {why, collective_kind::none, rank, epoch_};
-        told_ = detail::mpi_farewells::notice(fault_, static_cast<std::uint32_t>(first_job_ + jobs_.size()));
-        std::vector<MPI_Request> out = tell_others();
-        let_go(out);
-    }
-
-    /// A new transport of the ranks that aren't in `dead`. These ranks go on with it after a fault.
-    /// All of them call shrink(), and no other ranks do. Throws operation_error
-    /// (errc::backend_failed).
-    [[nodiscard]] std::unique_ptr<mpi_transport> shrink(std::span<const std::uint32_t> dead) {
-        const MPI_Comm made = detail::mpi_without(comm_, dead);
-        return std::unique_ptr<mpi_transport>(new mpi_transport(owned{made}, options_));
-    }
-
-private:
-    struct owned {
-        MPI_Comm comm;
-    };
-    using job = detail::mpi_job;
-    // stands for an exchange, in place of an operator
-    static constexpr std::uint32_t exchanging = 1;
-    // stands for unequal parts, in place of a root
-    static constexpr std::uint32_t of_unequal_parts = 1;
-
-    mpi_transport(owned comm, const mpi_options& options) : options_(options), comm_(comm.comm) { begin(); }
-
     void begin() {
         MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
         int rank = 0, size = 0;
@@ -341,16 +376,29 @@ private:
         rank_ = static_cast<std::uint32_t>(rank);
         size_ = static_cast<std::uint32_t>(size);
         suspects_ = detail::mpi_suspects(size_);
+        notices_.assign(size_, MPI_REQUEST_NULL);
         options_.depth = std::max(options_.depth, 1U);
         // An MPI counts bytes in an int.
         options_.message = std::min(options_.message, bytes{std::uint64_t{1} << 30});
-        options_.one_shot = std::min(options_.one_shot, options_.message);
+        options_.one_shot = std::max(std::min(options_.one_shot, options_.message), least_one_shot);
         int there = 0;
         const int* last_tag = nullptr;
         MPI_Comm_get_attr(comm_, MPI_TAG_UB, &last_tag, &there);
         // The standard guarantees 32767.
         tags_ = detail::mpi_transfer::numbering(there != 0 ? *last_tag : 32767);
         listen();
+    }
+    /// Tells the other ranks that this rank has no transport. The sends block, because the word
+    /// ends with this call; each of the others receives the word once it has its transport.
+    static void refuse_to_begin(MPI_Comm comm, errc why) noexcept {
+        int rank = 0, size = 0;
+        MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
+        MPI_Comm_rank(comm, &rank);
+        MPI_Comm_size(comm, &size);
+        const collective_fault f{why, collective_kind::none, static_cast<std::uint32_t>(rank), 0};
+        const std::uint64_t word = f.packed();
+        for (int r = 0; r < size; ++r)
+            if (r != rank) MPI_Send(&word, sizeof word, MPI_BYTE, r, detail::mpi_transfer::notice_tag, comm);
     }
     void listen() noexcept {
         MPI_Irecv(&heard_, sizeof heard_, MPI_BYTE, MPI_ANY_SOURCE, detail::mpi_transfer::notice_tag, comm_,
@@ -556,29 +604,27 @@ private:
         fault_ = own;  // set first, so that no call below comes here again
         told_ = own ? own.packed() : 0;
         suspects_.heard(rank_, told_);
-        std::vector<MPI_Request> out = tell_others();
+        tell_others();
         const instant until = std::chrono::steady_clock::now() + options_.grace;
         for (instant now{}; !suspects_.all_have_answered() && (now = std::chrono::steady_clock::now()) < until;) {
             (void)hear();
             detail::rest_for(pace_.rest(now));
         }
-        let_go(out);
+        let_go();
         fault_ = suspects_.chosen();
         fault_.buffers_in_use = !give_up_requests();
     }
-    /// Sends `told_` to all other ranks.
-    [[nodiscard]] std::vector<MPI_Request> tell_others() {
-        std::vector<MPI_Request> out(size_, MPI_REQUEST_NULL);
+    /// Sends `told_` to all other ranks. A transport calls this once at most.
+    void tell_others() noexcept {
         for (std::uint32_t r = 0; r < size_; ++r)
             if (r != rank_)
                 MPI_Isend(&told_, sizeof told_, MPI_BYTE, static_cast<int>(r), detail::mpi_transfer::notice_tag, comm_,
-                          &out[r]);
-        return out;
+                          &notices_[r]);
     }
-    void let_go(std::vector<MPI_Request>& out) const noexcept {
+    void let_go() noexcept {
         int sent = 0;
-        MPI_Testall(static_cast<int>(size_), out.data(), &sent, MPI_STATUSES_IGNORE);
-        for (MPI_Request& r : out)
+        MPI_Testall(static_cast<int>(size_), notices_.data(), &sent, MPI_STATUSES_IGNORE);
+        for (MPI_Request& r : notices_)
             if (r != MPI_REQUEST_NULL) MPI_Request_free(&r);
     }
     /// Gives up all requests. Returns false if the MPI may still touch a buffer.
@@ -601,6 +647,8 @@ private:
     // notices: packed faults, or 0 from a rank that only answers
     std::uint64_t told_ = 0, heard_ = 0;
     MPI_Request notice_request_ = MPI_REQUEST_NULL;
+    // of this rank's notice to each rank; made early, because a rank without memory gives up, too
+    std::vector<MPI_Request> notices_;
     detail::mpi_suspects suspects_;
     detail::mpi_farewells farewells_;
     detail::mpi_pace pace_;

@@ -16,12 +16,14 @@
 #include <mpi.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <memory_resource>
+#include <new>
 #include <optional>
 #include <span>
 #include <string>
@@ -33,6 +35,7 @@
 #include "conformance/shard_suite.hpp"
 #include "conformance/transport_suite.hpp"
 #include "gradient/process_steps.hpp"
+#include "support/failing_new.hpp"
 #include "support/mpi_check.hpp"
 
 namespace {
@@ -60,6 +63,18 @@ void sent_is_what_the_type_says() {
         check(std::to_string(floats), "bytes sent");
     if (bytes_of(gs::float16{}) * 2 != floats || bytes_of(gs::bfloat16{}) * 2 != floats)
         check("not half", "bytes of halves");
+}
+
+/// A few words go to all at once, whatever the options say: no message is received in them.
+void words_go_to_all() {
+    gs::mpi_transport net(MPI_COMM_WORLD, {.message = gs::bytes{64}, .one_shot = gs::bytes{1}});
+    std::uint64_t words[32] = {net.rank()};
+    const auto before = net.sent();
+    const std::span<std::uint64_t> all(words);
+    const auto f = net.all_reduce(std::span<const std::uint64_t>(all), all, gs::sum{}, in(60s));
+    const std::uint64_t n = net.size();
+    if (f || words[0] != n * (n - 1) / 2) check(gs::describe(f).c_str(), "words");
+    if ((net.sent() - before).count() != sizeof words * (n - 1)) check("not to all", "words");
 }
 
 /// Gradients that lie behind each other, and some that don't, over several buckets, of which two
@@ -557,6 +572,109 @@ void lengths_differ() {
         }
 }
 
+/// The last process has no memory for what it does: its first allocation fails, or its second one,
+/// and so on. `act` may throw std::bad_alloc there. The others, whose calls wait for a minute, learn
+/// at once who has no memory. Goes on until all allocations succeed.
+template <class Act>
+void one_without_memory(const char* what, gs::mpi_options options, const Act& act) {
+    int threw = 1, allocations = 0;
+    for (; threw != 0; ++allocations) {
+        gs::mpi_transport net(MPI_COMM_WORLD, options);
+        const std::uint32_t last = net.size() - 1;
+        static std::vector<float> x, y;  // they stay: after a fault messages may still come in
+        x.resize(std::size_t{3000} * net.size(), 1.0F);
+        y.resize(x.size());
+        gs::collective_fault f;
+        threw = 0;
+        if (net.rank() == last) support::this_heap = {.good = static_cast<std::size_t>(allocations), .recovers = true};
+        try {
+            f = act(net, x, y);
+        } catch (const std::bad_alloc&) {
+            threw = 1;
+        }
+        support::this_heap = {};
+        MPI_Bcast(&threw, 1, MPI_INT, static_cast<int>(last), MPI_COMM_WORLD);
+        if (threw != 0 && !f) f = net.barrier(in(60s));  // it heard of it afterwards
+        const bool right = threw != 0 ? f.code == gs::errc::out_of_memory && f.rank == last : !f;
+        if (!right) check(std::to_string(allocations) + ": " + gs::describe(f).c_str(), what);
+        MPI_Barrier(MPI_COMM_WORLD);
+    }
+    if (allocations < 2) check("no allocation has failed", what);
+}
+void calls_without_memory() {
+    using floats = std::vector<float>;
+    for (const std::uint64_t size : {2048U, 1U << 20}) {  // several messages, or one shot
+        const gs::mpi_options options{.message = gs::bytes{size}, .depth = 2, .one_shot = gs::bytes{size}};
+        one_without_memory("a sum without memory", options, [](gs::mpi_transport& net, floats& x, floats&) {
+            return net.all_reduce(std::span<const float>(x), std::span(x), gs::sum{}, in(60s));
+        });
+        one_without_memory("a gather without memory", options, [](gs::mpi_transport& net, floats& x, floats& y) {
+            return net.all_gather(std::span<const float>(x).first(x.size() / net.size()), std::span(y), in(60s));
+        });
+    }
+    one_without_memory("parts without memory", {}, [](gs::mpi_transport& net, floats& x, floats& y) {
+        return net.reduce_scatter(std::span<const float>(x), std::span(y).first(x.size() / net.size()), gs::sum{},
+                                  in(60s));
+    });
+    one_without_memory("pairs without memory", {}, [](gs::mpi_transport& net, floats& x, floats& y) {
+        std::array<std::uint64_t, 64> counts;
+        counts.fill(3000);
+        const auto each = std::span<const std::uint64_t>(counts).first(net.size());
+        return net.all_to_allv(std::span<const float>(x), each, std::span(y), each, in(60s));
+    });
+    one_without_memory("a broadcast without memory", {}, [](gs::mpi_transport& net, floats& x, floats&) {
+        return net.broadcast(std::span(x), 0, in(60s));
+    });
+}
+
+/// The last process has no memory at all when it leaves, or gives up: it says so all the same.
+void farewells_without_memory() {
+    for (const bool leaves : {true, false}) {
+        gs::mpi_transport net(MPI_COMM_WORLD);
+        const std::uint32_t last = net.size() - 1;
+        if (net.rank() == last) {
+            support::this_heap.good = 0;
+            if (leaves) {
+                net.leave(last, gs::errc::stopped);
+            } else {
+                net.abort(last, gs::errc::stopped);
+                net.advance();
+            }
+            support::this_heap = {};
+        }
+        const auto f = net.barrier(in(60s));
+        if (f.code != gs::errc::stopped || f.rank != last) check(gs::describe(f).c_str(), "a farewell without memory");
+        MPI_Barrier(MPI_COMM_WORLD);
+    }
+}
+
+/// The last process can't make its transport.
+void a_transport_without_memory() {
+    int threw = 1;
+    for (std::size_t allocations = 0; threw != 0; ++allocations) {
+        std::optional<gs::mpi_transport> net;
+        int rank = 0, size = 0;
+        MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+        MPI_Comm_size(MPI_COMM_WORLD, &size);
+        threw = 0;
+        if (rank == size - 1) support::this_heap = {.good = allocations, .recovers = true};
+        try {
+            net.emplace(MPI_COMM_WORLD);
+        } catch (const std::bad_alloc&) {
+            threw = 1;
+        }
+        support::this_heap = {};
+        MPI_Bcast(&threw, 1, MPI_INT, size - 1, MPI_COMM_WORLD);
+        if (net) {
+            const auto f = net->barrier(in(60s));
+            const auto last = static_cast<std::uint32_t>(size - 1);
+            const bool right = threw != 0 ? f.code == gs::errc::out_of_memory && f.rank == last : !f;
+            if (!right) check(gs::describe(f).c_str(), "a transport without memory");
+        }
+        MPI_Barrier(MPI_COMM_WORLD);
+    }
+}
+
 /// An MPI that wasn't initialised for as many threads as are asked for.
 void too_few_threads() {
     int level = 0;
@@ -588,6 +706,7 @@ int main(int argc, char** argv) {
         check(conformance::check_transport(net), "a transport");
     }
     sent_is_what_the_type_says();
+    words_go_to_all();
     gossip();
     what_is_ready_everywhere();
     threads_in_processes(true);
@@ -602,6 +721,9 @@ int main(int argc, char** argv) {
     two_of_many_chunks();
     an_abort_is_heard();
     lengths_differ();
+    calls_without_memory();
+    farewells_without_memory();
+    a_transport_without_memory();
     too_few_threads();
     processes_call_different_things();
     threads_in_processes_call_different_things();

@@ -19,12 +19,14 @@ namespace detail {
 
 class mpi_suspects {
 public:
-    explicit mpi_suspects(std::uint32_t ranks = 0) : alive_(ranks) {}
+    explicit mpi_suspects(std::uint32_t ranks = 0) : alive_(ranks), faults_(ranks) {}
 
-    /// Notes that a rank gave up because of this packed fault, or only answers (0).
-    void heard(std::uint32_t from, std::uint64_t fault) {
-        if (from < alive_.size()) alive_[from] = true;
-        if (fault != 0) faults_.push_back(collective_fault::unpacked(fault));
+    /// Notes that a rank gave up because of this packed fault, or only answers (0). A rank's first
+    /// fault counts. Doesn't allocate, because a rank without memory gives up, too.
+    void heard(std::uint32_t from, std::uint64_t fault) noexcept {
+        if (from >= alive_.size()) return;
+        alive_[from] = true;
+        if (fault != 0 && !faults_[from]) faults_[from] = collective_fault::unpacked(fault);
     }
     [[nodiscard]] bool all_have_answered() const noexcept {
         return std::find(alive_.begin(), alive_.end(), false) == alive_.end();
@@ -49,13 +51,13 @@ public:
         };
         const collective_fault* best = nullptr;
         for (const collective_fault& f : faults_)
-            if (best == nullptr || before(f, *best)) best = &f;
+            if (f && (best == nullptr || before(f, *best))) best = &f;
         return best != nullptr ? *best : collective_fault{errc::aborted, collective_kind::none, 0, 0};
     }
 
 private:
     std::vector<bool> alive_;
-    std::vector<collective_fault> faults_;
+    std::vector<collective_fault> faults_;  // by the rank that gave up; no fault otherwise
 };
 
 /// The notices of ranks that have left in order: such a rank takes part only in its first `calls`
