@@ -121,7 +121,7 @@ public:
                 const auto w = word();
                 decltype(most) n{};
                 const auto [stop, code] = std::from_chars(w.data(), w.data() + w.size(), n);
-                good = good && code == std::errc{} && stop == w.data() + w.size() && n >= 0;
+                good = good && code == std::errc{} && stop == w.data() + w.size() && std::cmp_greater_equal(n, 0);
                 return n;
             };
             operator_choice c;

@@ -74,7 +74,7 @@ using wall_time = std::chrono::sys_time<ns>;
 /// within four minutes.
 class byte_time {
 public:
-    __extension__ using wide = unsigned __int128;  ///< the type of the count
+    __extension__ typedef unsigned __int128 wide;  ///< The type of the count. A typedef: nvcc takes no `using` here.
 
     constexpr byte_time() noexcept = default;
     /// An amount in bytes x ns.

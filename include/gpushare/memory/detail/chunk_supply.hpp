@@ -54,11 +54,11 @@ public:
         if (full()) return errc::no_room;
         if (const errc why = reserve(); why != errc::none) return why;
         std::size_t slot = 0;
-        while (jobs_[slot].stage != stage::vacant) ++slot;
+        while (jobs_[slot].stage != job_stage::vacant) ++slot;
         void* const at = address(slot);
         if (const errc why = memory_->map(at, chunk); why != errc::none) return why;
         job& j = jobs_[slot];
-        j = {.stage = stage::filling, .id = id, .done = {}};
+        j = {.stage = job_stage::filling, .id = id, .done = {}};
         ++active_;
         try {
             // another kernel's failure fails no fill
@@ -83,9 +83,9 @@ public:
         try {
             const point done = stream_->record();
             for (job& j : jobs_)
-                if (j.stage == stage::filling) {
+                if (j.stage == job_stage::filling) {
                     j.done = done;
-                    j.stage = stage::sealed;
+                    j.stage = job_stage::sealed;
                 }
         } catch (...) {
         }
@@ -100,7 +100,7 @@ public:
         std::size_t finished = 0;
         for (std::size_t slot = 0; slot < jobs_.size(); ++slot) {
             job& j = jobs_[slot];
-            if (j.stage != stage::sealed || !j.done.reached()) continue;
+            if (j.stage != job_stage::sealed || !j.done.reached()) continue;
             const errc why = j.failed ? errc::submission_failed : status_of(j.filled, j.done);
             j.stuck = memory_->unmap(address(slot), chunk_size_) != errc::none;
             if (j.stuck) continue;  // the slot stays in use until the memory unmaps the chunk
@@ -114,7 +114,7 @@ public:
 
     [[nodiscard]] bool holds(std::uint32_t id) const noexcept {
         for (const job& j : jobs_)
-            if (j.stage != stage::vacant && j.id == id) return true;
+            if (j.stage != job_stage::vacant && j.id == id) return true;
         return false;
     }
     [[nodiscard]] std::size_t active() const noexcept { return active_; }
@@ -123,13 +123,13 @@ public:
     /// Adds the points that finish() waits for. Some of them may be reached by now.
     void add_points(std::vector<point>& to) const {
         for (const job& j : jobs_)
-            if (j.stage == stage::sealed && !j.stuck) to.push_back(j.done);
+            if (j.stage == job_stage::sealed && !j.stuck) to.push_back(j.done);
     }
 
 private:
-    enum class stage : std::uint8_t { vacant, filling, sealed };
+    enum class job_stage : std::uint8_t { vacant, filling, sealed };
     struct job {
-        scrub_window::stage stage = stage::vacant;
+        job_stage stage = job_stage::vacant;
         std::uint32_t id = 0;
         point done{};
         [[no_unique_address]] typename own_work_of<Stream>::outcome filled{};
@@ -148,7 +148,7 @@ private:
     }
     [[nodiscard]] bool unsealed() const noexcept {
         for (const job& j : jobs_)
-            if (j.stage == stage::filling) return true;
+            if (j.stage == job_stage::filling) return true;
         return false;
     }
     void vacate(job& j) noexcept {

@@ -112,9 +112,9 @@ template <class P>
             if (use.what == nullptr) use.what = p.nodeParams->kern;
         use.how = code_use::way::record;
     } else if constexpr (requires { p.hGraphExec; }) {
-        use = {.what = p.hGraphExec, .how = code_use::way::change_graph, .graph = true};
+        use = code_use{.what = p.hGraphExec, .how = code_use::way::change_graph, .graph = true};
     } else if constexpr (requires { p.hGraph; }) {
-        use = {.what = p.hGraph, .how = code_use::way::change_graph, .graph = true};
+        use = code_use{.what = p.hGraph, .how = code_use::way::change_graph, .graph = true};
     } else if constexpr (requires { p.hmod; }) {
         use.what = p.hmod;
     } else if constexpr (requires { p.library; }) {
