@@ -264,8 +264,8 @@ namespace {
 struct long_wait {
     explicit long_wait(three_streams& d) : work(d.compute.submit(d.a, d.s, d.lasting(60s)).value()) {}
     void begin() {
-        thread = std::jthread([this](const std::stop_token& stop) { (void)work.wait(gpushare::never, stop); });
         const int before = counted_stream::point::to_the_end;
+        thread = std::jthread([this](const std::stop_token& stop) { (void)work.wait(gpushare::never, stop); });
         (void)becomes([&] { return counted_stream::point::to_the_end != before; });
     }
     ~long_wait() {

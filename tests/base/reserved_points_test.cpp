@@ -23,7 +23,7 @@ namespace reserved_points_test {
 namespace gs = gpushare;
 using reserved = gs::detail::point_reserve<gs::host::stream>;
 
-TEST_CASE("a reserved point is recorded without memory, behind the stream's work", "[host]") {
+TEST_CASE("a reserved point is recorded without memory, behind the stream's work", "[base]") {
     for (const std::size_t count : {std::size_t{2}, gs::detail::ranks_in_place + 1}) {
         CAPTURE(count);
         gs::host::node node{{.devices = 1, .sms = 1}};
@@ -52,7 +52,7 @@ TEST_CASE("a reserved point is recorded without memory, behind the stream's work
     }
 }
 
-TEST_CASE("points that are reserved and never recorded are made again without memory", "[host]") {
+TEST_CASE("points that are reserved and never recorded are made again without memory", "[base]") {
     gs::host::node node{{.devices = 1, .sms = 1}};
     std::vector<gs::host::stream> streams;
     streams.push_back(node.make_stream(gs::device_id{0}));
