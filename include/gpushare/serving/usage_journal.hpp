@@ -74,7 +74,8 @@ using wall_time = std::chrono::sys_time<ns>;
 /// within four minutes.
 class byte_time {
 public:
-    __extension__ typedef unsigned __int128 wide;  ///< The type of the count. A typedef: nvcc takes no `using` here.
+    /// The type of the count. Not a `using`, which nvcc rejects here.
+    __extension__ typedef unsigned __int128 wide;
 
     constexpr byte_time() noexcept = default;
     /// An amount in bytes x ns.
