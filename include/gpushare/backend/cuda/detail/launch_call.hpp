@@ -60,6 +60,8 @@ struct launch_call {
 
     /// Whether the stream is the per-thread default stream, which differs for each thread.
     [[nodiscard]] bool of_thread() const noexcept { return stream == CU_STREAM_PER_THREAD; }
+    /// Whether the stream is the legacy default stream, which waits for other streams.
+    [[nodiscard]] bool of_legacy() const noexcept { return stream == CU_STREAM_LEGACY; }
     /// Whether the call is a synchronous copy or fill, which counts as over when the call returns.
     [[nodiscard]] bool is_synchronous() const noexcept {
         return waits == wait_reach::stream || waits == wait_reach::legacy;
