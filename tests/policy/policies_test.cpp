@@ -4,6 +4,7 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -455,6 +456,63 @@ TEST_CASE("the policy itself is replaced while work waits and is in flight", "[p
     CHECK(replace(weighted_fair{}) == errc::none);
     parts = s.next_second({x, y});
     CHECK(parts[0] == about(0.75));
+}
+
+namespace {
+/// A hard_share whose add() lacks memory for the clients of one tag.
+struct forgetful : hard_share {
+    failure add(client_id id, const client_settings& s) {
+        if (s.tag == 13) throw std::bad_alloc();
+        return hard_share::add(id, s);
+    }
+};
+}  // namespace
+
+TEST_CASE("a policy that refuses some client, or lacks memory for it, has none afterwards", "[policy]") {
+    saturated<any_policy> s{any_policy(weighted_fair{})};
+    const auto x = s.add({.weight = 60_pct}), y = s.add({.weight = 50_pct});
+    any_policy p{forgetful{}};
+    const auto replace = [&] { return s.limiter.core().set_policy(p, s.world.now()); };
+    const auto old_one_goes_on = [&] {
+        s.limiter.pump();
+        const auto parts = s.next_second({x, y});
+        CHECK(parts[0] + parts[1] == about(1));
+        const auto weight = [&](client_id id) { return s.limiter.core().settings(id).weight.fraction(); };
+        CHECK(parts[0] == about(weight(x) / (weight(x) + weight(y))));
+    };
+    CHECK(replace() == errc::share_exceeded);
+    old_one_goes_on();
+    CHECK(s.limiter.core().change(y, {.weight = 40_pct, .tag = 13}) == errc::none);
+    CHECK_THROWS_AS(replace(), std::bad_alloc);
+    old_one_goes_on();
+    CHECK(s.limiter.core().change(y, {.weight = 40_pct}) == errc::none);
+    CHECK(replace() == errc::none);  // all of `p` is free for the two
+    s.stop(x);
+    (void)s.next_second({});
+    CHECK(s.next_second({y})[0] == about(0.4));
+}
+
+namespace {
+/// Refuses clients of one tag, and lacks memory for those of another.
+struct picky : weighted_fair {
+    failure add(client_id id, const client_settings& s) {
+        if (s.tag == 12) return {.code = errc::share_exceeded};
+        if (s.tag == 13) throw std::bad_alloc();
+        return weighted_fair::add(id, s);
+    }
+};
+}  // namespace
+
+TEST_CASE("a client that the policy of its class refuses opens no class", "[policy]") {
+    policy_tree<hard_share, picky> p;  // the outer policy promises a new class the whole
+    CHECK(p.add(a, {.group = 1, .tag = 12}).code == errc::share_exceeded);
+    CHECK(p.set_class(0, {}).code == errc::none);
+    policy_tree<hard_share, picky> other;
+    CHECK_THROWS_AS(other.add(a, {.group = 1, .tag = 13}), std::bad_alloc);
+    CHECK(other.set_class(0, {}).code == errc::none);
+    other = {};
+    CHECK(other.add(a, {.group = 1}).code == errc::none);
+    CHECK(other.set_class(0, {.weight = 0.1_pct}).code == errc::share_exceeded);  // this client's class stays
 }
 
 TEST_CASE("a policy that says when to ask again is asked then", "[policy]") {

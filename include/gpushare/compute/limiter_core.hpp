@@ -151,17 +151,11 @@ public:
     /// Replaces the policy: from now on `p`, which must have no clients yet, decides among the same
     /// clients. Clients keep their debts and credits, if both policies can tell (client_standing).
     /// The old policy charged the work in flight; the new one corrects these charges. Afterwards
-    /// `p` holds the old policy. If `p` refuses a client, nothing has changed.
+    /// `p` holds the old policy. If `p` refuses a client or throws, nothing has changed, and `p` has
+    /// no clients again.
     errc set_policy(Policy& p, instant now) {
         now_ = std::max(now_, now);
-        for (std::uint32_t i = 0; i < clients_.size(); ++i) {
-            if (!clients_[i].present) continue;
-            if (ignores(clients_[i].settings).code == errc::none &&
-                detail::ignores(p, clients_[i].settings).code != errc::none)
-                return errc::invalid_specification;
-            const auto why = p.add({i, clients_[i].generation}, clients_[i].settings);
-            if (why.code != errc::none) return why.code;
-        }
+        if (const auto why = add_all_to(p); why != errc::none) return why;
         for (std::uint32_t i = 0; i < clients_.size(); ++i) {
             if (!clients_[i].present) continue;
             const client_id c{i, clients_[i].generation};
@@ -576,6 +570,32 @@ private:
     [[nodiscard]] ns bound_at(std::uint32_t level, client_id c, std::uint64_t key, sm_width declared) const noexcept {
         if (!budget_.keeps(level)) return budget_.bound_now(level);
         return budget_.bound_now(level, clients_[c.index].width_of(c, key, declared, costs_));
+    }
+
+    // Adds all clients to `p`. If `p` refuses one or throws, those that it has end there.
+    errc add_all_to(Policy& p) const {
+        for (const auto& c : clients_)
+            if (c.present && ignores(c.settings).code == errc::none &&
+                detail::ignores(p, c.settings).code != errc::none)
+                return errc::invalid_specification;
+        std::uint32_t i = 0;
+        const auto undo = [&] {
+            while (i-- > 0)
+                if (clients_[i].present) p.remove({i, clients_[i].generation});
+        };
+        try {
+            for (; i < clients_.size(); ++i) {
+                if (!clients_[i].present) continue;
+                const auto why = p.add({i, clients_[i].generation}, clients_[i].settings);
+                if (why.code == errc::none) continue;
+                undo();
+                return why.code;
+            }
+        } catch (...) {
+            undo();
+            throw;
+        }
+        return errc::none;
     }
 
     // Updates the level's bounds if the longest time of a client has changed from `before`.

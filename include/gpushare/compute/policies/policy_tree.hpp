@@ -63,20 +63,17 @@ public:
 
     /// A client of class `group` begins. Either policy may refuse.
     failure add(client_id c, const client_settings& s) {
-        if (!has(s.group))
-            if (const auto why = open(s.group, {}, Inner{}); why.code != errc::none) return why;
         if (clients_.size() <= c.index) clients_.resize(c.index + std::size_t{1});
-        auto& group = classes_[s.group];
-        if (group.unused == no_member) {
-            group.unused = static_cast<std::uint32_t>(group.members.size());
-            group.members.push_back({.next_unused = no_member});
+        if (has(s.group)) return take_seat(c, s);
+        if (const auto why = open(s.group, {}, Inner{}); why.code != errc::none) return why;
+        try {
+            const auto why = take_seat(c, s);
+            if (why.code != errc::none) shut(s.group);
+            return why;
+        } catch (...) {
+            shut(s.group);
+            throw;
         }
-        const auto seat = group.unused;
-        if (const auto why = group.inside.add(id_of(seat), s); why.code != errc::none) return why;
-        group.unused = group.members[seat].next_unused;
-        group.members[seat].who = c;
-        clients_[c.index] = {.group = s.group, .seat = seat};
-        return {};
     }
 
     /// Changes a client's settings, its class included. Either policy may refuse.
@@ -262,6 +259,27 @@ private:
         if (const auto why = outer_.add(id_of(group), s); why.code != errc::none) return why;
         classes_[group].inside = std::move(detail::in_turn(inside, turns_));
         classes_[group].open = true;
+        return {};
+    }
+
+    // Ends a class without clients.
+    void shut(std::uint32_t group) noexcept {
+        outer_.remove(id_of(group));
+        classes_[group].open = false;
+    }
+
+    // The client begins in its class, which is open.
+    failure take_seat(client_id c, const client_settings& s) {
+        auto& group = classes_[s.group];
+        if (group.unused == no_member) {
+            group.members.push_back({.next_unused = no_member});
+            group.unused = static_cast<std::uint32_t>(group.members.size() - 1);
+        }
+        const auto seat = group.unused;
+        if (const auto why = group.inside.add(id_of(seat), s); why.code != errc::none) return why;
+        group.unused = group.members[seat].next_unused;
+        group.members[seat].who = c;
+        clients_[c.index] = {.group = s.group, .seat = seat};
         return {};
     }
 
