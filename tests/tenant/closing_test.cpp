@@ -27,6 +27,7 @@
 #include <gpushare/memory/pool_resource.hpp>
 #include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/memory/virtual_arena.hpp>
+#include <gpushare/tenant/detail/turns.hpp>
 #include <gpushare/tenant/move.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 
@@ -411,6 +412,31 @@ TEST_CASE("a close beside another one waits for what that has on the way to the 
     CHECK(other.get().complete);
     CHECK(one.get().complete);
     CHECK(n.memory({0}).used() == 0_B);
+}
+
+namespace {
+/// A clock that shows a later time at each look, as if other threads had run meanwhile.
+struct hurried_clock {
+    [[nodiscard]] gpushare::instant now() const noexcept { return *at += step; }
+    gpushare::instant* at;
+    gpushare::ns step;
+};
+
+/// How many turns a close gets whose deadline has passed before it begins.
+int late_turns(gpushare::ns step) {
+    gpushare::instant at{};
+    gpushare::detail::turns turn(gpushare::patience{hurried_clock{&at, step}, gpushare::instant::min()});
+    int n = 0;
+    while (n < 10'000 && turn.again()) ++n;
+    return n;
+}
+}  // namespace
+
+TEST_CASE("a close waits for calls of microseconds, also on a busy machine", "[tenant][close]") {
+    CHECK(late_turns(0ns) == 1'000);
+    CHECK(late_turns(1us) == 1'000);
+    CHECK(late_turns(8ms) == 16);  // each yield takes that long: otherwise the close is seconds late
+    CHECK(late_turns(1h) == 16);
 }
 
 TEST_CASE("a close waits for a slow driver until its deadline, and no longer", "[tenant][close][threads]") {
