@@ -150,6 +150,27 @@ TEST_CASE_METHOD(fixture, "a point of several is reached with the last of them",
     CHECK_FALSE(node.lost(d));
 }
 
+TEST_CASE_METHOD(fixture, "a point of several devices outlasts the loss of one of them", "[cuda][point][fault]") {
+    auto far = node.make_stream(device_id{1});
+    standin::hold(s.native_handle());
+    standin::hold(far.native_handle());
+    s.launch({}, gpushare::detail::empty_kernel{});
+    far.launch({}, gpushare::detail::empty_kernel{});
+    const auto here = s.record(), there = far.record();
+    const auto all = cuda::point::all_of({here, there}), twice = cuda::point::all_of({here, all});
+    standin::poison(0, cudaErrorIllegalAddress);
+    CHECK(here.wait(never));
+    CHECK(node.lost(d));
+    CHECK_FALSE(there.reached());
+    CHECK_FALSE(all.reached());  // memory that the other device still uses isn't free
+    CHECK_FALSE(twice.reached());
+    standin::let_go(far.native_handle());
+    CHECK(all.wait(never));
+    CHECK(twice.wait(never));
+    CHECK(all.status() == errc::device_lost);
+    CHECK(there.status() == errc::none);
+}
+
 TEST_CASE_METHOD(fixture, "another device's loss isn't blamed on the stream's own", "[cuda][stream][fault]") {
     auto far = node.make_stream(device_id{1});
     standin::hold(s.native_handle());
@@ -355,6 +376,22 @@ TEST_CASE_METHOD(fixture, "a stream waits for points of other streams and device
     s.wait(cuda::point{});
     s.wait(p);
     CHECK(standin::count_all() == 0);
+}
+
+TEST_CASE_METHOD(fixture, "a stream goes on at once behind a graph that is gone, though nobody has asked",
+                 "[cuda][stream][capture]") {
+    auto other = node.make_stream(d);
+    cuda::point end;
+    {
+        cuda::graph_capture scope{s};
+        end = s.last_use();
+        CHECK_THROWS_AS(other.wait(end), operation_error);
+        (void)scope.finish();
+    }
+    const bool asked = GENERATE(true, false);
+    if (asked) CHECK(end.wait(never));
+    CHECK_NOTHROW(other.wait(end));
+    CHECK(other.record().wait(never));
 }
 
 TEST_CASE_METHOD(fixture, "copies and fills run in order; none of zero bytes", "[cuda][stream]") {

@@ -41,7 +41,7 @@ namespace detail {
     if (p.outcome.load(std::memory_order_acquire) != point_state::pending) return true;
     health& fate = p.device->health();
     errc outcome = errc::device_lost;
-    if (p.instead != nullptr && !fate.lost()) {
+    if (p.instead != nullptr && !(fate.lost() && p.instead->ends_with_device())) {
         const std::uint8_t now = p.instead->outcome();
         if (now == point_state::pending) return false;
         outcome = static_cast<errc>(now);
@@ -245,6 +245,8 @@ public:
     [[nodiscard]] bool waits_for_graph() const noexcept override {
         return std::any_of(points_.begin(), points_.end(), [](const point& p) { return p.waits_for_graph(); });
     }
+    // Each of the points ends with its own device, which may be another one.
+    [[nodiscard]] bool ends_with_device() const noexcept override { return false; }
     [[nodiscard]] std::span<const point> points() const noexcept { return points_; }
 
 private:

@@ -191,8 +191,10 @@ public:
     void wait(const point& p) {
         for (const point& part : p.parts()) wait(part);
         if (!p.parts().empty() || p.known()) return;
-        if (p.native_handle() == nullptr && !p.reached())
+        if (p.native_handle() == nullptr) {
+            if (p.reached()) return;
             throw operation_error(errc::capturing, {}, "a stream can't wait until a graph is gone");
+        }
         {
             const auto none_begins = state_->captures.hold_off();
             if (!captured()) return wait_uncaptured(p);
@@ -489,6 +491,7 @@ public:
     }
 
     [[nodiscard]] bool waits_for_graph() const noexcept override { return true; }
+    [[nodiscard]] bool ends_with_device() const noexcept override { return true; }
 
     /// Makes the end of the captured graph set the flag. (Runtime API, cudaUserObjectCreate and
     /// cudaGraphRetainUserObject; Programming Guide, "CUDA User Objects": executables keep the

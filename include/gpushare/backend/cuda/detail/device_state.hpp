@@ -45,6 +45,8 @@ public:
     [[nodiscard]] virtual std::uint8_t outcome() noexcept = 0;
     /// Whether the completion depends on a graph.
     [[nodiscard]] virtual bool waits_for_graph() const noexcept = 0;
+    /// Whether the loss of the point's device completes the point.
+    [[nodiscard]] virtual bool ends_with_device() const noexcept = 0;
 };
 
 /// The state that all copies of a point share. The state comes from the pool of the point's device,
