@@ -294,6 +294,23 @@ TEST_CASE("an exchange that is abandoned is invisible to those that it would hav
     }
 }
 
+TEST_CASE("a transfer of more than is charged moves nothing", "[memory][quota]") {
+    quota device{100_B}, other{100_B};
+    quota from{device, 40_B, 60_B}, beside{device, 40_B, 20_B}, elsewhere{other, 100_B};
+    REQUIRE(from.try_charge(10_B) == errc::none);
+    for (quota* const to : {&beside, &elsewhere, &from}) {
+        const auto before = to->usage().current;
+        const auto moved = gpushare::try_transfer(from, *to, 11_B);
+        CHECK(moved.why == errc::wrong_size);
+        CHECK(moved.kept);
+        CHECK(to->usage().current == before);
+        CHECK(from.usage().current == 10_B);
+    }
+    CHECK(gpushare::try_transfer(from, beside, 10_B).why == errc::none);
+    CHECK(beside.usage().current == 10_B);
+    CHECK(from.usage().current == 0_B);
+}
+
 TEST_CASE("a transfer that is refused leaves the charge where it was", "[memory][quota]") {
     quota device{100_B};
     quota from{device, 0_B, 100_B};

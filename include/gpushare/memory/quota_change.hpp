@@ -387,14 +387,15 @@ struct transfer_result {
 /// out_of_memory: `to` needs burst that isn't there, even with the bytes that `from` gives back.
 /// wrong_size: fewer bytes are charged to `from`. After a refusal `from` is charged as before.
 [[nodiscard]] inline transfer_result try_transfer(quota& from, quota& to, bytes n) noexcept {
-    if (&from == &to) return {};
+    if (&from == &to) return from.has_charged(n) ? transfer_result{} : transfer_result{errc::wrong_size, true};
     errc why = to.try_charge(n);
     if (why == errc::none) {
-        from.release(n);
-        return {};
-    }
-    if (why == errc::out_of_memory && detail::quota_change::of_one_tree(from, to))
+        if (from.release(n)) return {};
+        (void)to.release(n);
+        why = errc::wrong_size;
+    } else if (why == errc::out_of_memory && detail::quota_change::of_one_tree(from, to)) {
         why = detail::quota_change::move_charge(from, to, n.count());
+    }
     return {.why = why, .kept = why != errc::none};
 }
 
