@@ -182,6 +182,30 @@ TEST_CASE("without a point a fill is given up soon, and its block goes to no ten
     }
 }
 
+TEST_CASE("fills on another stream come after one without a point on the stream before", "[tenant][scrub][move]") {
+    struct refusing_ref : scrubber_ref {
+        [[nodiscard]] point record() {
+            if (*no_points) throw std::runtime_error("the test lets record() fail");
+            return to->record();
+        }
+    };
+    support::manual_scrubber before, after;
+    bool no_points = true;
+    gpushare::detail::scrub_stream<refusing_ref> zeros{[&] { return refusing_ref{{&before, &no_points}}; }};
+    int block = 7;
+    CHECK_THROWS_AS((void)zeros.fill(nullptr, &block, sizeof block), gpushare::operation_error);
+    zeros.made_by([&] { return refusing_ref{{&after, &no_points}}; });
+    CHECK_THROWS_AS((void)zeros.fill(nullptr, &block, sizeof block), gpushare::operation_error);
+    no_points = false;
+    (void)zeros.fill(nullptr, &block, sizeof block);
+    REQUIRE(after.awaited().size() == 1);
+    CHECK_FALSE(after.awaited().front().reached());
+    CHECK(before.reach_next());
+    CHECK(after.awaited().front().reached());
+    (void)zeros.fill(nullptr, &block, sizeof block);
+    CHECK(after.awaited().size() == 1);
+}
+
 TEST_CASE("a close waits for every fill, though a later one can't be enqueued", "[tenant][scrub][close]") {
     const auto stack = GENERATE(memory_stack::direct, memory_stack::pool);
     host::device_memory device{{.capacity = 64_MiB}};

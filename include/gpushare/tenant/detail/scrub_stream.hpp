@@ -39,9 +39,8 @@ public:
     /// nothing.
     [[nodiscard]] point fill(const point* after, void* p, std::size_t size) {
         const std::lock_guard lock(mutex_);  // each fill has its own point and status
+        if (!stream_ || renewed_) renew();
         if (unmarked_) (void)mark(errc::submission_failed);
-        if (std::exchange(renewed_, false)) stream_.reset();
-        if (!stream_) stream_.emplace(make_());
         if (after != nullptr) stream_->wait(*after);
         stream_->fill(p, std::byte{0}, size);
         unmarked_ = true;
@@ -56,6 +55,13 @@ public:
     }
 
 private:
+    // Fills on the new stream come after a fill on the old one whose end nobody knows.
+    void renew() {
+        Stream next = make_();
+        if (unmarked_) next.wait(mark(errc::submission_failed));
+        stream_.emplace(std::move(next));
+        renewed_ = false;
+    }
     // Without a point, the end of the fill is unknown, and so is the time when the block may be
     // used again. So this function tries repeatedly to record the point. The host may lack memory
     // only for a while, and a lost device still gives points.
