@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
+#include <functional>
 #include <future>
 #include <latch>
 #include <memory>
@@ -34,6 +35,39 @@ namespace launch_gate_test {
 
 using namespace launch_rig;
 using Catch::Matchers::Contains;
+
+namespace {
+
+/// Follows each launch and holds none.
+struct following_gate final : cuda::detail::launch_listener {
+    std::function<void()> at_end;
+    int ended = 0;
+
+    cuda::detail::launch_verdict before(cuda::detail::launch_owner, const cuda::detail::launch_call&,
+                                        std::uint64_t& note) noexcept override {
+        note = 1;
+        return cuda::detail::launch_verdict::followed;
+    }
+    void after(cuda::detail::launch_owner, const cuda::detail::launch_call&, std::uint64_t,
+               CUresult) noexcept override {
+        ++ended;
+        if (at_end) std::exchange(at_end, {})();
+    }
+    [[nodiscard]] bool waits_in_streams() const noexcept override { return false; }
+    [[nodiscard]] bool synchronises(const cuda::detail::launch_owner*,
+                                    const cuda::detail::sync_call&) noexcept override {
+        return false;
+    }
+    void synchronised() noexcept override {}
+    [[nodiscard]] bool polls(const cuda::detail::launch_owner*, const cuda::detail::sync_call&,
+                             std::optional<instant>&) noexcept override {
+        return false;
+    }
+    void poll_over(const void*) noexcept override {}
+    void ends(CUstream) noexcept override {}
+};
+
+}  // namespace
 
 // ---- who waits for whom
 
@@ -414,6 +448,30 @@ TEST_CASE("a launch that the driver refuses is in nobody's way", "[cuda][launch_
     standin::advance(1ms);
 }
 
+TEST_CASE("a refused launch leaves nothing in flight, though its batch ended and the next one is open",
+          "[cuda][launch_gate][fault]") {
+    const standin::session gpu{{.devices = 1, .time = manual}};
+    rig r;
+    const streams s;
+    const auto inside = r.gate->enter(r.batch);
+    for (int i = 0; i < 32; ++i) {  // until both are known behind each other
+        CHECK(launch(s.batch, conv, 10us) == cudaSuccess);
+        CHECK(launch(s.batch, gemm, 30us) == cudaSuccess);
+        { const auto ends_batches = r.gate->enter(r.batch); }
+        standin::advance(1ms);
+        CHECK(r.gate->in_flight(r.batch) == 0ns);
+    }
+    standin::before_next("cudaLaunchKernelExC", [&] {
+        { const auto ends_batches = r.gate->enter(r.batch); }
+        CHECK(launch(s.batch, gemm, 30us) == cudaSuccess);
+        standin::inject({.call = "cudaLaunchKernelExC", .code = cudaErrorLaunchOutOfResources});
+    });
+    CHECK(launch(s.batch, conv, 10us) == cudaErrorLaunchOutOfResources);
+    { const auto ends_batches = r.gate->enter(r.batch); }
+    standin::advance(1ms);
+    CHECK(r.gate->in_flight(r.batch) == 0ns);
+}
+
 // ---- what can go wrong
 
 TEST_CASE("an engine's lock that a held thread has costs an urgent thread the longest hold",
@@ -566,6 +624,22 @@ TEST_CASE("a stream may be destroyed with more in flight than a gate can follow"
         CHECK(r.gate->in_flight(r.urgent) == 0ns);
     }
     CHECK(r.gate->usage(r.urgent).launches == 100);
+}
+
+TEST_CASE("a gate learns of the end of a launch once, though another gate leaves meanwhile",
+          "[cuda][launch_gate][fault]") {
+    const standin::session gpu{{.devices = 1}};
+    auto& hub = cuda::detail::launch_hub::of_process();
+    const auto leaves = std::make_shared<following_gate>(), stays = std::make_shared<following_gate>();
+    hub.join(leaves);
+    hub.join(stays);
+    const streams s;
+    const auto number = hub.bind(s.batch, stays, {});
+    stays->at_end = [&] { hub.leave(*leaves); };
+    CHECK(launch(s.batch, conv, 10us) == cudaSuccess);
+    CHECK(stays->ended == 1);
+    hub.unbind(number);
+    hub.leave(*stays);
 }
 
 TEST_CASE("a stream stays bound as long as the later one of two bindings is there", "[cuda][launch_gate][fault]") {

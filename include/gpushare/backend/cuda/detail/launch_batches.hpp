@@ -238,6 +238,8 @@ public:
     /// open batch.
     bool take_back(ns predicted, ns charge) noexcept {
         if (open_.launches == 0 || open_.predicted < predicted || open_.charge < charge) return false;
+        // Another thread may have ended that batch and opened this one for a launch of its own.
+        if (open_.launches == 1 && (open_.predicted != predicted || open_.charge != charge)) return false;
         --open_.launches;
         open_.predicted -= predicted;
         open_.charge -= charge;

@@ -413,7 +413,7 @@ private:
     }
     // Calls f for each gate. The loop goes by index and keeps each gate meanwhile, because a gate's
     // lock isn't taken under the hub's. The loop begins at the last gate, so that it omits none if
-    // a gate leaves meanwhile.
+    // a gate leaves meanwhile. It may then call f twice for a gate.
     template <class F>
     void each_gate(F f) noexcept {
         std::size_t i = 0;
@@ -595,9 +595,13 @@ private:
         const CUresult code = result_of(data);
         const std::uint64_t theirs = note & ((std::uint64_t{1} << 56) - 1);
         if (!l.by_stream) return l.gate->after(l.who, call, theirs, code);
-        each_gate([&](const std::shared_ptr<launch_listener>& gate) {
-            if (gate->number() == l.number) gate->after(l.who, call, theirs, code);
-        });
+        std::shared_ptr<launch_listener> gate;
+        {
+            const std::lock_guard lock(mutex_);
+            const auto at = std::ranges::find(gates_, l.number, [](const auto& joined) { return joined->number(); });
+            if (at != gates_.end()) gate = *at;
+        }
+        if (gate != nullptr) gate->after(l.who, call, theirs, code);
     }
 
     [[nodiscard]] bound_stream find(CUstream s) noexcept {
