@@ -477,6 +477,34 @@ TEST_CASE("a bound forgets a long launch that hasn't come again", "[launch_gate]
     CHECK(gate.bound(urgent) == 250us);
 }
 
+TEST_CASE("options and times without a limit don't overflow", "[launch_gate]") {
+    launch_gate gate{{.in_flight = ns::max(),
+                      .linger = ns::max(),
+                      .ahead = ns::max(),
+                      .pause = ns::max(),
+                      .longest_hold = ns::max(),
+                      .queued = ns::max(),
+                      .patience = ns::max()}};
+    const auto a = gate.add({.weight = 1}), b = gate.add({.weight = 1}), urgent = gate.add({.level = 1});
+    const auto waits = gate.add({.in_stream = true});
+    gate.took(waits, ns::max());
+    gate.spread(waits, 3);
+    CHECK(gate.bound(urgent) >= 1h);
+    REQUIRE(gate.ask(a, 1ms, begin).goes);
+    gate.launched(a, 1ms, begin);
+    CHECK_FALSE(gate.ask(b, 1ms, begin).goes);
+    gate.finished(a, 1ms, 1ms, begin + 1ms);
+    CHECK(gate.ask(a, 1ms, begin + 1ms).goes);  // it is never too far ahead
+    const auto turn = gate.ask(b, 1ms, begin + 1ms);
+    CHECK_FALSE(turn.goes);
+    CHECK(turn.again == never);
+    gate.arrived(urgent, begin + 2ms);
+    gate.left(urgent, begin + 3ms);
+    const auto held = gate.ask(a, 1ms, begin + 4ms);
+    CHECK_FALSE(held.goes);
+    CHECK(held.again == never);
+}
+
 TEST_CASE("a request whose thread computes is in nobody's way on its level", "[launch_gate]") {
     launch_gate gate{{.ahead = 100us}};
     const auto a = gate.add({.weight = 1}), b = gate.add({.weight = 1});

@@ -119,6 +119,20 @@ TEST_CASE("a piece may be as long as the longest launch", "[cuda][launch_gate]")
     CHECK(w.ran == 10);
 }
 
+TEST_CASE("a piece without a limit takes all launches", "[cuda][launch_gate]") {
+    const standin::session gpu{stepped};
+    waiting_rig w{{.longest_hold = 1h}, {.waits = cuda::launch_wait::stream, .piece = ns::max(), .gap = ns{0}}};
+    w.batch_launches(4);  // each is timed behind others
+    standin::advance(1ms);
+    w.ran = 0;
+    w.batch_launches(10);
+    CHECK(w.r.gate->bound(w.r.urgent) > 0ns);
+    standin::advance(20us);
+    const auto request = w.r.gate->announce(w.r.urgent);
+    standin::advance(5ms);
+    CHECK(w.ran == 10);
+}
+
 TEST_CASE("a launch into a piece that began before the request waits as well", "[cuda][launch_gate]") {
     const standin::session gpu{stepped};
     waiting_rig w;

@@ -53,7 +53,8 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Options of a launch_gate.
+/// Options of a launch_gate. More than an hour of `in_flight`, `ahead` or `queued` counts as an
+/// hour.
 struct launch_gate_options {
     /// The most predicted time in flight of a client below another one; at least one launch.
     ns in_flight{200'000};
@@ -161,7 +162,7 @@ public:
     using answer = launch_answer;                  ///< the result of ask()
 
     /// A gate without clients. Throws nothing but std::bad_alloc.
-    explicit launch_gate(const launch_gate_options& o = {}) : options_(o) {}
+    explicit launch_gate(const launch_gate_options& o = {}) : options_(bounded(o)) {}
 
     /// Adds a client that isn't present. Throws std::bad_alloc.
     [[nodiscard]] client add(const launch_client_options& o) {
@@ -284,7 +285,7 @@ public:
     void took(client c, ns longest) noexcept {
         state& s = clients_[c];
         if (s.forgets != never) return note_longest(s, longest, s.seen);
-        s.least = s.longest = std::max(s.longest, longest);
+        s.least = s.longest = std::max(s.longest, std::min(longest, unlimited));
     }
     /// The launches of `c` go into this many streams. In each of them, one piece may be past its
     /// wait.
@@ -301,7 +302,7 @@ public:
             if (!within_cap(o, now) && o.in_flight == ns{0}) continue;
             if (o.requests != 0) return {.goes = false, .held_by = other};
             if (o.seen == instant{} || now - o.seen >= options_.linger) continue;
-            const instant ends = o.seen + options_.linger;
+            const instant ends = saturating_add(o.seen, options_.linger);
             if (a.goes || ends > a.again) a = {.goes = false, .held_by = other, .again = ends};
         }
         return a;
@@ -441,6 +442,13 @@ private:
         detail::open_requests open{};
     };
 
+    // Sums and multiples of such times don't overflow.
+    static constexpr ns unlimited = std::chrono::hours(1);
+    [[nodiscard]] static launch_gate_options bounded(launch_gate_options o) noexcept {
+        for (ns* const time : {&o.in_flight, &o.ahead, &o.queued}) *time = std::min(*time, unlimited);
+        return o;
+    }
+
     static void set(state& s, const launch_client_options& o, instant now) noexcept {
         s.level = o.level;
         s.weight = std::max(o.weight, 1U);
@@ -527,7 +535,7 @@ private:
             // wait for one after each pause.
             const bool pauses = o.has_turn && !o.waits && now - o.seen < options_.pause;
             if (pauses && (!s.by_due || goes_after(s, o)))
-                return {.goes = false, .held_by = other, .again = o.seen + options_.pause};
+                return {.goes = false, .held_by = other, .again = saturating_add(o.seen, options_.pause)};
         }
         return {.goes = true};
     }

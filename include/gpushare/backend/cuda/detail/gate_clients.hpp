@@ -563,7 +563,7 @@ private:
     // all the same, so that the gate learns what is over. A piece has as much time as its work asks
     // for, since each further piece costs a wait.
     [[nodiscard]] bool is_old(const client& c, const launch_batches& in, instant at) const noexcept {
-        return at - in.open().begun >= std::max(full_batch(c), options_.batch) * 2;
+        return (at - in.open().begun) / 2 >= std::max(full_batch(c), options_.batch);
     }
     // Whether to put a wait in front of the next launch. There are two reasons: the piece would get
     // too long, or the words were closed since its beginning, so that the rest of the piece would
