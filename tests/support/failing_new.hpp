@@ -20,13 +20,16 @@ struct heap {
     std::size_t allocations = 0;
     std::size_t good = SIZE_MAX;  // how many further allocations succeed
     bool recovers = false;        // whether allocations succeed again after one failure
+    bool failed = false;          // whether one has failed
+    std::size_t least = 0;        // smaller allocations always succeed
 };
 inline thread_local heap this_heap;
 
 inline void* counted_new(std::size_t size) {
     ++this_heap.allocations;
-    if (this_heap.good != SIZE_MAX && this_heap.good-- == 0) {
+    if (this_heap.good != SIZE_MAX && size >= this_heap.least && this_heap.good-- == 0) {
         this_heap.good = this_heap.recovers ? SIZE_MAX : 0;
+        this_heap.failed = true;
         throw std::bad_alloc();
     }
     if (void* const p = std::malloc(size != 0 ? size : 1)) return p;

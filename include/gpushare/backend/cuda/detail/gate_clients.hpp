@@ -313,6 +313,9 @@ public:
     [[nodiscard]] bool is_here(const client& c, const launch_call& call) const noexcept {
         return c.on(call) != nullptr || site_.may_be_here(call);
     }
+    /// Makes the record of the launch's stream, so that follow() doesn't allocate. Throws
+    /// std::bad_alloc.
+    void prepare(client& c, const launch_call& call) { (void)c.on_or_new(call, device_); }
     [[nodiscard]] entry entry_of(const client& c, const launch_call& call) noexcept {
         const launch_batches* const in = c.on(call);
         return times_.find(call.key, in != nullptr ? in->history() : gpushare::detail::launch_history{}, call.guess);
