@@ -72,7 +72,6 @@
 #include <gpushare/compute/submission.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
-#include <gpushare/detail/erase.hpp>
 #include <gpushare/detail/plain_list.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/quota.hpp>
@@ -751,14 +750,7 @@ void tenant<Node, Policy>::abandon() noexcept {
             left.size = p.has_memory ? p.memory.limit().usage().current : bytes{};
         detail::tell(all.options.events, left);
     }
-    try {
-        const std::lock_guard lock(all.mutex);
-        all.stuck.push_back(std::move(state_));
-    } catch (...) {
-        const std::lock_guard lock(all.mutex);
-        detail::erase_equal(all.handles,
-                            state_.release());  // work may still use the memory: better lost
-    }
+    state::leave(std::move(state_));
 }
 
 /// Splits long work of a tenant into pieces, so that tenants of a higher level get in between them:

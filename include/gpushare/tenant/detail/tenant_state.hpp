@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -74,6 +75,7 @@ public:
         for (std::size_t i = 0; i < spec_.on.size(); ++i)
             parts_.emplace_back(*whole_, *all_, spec_, spec_.on[i], *claim.slices[i], tag_,
                                 claim.stays(i) ? &predecessor->parts_[i] : nullptr);
+        lent_.reserve(parts_.size());  // so that a sleep can't run out of memory halfway
         for (auto& p : parts_)
             if (p.has_memory) (void)p.memory.limit().adopt(spec_.memory / spec_.devices, burst_on(p, spec_));
         promised_ = spec_.compute;
@@ -112,6 +114,14 @@ public:
     /// Null if there aren't so many parts.
     [[nodiscard]] part* find(std::size_t number) noexcept { return number < parts_.size() ? &parts_[number] : nullptr; }
     [[nodiscard]] shared& all() const noexcept { return *all_; }
+    // Leaves the tenant to the tenancy, which closes it later. Needs no host memory.
+    static void leave(std::unique_ptr<tenant_state> stuck) noexcept {
+        shared& all = *stuck->all_;
+        std::list<std::unique_ptr<tenant_state>> place(std::move(stuck->place_));
+        place.front() = std::move(stuck);
+        const std::lock_guard lock(all.mutex);
+        all.stuck.splice(all.stuck.end(), place);
+    }
     [[nodiscard]] instant now() const noexcept { return clock_.now(); }
 
     // For a successor on the devices `on`: the slices of those devices that the tenant has in the
@@ -660,6 +670,7 @@ private:
     std::vector<bytes> lent_;       // of each part's guarantee, while it sleeps: under the mutex
     std::array<ns, 8> recalls_{};   // durations of the last recalls that had to wait: likewise
     std::size_t recalls_made_ = 0;  // likewise
+    std::list<std::unique_ptr<tenant_state>> place_ = std::list<std::unique_ptr<tenant_state>>(1);  // see leave()
     stable_list<part> parts_;
 };
 
