@@ -670,7 +670,8 @@ private:
     std::vector<bytes> lent_;       // of each part's guarantee, while it sleeps: under the mutex
     std::array<ns, 8> recalls_{};   // durations of the last recalls that had to wait: likewise
     std::size_t recalls_made_ = 0;  // likewise
-    std::list<std::unique_ptr<tenant_state>> place_ = std::list<std::unique_ptr<tenant_state>>(1);  // see leave()
+    // See leave().
+    std::list<std::unique_ptr<tenant_state>> place_ = std::list<std::unique_ptr<tenant_state>>(1);
     stable_list<part> parts_;
 };
 
