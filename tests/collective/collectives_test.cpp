@@ -176,6 +176,41 @@ TEST_CASE("ranks in different collectives, or with different roots, are told", "
     }
 }
 
+TEST_CASE("ranks with elements of different types, or with other roots and sizes, are told", "[collective]") {
+    const auto told = [](const auto& call) {
+        const communicator group(2);
+        std::vector<gpushare::collective_fault> faults(2);
+        support::together(2, [&](unsigned rank) { faults[rank] = call(group.rank(rank), rank); });
+        return faults[0].code == errc::mismatch && faults[1] == faults[0];
+    };
+    const auto of_types = [&]<class First, class Second>(First, Second) {
+        return told([](const gpushare::member& me, unsigned rank) {
+            // Room for the larger type, so that a missed mismatch overwrites nothing.
+            std::vector<First> x(80);
+            std::vector<Second> y(80);
+            if (rank == 0) return gpushare::try_all_gather(me, std::span<const First>(x).first(1), std::span(x).first(2));
+            return gpushare::try_all_gather(me, std::span<const Second>(y).first(1), std::span(y).first(2));
+        });
+    };
+    struct bytes_of_float {
+        std::byte of[52];  // an id made of the size alone would be that of float
+    };
+    struct one_more {
+        std::byte of[53];
+    };
+    CHECK(of_types(std::uint8_t{}, gpushare::float16{}));
+    CHECK(of_types(std::uint16_t{}, gpushare::bfloat16{}));
+    CHECK(of_types(std::uint16_t{}, gpushare::float16{}));
+    CHECK(of_types(std::uint32_t{}, gpushare::fp8_e5m2{}));
+    CHECK(of_types(std::uint32_t{}, float{}));
+    CHECK(of_types(float{}, bytes_of_float{}));
+    CHECK(of_types(one_more{}, bytes_of_float{}));
+    CHECK(told([](const gpushare::member& me, unsigned rank) {
+        std::vector<std::byte> x(std::size_t{1} << 20);
+        return gpushare::try_broadcast(me, rank == 0 ? std::span(x) : std::span(x).first(0), rank);
+    }));
+}
+
 TEST_CASE("blocks of several threads exchange as one thread does", "[collective]") {
     constexpr unsigned ranks = 2;
     constexpr std::size_t n = 333;

@@ -301,6 +301,35 @@ TEST_CASE("shapes that don't fit are refused", "[collective]") {
     CHECK_THROWS_AS(gs::run(group.rank(0), gs::reduced(in, 3), out), gs::operation_error);
 }
 
+TEST_CASE("ranks with different pipelines are told", "[collective]") {
+    const std::vector<float> weight(8, 1.0F);
+    const auto told = [](const auto& call) {
+        const gs::communicator group(2);
+        std::vector<gs::collective_fault> faults(2);
+        support::together(2, [&](unsigned rank) { faults[rank] = call(group.rank(rank), rank); });
+        return faults[0].code == gs::errc::mismatch && faults[1] == faults[0];
+    };
+    CHECK(told([&](const gs::member& me, unsigned rank) {
+        std::vector<float> in(32, 1.0F), out(32);
+        const auto p = gs::reduced(in, 8);
+        return rank == 0 ? gs::try_run(me, p, std::span(out)) : gs::try_run_sharded(me, p, std::span(out).first(16));
+    }));
+    CHECK(told([&](const gs::member& me, unsigned rank) {
+        std::vector<float> in(32, 1.0F);
+        std::vector<gs::bfloat16> some(32);
+        std::vector<gs::float16> others(32);
+        const auto p = gs::reduced(in, 8);
+        return rank == 0 ? gs::try_run(me, p | gs::cast<gs::bfloat16>(), std::span(some))
+                         : gs::try_run(me, p | gs::cast<gs::float16>(), std::span(others));
+    }));
+    CHECK(told([&](const gs::member& me, unsigned rank) {
+        std::vector<float> in(32, 1.0F), out(32);
+        const auto p = gs::reduced(in, 8);
+        return rank == 0 ? gs::try_run(me, p, std::span(out))
+                         : gs::try_run(me, p | gs::rms_norm(weight, 1e-6F), std::span(out));
+    }));
+}
+
 TEST_CASE("a pipeline in blocks of several threads", "[collective]") {
     const problem p(2, 3, 57);
     const gs::communicator group(2);

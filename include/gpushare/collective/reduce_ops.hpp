@@ -192,14 +192,18 @@ template <class Op>
         return user_op_id<Op>;
 }
 
+/// Tells calls with different types apart, by 24 bits. Numbers take 7 bits, so that callers can add
+/// bits of their own. All other types, of up to 16 KiB, are told apart by their size alone.
 template <class T>
 [[nodiscard]] GPUSHARE_HD constexpr std::uint32_t type_id() noexcept {
     if constexpr (is_stored_number<T>) {
-        if (std::same_as<T, float16>) return 1;
-        if (std::same_as<T, bfloat16>) return 2;
-        return std::same_as<T, fp8_e4m3> ? 3 : 4;
-    } else {
+        if (std::same_as<T, float16>) return 65;
+        if (std::same_as<T, bfloat16>) return 66;
+        return std::same_as<T, fp8_e4m3> ? 67 : 68;
+    } else if constexpr (std::is_arithmetic_v<T>) {
         return sizeof(T) | (std::is_floating_point_v<T> ? 16U : 0U) | (std::is_signed_v<T> ? 32U : 0U);
+    } else {
+        return (sizeof(T) & 0x3fffU) << 10;
     }
 }
 

@@ -118,6 +118,11 @@ struct peer_outputs {
     }
 };
 
+/// Tells calls with different pipelines apart, by 24 bits. Ranks write to each other's arrays as
+/// their own stages say.
+template <class Body>
+inline constexpr std::uint32_t fused_id = hash_of_name<Body>() >> 8;
+
 template <class T, class Op, bool Sharded, class... Stages>
 struct fused_body {
     using steps = pipeline<T, Op, Stages...>;
@@ -132,8 +137,8 @@ struct fused_body {
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class Context>
     GPUSHARE_HD collective_fault operator()(session<Context>& t, std::uint32_t blocks) const {
-        const std::uint32_t signature = call_signature(kind, type_id<T>() << 8 | sizeof(out_type), op_id<Op>(),
-                                                       what.count, blocks, static_cast<std::uint32_t>(what.width));
+        const std::uint32_t signature =
+            call_signature(kind, fused_id<fused_body>, 0, what.count, blocks, static_cast<std::uint32_t>(what.width));
         constexpr std::uint32_t sharing = decltype(what.list)::sharing;
         static_assert(sharing <= session<Context>::shared_pointers,
                       "gpushare: too many stages that write to all ranks");

@@ -32,8 +32,10 @@ namespace detail {
                                                                  std::uint32_t root = 0) noexcept {
     // from the golden ratio: spreads differences over all bits
     constexpr std::uint64_t odd = 0x9e37'79b9'7f4a'7c15U;
+    // spreads roots, too, so that another root doesn't make up for another count
+    constexpr std::uint64_t of_root = 0xc2b2'ae3d'27d4'eb4fU;
     const std::uint64_t call = static_cast<std::uint64_t>(kind) << 40 | std::uint64_t{type} << 16 | op;
-    const std::uint64_t mix = (count ^ call * odd ^ std::uint64_t{blocks} << 48 ^ std::uint64_t{root} << 20) * odd;
+    const std::uint64_t mix = (count ^ call * odd ^ std::uint64_t{blocks} << 48 ^ root * of_root) * odd;
     return static_cast<std::uint32_t>(mix >> 32);
 }
 
