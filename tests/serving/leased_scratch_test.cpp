@@ -122,6 +122,19 @@ TEST_CASE("scratch of a tenant that closes is freed behind its work", "[serving]
     CHECK(r.scratch.try_lease(1_MiB, other).code() == errc::closed);
 }
 
+TEST_CASE("a lease that outlasts a close is the last", "[serving]") {
+    rig r;
+    {
+        auto room = r.scratch.lease(1_MiB, r.on(0));
+        CHECK_FALSE(r.chat.close({}).complete);
+    }
+    stream other = r.node.make_stream({0}, {}, 7);
+    CHECK(r.scratch.try_lease(1_MiB, other).code() == errc::closed);
+    const auto report = r.chat.close();
+    CHECK(report.complete);
+    CHECK(report.still_charged == 0_B);
+}
+
 TEST_CASE("threads that lease at once get it one by one", "[serving]") {
     rig r;
     std::atomic<int> inside{0}, wrong{0}, got{0};

@@ -182,8 +182,8 @@ private:
     bool close(instant by) {
         {
             const std::lock_guard lock(mutex_);
+            closed_ = true;  // the lease under way is the last
             if (taken_) return false;
-            closed_ = true;
         }
         if (!last_.wait(by)) return false;
         free();
