@@ -9,6 +9,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <new>
 #include <optional>
 #include <span>
 #include <string>
@@ -435,6 +436,13 @@ TEST_CASE("a watchdog over a group that hangs, and the abort that ends it", "[co
     CHECK(seen->what == collective_kind::all_reduce);
     CHECK(faults[0].rank == 1);
     CHECK(faults[2].code == errc::deadline_exceeded);
+}
+
+TEST_CASE("slots that don't fit into all addresses are refused", "[collective]") {
+    for (const gpushare::bytes slot :
+         {gpushare::bytes::max(), gpushare::bytes{std::uint64_t{1} << 63}, gpushare::bytes{std::uint64_t{1} << 62}})
+        CHECK_THROWS_AS(communicator(2, {.slot = slot}), std::bad_alloc);
+    CHECK_THROWS_AS(communicator(2, {.blocks = ~0U, .slot = gpushare::bytes{std::uint64_t{1} << 31}}), std::bad_alloc);
 }
 
 TEST_CASE("workspaces stay where they are", "[collective]") {

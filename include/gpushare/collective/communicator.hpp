@@ -308,10 +308,8 @@ private:
         if (size() == 0 || options_.channels == 0 || options_.blocks == 0)
             raise({.code = errc::invalid_specification, .because = reason::no_ranks}, {}, "making a communicator");
         shared_->tuning = options_.tuning ? *options_.tuning : tuning_table::measured();
-        constexpr std::size_t unit = 4 * detail::interference_bytes;
-        const std::size_t slot = (options_.slot.count() + unit - 1) / unit * unit;
-        const std::size_t area = detail::workspace_view::bytes_of_rank(size(), options_.blocks, slot);
         const std::size_t areas = std::size_t{size()} * options_.channels;
+        const auto [slot, area] = detail::sizes_of_workspaces(size(), options_.blocks, options_.slot, areas);
         shared_->memory.reset(
             static_cast<std::byte*>(::operator new (area* areas, std::align_val_t{detail::interference_bytes})));
         shared_->workspaces.resize(areas);

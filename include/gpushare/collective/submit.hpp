@@ -141,11 +141,10 @@ public:
         s.tuning = options_.tuning ? *options_.tuning : tuning_table::for_devices();
         if (size() == 0 || options_.channels == 0 || options_.blocks == 0)
             raise({.code = errc::invalid_specification, .because = reason::no_ranks}, {}, "making a communicator");
-        constexpr std::size_t unit = 4 * detail::interference_bytes;
-        const std::size_t least = std::max<std::size_t>(options_.slot.count(), detail::smallest_ring_slot);
-        const std::size_t slot = (least + unit - 1) / unit * unit;
-        const std::size_t area = detail::workspace_view::bytes_of_rank(size(), options_.blocks, slot);
-        s.views.resize(std::size_t{size()} * channels());
+        const std::size_t areas = std::size_t{size()} * channels();
+        const auto [slot, area] = detail::sizes_of_workspaces(
+            size(), options_.blocks, std::max(options_.slot, bytes{detail::smallest_ring_slot}), areas);
+        s.views.resize(areas);
 
         // The initial contents of one rank's workspace, for the devices to copy, followed by the
         // table of the addresses of all workspaces.

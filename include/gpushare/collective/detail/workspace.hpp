@@ -18,10 +18,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
+#include <new>
 
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/detail/atomic_ref.hpp>
+#include <gpushare/units.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
@@ -144,6 +147,22 @@ struct workspace_view {
         }
     }
 };
+
+/// The bytes of a slot and of a rank's workspace.
+struct workspace_sizes {
+    std::size_t slot = 0, of_rank = 0;
+};
+/// Rounds the slot up. Throws std::bad_alloc if `areas` workspaces take more than a quarter of all
+/// addresses, because a sum that wraps around would pass for a small one.
+[[nodiscard]] inline workspace_sizes sizes_of_workspaces(std::uint32_t ranks, std::uint32_t blocks, bytes slot,
+                                                         std::size_t areas) {
+    constexpr std::uint64_t unit = 4 * interference_bytes, most = std::numeric_limits<std::size_t>::max() / 4;
+    const bytes rounded{(slot + bytes{unit - 1}).count() / unit * unit};
+    const bytes of_block = bytes{sizeof(block_state)} + (bytes{sizeof(peer_signal)} * ranks + rounded) * 2;
+    if (of_block * blocks * areas > bytes{most}) throw std::bad_alloc();
+    const auto size = static_cast<std::size_t>(rounded.count());
+    return {size, workspace_view::bytes_of_rank(ranks, blocks, size)};
+}
 
 // ---- how a group ends
 //
