@@ -334,6 +334,8 @@ TEST_CASE("a journal refuses what would not come back, and a second writer", "[s
     const usage_line nameless{"", at(0s), at(1s), {}}, empty{"chat", at(1s), at(1s), {}};
     CHECK(journal.try_append({&nameless, 1}).code == errc::invalid_specification);
     CHECK(journal.try_append({&empty, 1}).code == errc::invalid_specification);
+    const usage_line ancient{"chat", wall_time::min(), at(1s), {}};
+    CHECK(journal.try_append({&ancient, 1}).code == errc::invalid_specification);
     CHECK(support::code_of([&] { usage_journal second(here.file()); }) == errc::in_flight);
     CHECK(support::code_of([&] { usage_journal lost(here.path + "/no/such/usage"); }) == errc::io_failed);
     CHECK(lines_of(here.file()).empty());
@@ -401,6 +403,17 @@ TEST_CASE("a journal that others rotate goes on in a new file, and rotates itsel
     REQUIRE(lines.size() == 52);
     for (int n = 0; n < 52; ++n) CHECK(std::ranges::find(lines, nth(n)) != lines.end());
     CHECK(torn == 0);
+}
+
+TEST_CASE("a rotation overwrites no file, even behind the last number", "[serving]") {
+    const temporary here;
+    { std::ofstream last(here.file() + ".18446744073709551615"); }
+    usage_journal journal(here.file());
+    for (int n = 0; n < 4; ++n) {
+        CHECK(appended(journal, n));
+        CHECK(journal.rotate().code == errc::none);
+    }
+    CHECK(lines_of(here.file()).size() == 4);
 }
 
 TEST_CASE("lines appended to a removed journal are in a new file", "[serving]") {

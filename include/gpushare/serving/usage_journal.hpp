@@ -518,9 +518,10 @@ public:
     } catch (...) {
         return detail::no_host_memory;
     }
-    /// Whether a line can be written: it has a name and a length, and no negative amount.
+    /// Whether a line can be written: it has a name, a length and a beginning that can be read
+    /// again, and no negative amount.
     [[nodiscard]] static bool takes(const usage_line& l) noexcept {
-        return !l.tenant.empty() && l.from < l.until && l.amounts.device_time >= ns{};
+        return !l.tenant.empty() && l.from < l.until && l.from > wall_time::min() && l.amounts.device_time >= ns{};
     }
     /// Adds the valid lines, and leaves the invalid lines in `waiting`, so that an invalid line
     /// doesn't keep other lines from being billed. If the file can't be written, all lines stay
@@ -548,9 +549,13 @@ public:
         if (const failure why = take_back(); why.code != errc::none) return why;
         if (is_at_path()) {
             const auto aside = numbers_aside(path_);
-            const auto next = path_ + '.' + std::to_string(aside.empty() ? 1 : aside.back() + 1);
+            // EEXIST: another process was faster, or the numbers have begun again at 0.
+            int why = EEXIST;
+            for (auto number = aside.empty() ? 1 : aside.back() + 1; why == EEXIST; ++number)
+                why = put_aside(path_ + '.' + std::to_string(number));
             // ENOENT: another process has put it aside.
-            if (std::rename(path_.c_str(), next.c_str()) != 0 && errno != ENOENT) return failed();
+            if (why != 0 && why != ENOENT)
+                return {.code = errc::io_failed, .asked = static_cast<std::uint64_t>(why)};
         }
         close();
         return open();
@@ -684,6 +689,17 @@ private:
         return {};
     }
 
+    // Renames the file, but overwrites no other file. Returns 0 or an errno.
+    [[nodiscard]] int put_aside(const std::string& to) const noexcept {
+#ifdef RENAME_NOREPLACE
+        if (::renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) return 0;
+        // Some file systems don't know the flag.
+        if (errno != EINVAL && errno != ENOSYS) return errno;
+#endif
+        struct stat there {};
+        if (::lstat(to.c_str(), &there) == 0) return EEXIST;
+        return std::rename(path_.c_str(), to.c_str()) == 0 ? 0 : errno;
+    }
     [[nodiscard]] static std::string folder_of(const std::string& path) {
         const auto slash = path.rfind('/');
         return slash == std::string::npos ? "." : path.substr(0, slash + 1);
