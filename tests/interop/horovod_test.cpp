@@ -340,6 +340,46 @@ TEST_CASE("a name that is under way is refused", "[interop]") {
     CHECK(twice == errc::duplicate_name);
 }
 
+TEST_CASE("a group is handed over as a whole or not at all", "[interop]") {
+    errc group_of_two = errc::none, alone = errc::mismatch;
+    const gs::communicator group(2);
+    support::together(2, [&](unsigned r) {
+        gs::thread_transport net(group.rank(r));
+        std::vector<float> x{1}, y{1}, z{1};
+        const std::vector<std::span<float>> list{x, y};
+        process_set all(net);
+        if (r != 0) return;
+        (void)allreduce_async(std::span(z), "g.1", Sum, all);
+        group_of_two = code_of([&] { (void)grouped_allreduce_async(std::span(list), "g", Sum, all); });
+        alone = code_of([&] { (void)allreduce_async(std::span(x), "g.0", Sum, all); });
+    });
+    CHECK(group_of_two == errc::duplicate_name);
+    CHECK(alone == errc::none);
+}
+
+TEST_CASE("a group that fails leaves no array under way", "[interop]") {
+    errc failed = errc::none;
+    std::atomic<bool> left{false};
+    bool under_way = true;
+    on_ranks(2, [&](unsigned r, process_set& all) {
+        std::vector<float> x(1 + r), y{1};
+        if (r == 0) {
+            const std::vector<std::span<float>> list{x, y};
+            failed = code_of([&] { grouped_allreduce(std::span(list), "g", Sum, all); });
+            // handed over again, a name that is under way would be refused
+            under_way = code_of([&] { (void)allreduce_async(std::span(x), "g.1", Sum, all); }) != errc::none;
+            left = true;
+            return;
+        }
+        CHECK(code_of([&] { allreduce(std::span(x), "g.0", Sum, all); }) == errc::mismatch);
+        // Rank 0 would leave at once if it didn't wait for its second array.
+        for (int k = 0; k < 200 && !left; ++k) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        allreduce(std::span(y), "g.1", Sum, all);
+    });
+    CHECK(failed == errc::mismatch);
+    CHECK_FALSE(under_way);
+}
+
 namespace {
 
 /// Counts what it is asked for.

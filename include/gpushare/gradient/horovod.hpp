@@ -489,11 +489,21 @@ public:
     /// name is under way.
     template <number T>
     [[nodiscard]] handle start_allreduce(std::span<T> data, std::string_view name, reduce_op op) {
-        if (op == Average && std::integral<T>)
-            raise({.code = errc::invalid_specification, .because = reason::not_float}, {}, "averaging integers");
-        const std::uint64_t what = gpushare::detail::type_id<T>() | static_cast<std::uint64_t>(op)
-                                                                        << detail::operator_at;
-        return start(reinterpret_cast<std::byte*>(data.data()), data.size(), name, what);
+        return start(reinterpret_cast<std::byte*>(data.data()), data.size(), name, word_of<T>(op));
+    }
+    /// See grouped_allreduce_async. Throws as start_allreduce, and then hands no array over.
+    template <number T>
+    [[nodiscard]] std::vector<handle> start_allreduces(std::span<const std::span<T>> list, std::string_view name,
+                                                       reduce_op op) {
+        std::vector<handle> all;
+        all.reserve(list.size());  // no exception once the arrays are handed over
+        std::vector<std::shared_ptr<detail::request>> made;
+        for (std::size_t k = 0; k < list.size(); ++k)
+            made.push_back(made_of(reinterpret_cast<std::byte*>(list[k].data()), list[k].size(),
+                                   std::string(name) + "." + std::to_string(k), word_of<T>(op)));
+        hand_over(made);
+        for (auto& one : made) all.push_back({std::move(one), *this});
+        return all;
     }
     /// See broadcast_async.
     template <class T>
@@ -571,10 +581,21 @@ private:
           left_(net_->size()) {
         thread_ = std::thread([this] { work(); });
     }
-    [[nodiscard]] handle start(std::byte* data, std::size_t count, std::string_view name, std::uint64_t what) {
+    /// The request's word of an all-reduce.
+    template <number T>
+    [[nodiscard]] static std::uint64_t word_of(reduce_op op) {
+        if (op == Average && std::integral<T>)
+            raise({.code = errc::invalid_specification, .because = reason::not_float}, {}, "averaging integers");
+        return gpushare::detail::type_id<T>() | static_cast<std::uint64_t>(op) << detail::operator_at;
+    }
+    [[nodiscard]] std::shared_ptr<detail::request> made_of(std::byte* data, std::size_t count, std::string name,
+                                                           std::uint64_t what) const {
         if (on_devices())
             raise({.code = errc::not_supported}, {}, "handing an array of the host over to ranks on devices");
-        auto r = std::make_shared<detail::request>(detail::request{std::string(name), data, count, what});
+        return std::make_shared<detail::request>(detail::request{std::move(name), data, count, what});
+    }
+    [[nodiscard]] handle start(std::byte* data, std::size_t count, std::string_view name, std::uint64_t what) {
+        auto r = made_of(data, count, std::string(name), what);
         hand_over(std::span(&r, 1));
         return {std::move(r), *this};
     }
@@ -881,16 +902,13 @@ template <class T>
                                      process_set& of = global_process_set()) {
     return of.start_broadcast(data, root, name);
 }
-/// Hands over several arrays, by the names `name.0`, `name.1` and so on. If an array can't be
-/// handed over, throws as allreduce_async does; the arrays before it remain under way.
+/// Hands over several arrays at once, by the names `name.0`, `name.1` and so on. Throws as
+/// allreduce_async does, and then hands no array over.
 template <number T>
 [[nodiscard]] std::vector<handle> grouped_allreduce_async(std::span<const std::span<T>> list, std::string_view name,
                                                           reduce_op op = Average,
                                                           process_set& of = global_process_set()) {
-    std::vector<handle> all;
-    for (std::size_t k = 0; k < list.size(); ++k)
-        all.push_back(allreduce_async(list[k], std::string(name) + "." + std::to_string(k), op, of));
-    return all;
+    return of.start_allreduces(list, name, op);
 }
 /// Whether the array is done, with or without success.
 [[nodiscard]] inline bool poll(const handle& h) { return h.of() == nullptr || h.of()->is_done(h); }
@@ -906,10 +924,18 @@ inline void synchronize(const handle& h) {
     const auto fault = h.of()->wait(h);
     detail::raise_with(fault, h.of()->thrown(h));
 }
-/// Waits for one array after the other. Throws as for one array; later arrays may then still be
-/// under way.
+/// Waits for all arrays, and then throws as for one array, for the first array that failed. So an
+/// exception doesn't leave arrays of the host under way.
 inline void synchronize(std::span<const handle> all) {
-    for (const handle& h : all) synchronize(h);
+    std::exception_ptr first;
+    for (const handle& h : all) {
+        try {
+            synchronize(h);
+        } catch (...) {
+            if (first == nullptr) first = std::current_exception();
+        }
+    }
+    if (first != nullptr) std::rethrow_exception(first);
 }
 /// Hands an array over, and waits for it.
 template <number T>
