@@ -17,6 +17,7 @@
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/gradient/buckets.hpp>
 #include <gpushare/gradient/compressed_link.hpp>
 #include <gpushare/gradient/transport.hpp>
 #include <gpushare/gradient/two_level.hpp>
@@ -100,6 +101,27 @@ TEST_CASE("a process without memory for its link is named to the others", "[grad
     const std::size_t failed =
         fail_each([](unsigned, gs::thread_transport& net) { const gs::fp8_link link(net, later()); });
     CHECK(failed >= 1);
+}
+
+TEST_CASE("a gradient that lacks memory isn't registered", "[gradient]") {
+    std::vector<float> x(4), y(4);
+    for (std::size_t good = 0, failed = 1; failed != 0; ++good) {
+        gs::gradient_buckets<> mine;
+        (void)mine.add("x", x, {gs::wire_format::bf16, true});
+        (void)mine.plan();
+        failed = 0;
+        support::this_heap = {.good = good, .recovers = true};
+        try {
+            (void)mine.add("y", y, {gs::wire_format::bf16, true});
+        } catch (const std::bad_alloc&) {
+            failed = 1;
+        }
+        support::this_heap = {};
+        CAPTURE(good);
+        CHECK(mine.size() == 2 - failed);
+        CHECK(mine.ready(1) == (failed != 0 ? errc::mismatch : errc::none));
+        CHECK((good > 0 || failed == 1));
+    }
 }
 
 }  // namespace without_memory_test

@@ -81,16 +81,15 @@ public:
 
     /// Registers a gradient, which stays where it is, and returns its number, counted from 0. All
     /// ranks register gradients of the same sizes in the same order. Throws operation_error
-    /// (errc::invalid_specification) if `options` asks for 16 bits and T isn't float.
+    /// (errc::invalid_specification) if `options` asks for 16 bits and T isn't float. After an
+    /// exception the gradient isn't registered.
     std::uint32_t add(std::string name, std::span<T> gradient, const gradient_options& options = {}) {
         if (options.wire != wire_format::as_is && !std::same_as<T, float>)
             raise({.code = errc::invalid_specification, .because = reason::not_float}, {}, "registering a gradient");
+        registered made{std::move(name), gradient, options.wire, {}, {}, false};
+        if (options.wire != wire_format::as_is && options.error_feedback) made.residual.resize(gradient.size());
         const std::scoped_lock lock(mutex_);
-        gradients_.push_back({std::move(name), gradient, options.wire, {}, {}, false});
-        if (options.wire != wire_format::as_is) {
-            rounding_.push_back(size() - 1);
-            if (options.error_feedback) gradients_.back().residual.resize(gradient.size());
-        }
+        gradients_.push_back(std::move(made));  // the last step that may throw
         order_.clear();
         arranged_ = false;
         return size() - 1;
@@ -225,7 +224,7 @@ public:
     }
 
     /// Whether all combined gradients of the last step were finite. All ranks get the same answer.
-    /// If the answer is no, skip the step.
+    /// If the answer is no, skip the step. Infinities of fp8_e5m2 don't count: see all_finite().
     [[nodiscard]] bool was_finite() const {
         const std::scoped_lock lock(mutex_);
         return was_finite_;
@@ -443,8 +442,7 @@ private:
         was_finite_ = finite_;
         std::swap(seen_, now_seen_);
         ++steps_;
-        for (const std::uint32_t n : rounding_) {
-            registered& g = gradients_[n];
+        for (registered& g : gradients_) {
             if (!finite_) g.residual.swap(g.owed_before);
             g.rounded = false;
         }
@@ -452,7 +450,6 @@ private:
     }
 
     std::vector<registered> gradients_;
-    std::vector<std::uint32_t> rounding_;  // gradients that travel in 16 bits
     std::uint32_t channels_ = 1;
     bucket_choice choice_;
     std::vector<std::uint32_t> order_;
