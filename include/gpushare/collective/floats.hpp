@@ -754,7 +754,8 @@ template <has_exponent T>
 
 /// Whether no element is infinite or NaN. If one rank's element isn't finite, the sum of the ranks'
 /// elements isn't finite either. So a look at the result of an all-reduce covers all ranks'
-/// elements, with the same answer on each rank.
+/// elements, with the same answer on each rank. Sums of fp8_e5m2 saturate, even infinities: look at
+/// each rank's own elements before the sum.
 [[nodiscard]] inline bool all_finite(std::span<const float> x) noexcept { return detail::all_finite_words(x); }
 /// all_finite() for other types; whole numbers are always finite.
 template <class T>
