@@ -188,7 +188,8 @@ TEST_CASE("ranks with elements of different types, or with other roots and sizes
             // Room for the larger type, so that a missed mismatch overwrites nothing.
             std::vector<First> x(80);
             std::vector<Second> y(80);
-            if (rank == 0) return gpushare::try_all_gather(me, std::span<const First>(x).first(1), std::span(x).first(2));
+            if (rank == 0)
+                return gpushare::try_all_gather(me, std::span<const First>(x).first(1), std::span(x).first(2));
             return gpushare::try_all_gather(me, std::span<const Second>(y).first(1), std::span(y).first(2));
         });
     };

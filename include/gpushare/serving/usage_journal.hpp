@@ -554,8 +554,7 @@ public:
             for (auto number = aside.empty() ? 1 : aside.back() + 1; why == EEXIST; ++number)
                 why = put_aside(path_ + '.' + std::to_string(number));
             // ENOENT: another process has put it aside.
-            if (why != 0 && why != ENOENT)
-                return {.code = errc::io_failed, .asked = static_cast<std::uint64_t>(why)};
+            if (why != 0 && why != ENOENT) return {.code = errc::io_failed, .asked = static_cast<std::uint64_t>(why)};
         }
         close();
         return open();
