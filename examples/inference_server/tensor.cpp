@@ -123,8 +123,9 @@ std::optional<std::uint64_t> elements_of(std::span<const std::int64_t> shape) no
     std::uint64_t n = 1;
     for (const auto extent : shape) {
         if (extent < 0 || static_cast<std::uint64_t>(extent) > most_elements) return std::nullopt;
-        n *= static_cast<std::uint64_t>(extent);  // both are at most 2^32
-        if (n > most_elements) return std::nullopt;
+        // The product of two factors of 2^32 would be 0.
+        if (extent != 0 && n > most_elements / static_cast<std::uint64_t>(extent)) return std::nullopt;
+        n *= static_cast<std::uint64_t>(extent);
     }
     return n;
 }

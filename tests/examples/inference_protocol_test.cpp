@@ -203,6 +203,7 @@ TEST_CASE("a wrong request is refused, with the reason", "[examples]") {
     CHECK(refuses(R"([{"name":"x","datatype":"UINT8","shape":[1],"data":[256]}])"));
     CHECK(refuses(R"([{"name":"x","datatype":"FP32","shape":[9223372036854775807,4],"data":[]}])"));
     CHECK(refuses(R"([{"name":"x","datatype":"FP32","shape":[65536,65536,65536,65536],"data":[]}])"));
+    CHECK(refuses(R"([{"name":"x","datatype":"FP32","shape":[4294967296,4294967296],"data":[]}])"));
     CHECK(refuses(R"([{"name":"x","datatype":"FP32","shape":[1,1,1,1,1,1,1,1,1],"data":[1]}])"));
     CHECK(refuses(R"([{"name":"x","datatype":"FP32","shape":[1],"data":[1],"parameters":{"binary_data_size":4}}])"));
     CHECK_FALSE(refuses(R"([{"name":"x","datatype":"FP32","shape":[0],"data":[]}])"));
