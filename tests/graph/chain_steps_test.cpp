@@ -488,6 +488,7 @@ TEST_CASE("shapes that no one pass goes through are refused with the node", "[gr
         is({{3, 4}, {3}}, "Add0", "its inputs don't fit each other");
         is({{3, 4}, {0}}, "Add0", "its inputs don't fit each other");
         is({{1 << 16, 1 << 15}, {1}}, "v0", "2^31 elements or more");
+        is({{4, std::int64_t{1} << 62}, {1}}, "v0", "2^31 elements or more");
         is({{1 << 16, (1 << 15) - 1}, {1}}, "", "");
     }
     SECTION("of a bound") {

@@ -487,10 +487,11 @@ inline void require_one_shape(const chain_program& c, const piece_program& p, co
     for (const program_node& n : p.nodes)
         if (joined_shape(shapes[n.outputs[0]], result) != result)
             refuse_node(n, "its result is larger than the piece's");
-    std::uint64_t size = 1;
+    constexpr std::int64_t most = std::int64_t{1} << 31;
+    std::int64_t size = 1;
     for (const std::int64_t extent : result) {
-        size *= static_cast<std::uint64_t>(extent);
-        if (size >= std::uint64_t{1} << 31)
+        size = size == 0 || extent < most ? size * extent : most;  // the product is less than 2^62
+        if (size >= most)
             throw model_error(model_fault::engine, p.values[p.outputs[0]].name, "an output of 2^31 elements or more");
     }
     if (c.norm == chain_norm::none) return;
