@@ -550,6 +550,9 @@ TEST_CASE("an engine of one's own reads attributes and constants of a piece", "[
     broken = b;
     broken.node("Relu", {"q"}, {"p"});
     CHECK(fault(broken.bytes()) == refused{model_fault::bad_model, "Relu_5"});
+    broken = b;
+    broken.weight("flat", {std::int64_t{1} << 62, 0}).node("Transpose", {"flat"}, {"thin"});
+    CHECK(fault(broken.bytes()) == refused{});  // and in good time
     const std::string whole = b.bytes();
     for (std::size_t size = 0; size < whole.size(); ++size)  // no prefix leads to anything but a model_error
         (void)fault(whole.substr(0, size));

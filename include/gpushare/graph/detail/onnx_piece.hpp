@@ -169,7 +169,8 @@ private:
     static void transpose(program_value& v) {
         const auto rows = static_cast<std::size_t>(v.shape[0]), columns = static_cast<std::size_t>(v.shape[1]);
         std::vector<float> turned(v.numbers.size());
-        for (std::size_t r = 0; r < rows; ++r)
+        // A matrix without columns may have very many rows.
+        for (std::size_t r = 0; r < rows && columns != 0; ++r)
             for (std::size_t c = 0; c < columns; ++c) turned[c * rows + r] = v.numbers[r * columns + c];
         v.numbers = std::move(turned);
         std::swap(v.shape[0], v.shape[1]);
