@@ -22,6 +22,7 @@
 #include "conformance/memory_resource_suite.hpp"
 #include "interop/two_tenants.hpp"
 #include "support/fault_resource.hpp"
+#include "support/refusing_memory.hpp"
 #include "support/waiting.hpp"
 
 using namespace gpushare::literals;
@@ -312,6 +313,25 @@ TEST_CASE("Blocks are freed by their address, once, where they came from", "[int
     for (const std::size_t alignment : {std::size_t{0}, std::size_t{3}, most})
         CHECK(blocks.try_allocate(1, alignment) == nullptr);
     CHECK(f.wrong_frees().empty());
+}
+
+TEST_CASE("A block that the memory doesn't take back now can be freed later", "[interop][sizeless]") {
+    support::refusing_memory upstream;
+    gpushare::sizeless_memory blocks{upstream};
+    void* const p = blocks.allocate(100, 64);
+    upstream.refuse(errc::capturing);
+    CHECK(blocks.deallocate(p) == errc::capturing);
+    CHECK(blocks.holds(p, 100, 64));
+    upstream.refuse(errc::none);
+    CHECK(blocks.deallocate(p) == errc::none);
+    CHECK_FALSE(blocks.holds(p, 100, 64));
+    CHECK(upstream.blocks() == 0);
+    void* const q = blocks.allocate(100, 64);
+    upstream.refuse(errc::closed);  // for good
+    CHECK(blocks.deallocate(q) == errc::closed);
+    CHECK(blocks.deallocate(q) == errc::unknown_block);
+    upstream.refuse(errc::none);
+    CHECK(upstream.deallocate(q, 100, 64) == errc::none);
 }
 
 TEST_CASE("An upstream that throws gives no memory, and a busy one stays exact", "[interop][sizeless]") {

@@ -223,8 +223,9 @@ public:
         return p != nullptr && remember(p, {size, alignment}) ? p : nullptr;
     }
 
-    /// Frees a block, which no work may use any more. Does nothing and returns unknown_block for an
-    /// address that isn't out. Null is ignored.
+    /// Frees a block, which no work may use any more, and returns what the memory says. If a later
+    /// free may succeed (concepts.hpp), the block stays out. Does nothing and returns unknown_block
+    /// for an address that isn't out. Null is ignored.
     errc deallocate(void* p) noexcept {
         return forget(p, [&](const extent& e) { return give(p, e); });
     }
@@ -260,8 +261,8 @@ private:
 
     errc give(void* p, const extent& e) noexcept { return as_upstream(*memory_).deallocate(p, e.size, e.alignment); }
 
-    // The entry is removed first, because as soon as the block is free, its address may be handed
-    // out again.
+    // The entry is taken out first, because as soon as the block is free, its address may be handed
+    // out again. If the memory doesn't take the block back now, the entry comes back.
     template <class Free>
     errc forget(void* p, Free free) noexcept {
         if (p == nullptr) return errc::none;
@@ -271,9 +272,12 @@ private:
             const extent* const e = out_.find(p);
             if (e == nullptr) return errc::unknown_block;
             found = *e;
-            out_.erase(p);
+            out_.take_out(p);
         }
-        return free(found);
+        const errc why = free(found);
+        const std::lock_guard lock(mutex_);
+        detail::stays_out(why) ? out_.put_back(p, found) : out_.forget();
+        return why;
     }
 
     Memory* memory_;
