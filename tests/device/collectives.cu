@@ -77,16 +77,16 @@ void launch_each(cu::stream& s) {
 void launch_gradients(cu::stream& s) {
     launch_each<detail::packing<float, float, true>, detail::packing<float, gs::bfloat16, true>,
                 detail::packing<float, gs::bfloat16, false>, detail::packing_owing<gs::bfloat16>,
-                detail::finite_look<float>, detail::clear_floats, detail::add_chosen, detail::divide_floats>(s);
+                detail::finite_look<float>, detail::add_chosen>(s);
     launch_each<detail::of_channels<detail::own_moments>, detail::of_channels<detail::normalise_channel>,
                 detail::of_channels<detail::sums_of_channel>, detail::of_channels<detail::gradient_of_channel>>(s);
     launch_each<detail::of_softmax<detail::logits_of_sample>, detail::of_softmax<detail::exponentials_of_sample>,
                 detail::of_softmax<detail::mean_of_losses>, detail::of_softmax<detail::gradient_of_class>,
                 detail::of_softmax<detail::gradient_of_sample>>(s);
     launch_each<detail::gossip_sum, detail::owing_blocks<32>, detail::owing_blocks<128>>(s);
-    launch_each<horovod::fill_elements<float>, horovod::fill_elements<double>, horovod::fill_elements<gs::bfloat16>,
-                horovod::fill_elements<std::int64_t>, horovod::divide_elements<float>, horovod::divide_elements<double>,
-                horovod::divide_elements<gs::bfloat16>>(s);
+    launch_each<detail::fill_elements<float>, detail::fill_elements<double>, detail::fill_elements<gs::bfloat16>,
+                detail::fill_elements<std::int64_t>, detail::divide_elements<float>, detail::divide_elements<double>,
+                detail::divide_elements<gs::bfloat16>>(s);
 }
 
 /// A group on several devices or on one, as an embedder writes it.

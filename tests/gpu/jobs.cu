@@ -57,13 +57,13 @@ void feed_back_fp8_on_device(gs::cuda::stream& s, std::uint32_t block, const flo
 }
 void add_chosen_on_device(gs::cuda::stream& s, float* data, std::size_t count, std::span<const chosen> ranks,
                           std::uint32_t* flag) {
-    const gs::detail::clear_floats clear{data, count};
+    const gs::detail::fill_elements<float> clear{data, count, 0};
     s.launch(clear.shape(), clear);
     for (const chosen& c : ranks) {
         const gs::detail::add_chosen add{data, count, c.places, c.values, c.count};
         s.launch(add.shape(), add);
     }
-    const gs::detail::divide_floats divide{data, count, static_cast<float>(ranks.size())};
+    const gs::detail::divide_elements<float> divide{data, count, static_cast<float>(ranks.size())};
     s.launch(divide.shape(), divide);
     const gs::detail::finite_look<float> look{data, count, flag};
     s.launch(look.shape(), look);
@@ -94,7 +94,8 @@ gs::errc softmax_on_device(gs::cuda::stream& s, gs::device_partial_softmax& laye
 
 template <class T>
 void fill_on_device(gs::cuda::stream& s, T* data, std::size_t count, T value) {
-    s.launch(gs::detail::grid_of(count), gs::horovod::detail::fill_elements<T>{data, count, value});
+    const gs::detail::fill_elements<T> fill{data, count, value};
+    s.launch(fill.shape(), fill);
 }
 template void fill_on_device(gs::cuda::stream&, float*, std::size_t, float);
 template void fill_on_device(gs::cuda::stream&, double*, std::size_t, double);
@@ -103,7 +104,8 @@ template void fill_on_device(gs::cuda::stream&, gs::bfloat16*, std::size_t, gs::
 template void fill_on_device(gs::cuda::stream&, std::int64_t*, std::size_t, std::int64_t);
 template <class T>
 void divide_on_device(gs::cuda::stream& s, T* data, std::size_t count, divided_in<T> by) {
-    s.launch(gs::detail::grid_of(count), gs::horovod::detail::divide_elements<T>{data, count, by});
+    const gs::detail::divide_elements<T> divide{data, count, by};
+    s.launch(divide.shape(), divide);
 }
 template void divide_on_device(gs::cuda::stream&, float*, std::size_t, float);
 template void divide_on_device(gs::cuda::stream&, double*, std::size_t, double);

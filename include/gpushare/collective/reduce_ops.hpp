@@ -68,9 +68,7 @@ struct sum {
     /// Combines two numbers.
     template <class A>
     GPUSHARE_HD constexpr A operator()(const A& a, const A& b) const noexcept {
-        A both = a;
-        into(both, b);
-        return both;
+        return a + b;
     }
 };
 
@@ -86,9 +84,7 @@ struct product {
     /// Combines two numbers.
     template <class A>
     GPUSHARE_HD constexpr A operator()(const A& a, const A& b) const noexcept {
-        A both = a;
-        into(both, b);
-        return both;
+        return a * b;
     }
 };
 
@@ -130,14 +126,10 @@ struct maximum {
 
 /// The sum divided by the number of ranks. Integers round towards zero, and their sum must fit into
 /// 64 bits.
-struct average {
+struct average : sum {
+    static constexpr bool wraps = false;    ///< integers have a type in which no sum overflows
     static constexpr bool widest = true;    ///< integers are computed in twice their size
     static constexpr std::uint32_t id = 5;  ///< tells calls with different operators apart
-    /// Combines in place, in `a`.
-    template <class A>
-    [[gnu::always_inline]] GPUSHARE_HD static constexpr void into(A& a, const A& b) noexcept {
-        a = a + b;
-    }
     /// Divides the sum in `a` by the number of ranks, once all are combined.
     template <class A, class N>
     [[gnu::always_inline]] GPUSHARE_HD static constexpr void finish_into(A& a, N n) noexcept {
@@ -145,13 +137,6 @@ struct average {
             detail::divide(a, n);
         else
             a = a / n;
-    }
-    /// Combines two numbers.
-    template <class A>
-    GPUSHARE_HD constexpr A operator()(const A& a, const A& b) const noexcept {
-        A both = a;
-        into(both, b);
-        return both;
     }
     /// `n` is the number of ranks, as the type that `a` consists of.
     template <class A, class N>

@@ -37,6 +37,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -98,26 +99,25 @@ struct kernel_packing {
     template <launcher Stream, class Wire>
     void pack_owing(Stream& stream, std::span<const typename detail::packing_owing<Wire>::piece> pieces, Wire* flat,
                     std::ptrdiff_t next) const {
-        while (!pieces.empty()) {
-            detail::packing_owing<Wire> some{flat, next, {}, 0};
-            std::size_t taken = 0;
-            while (taken < pieces.size() && some.add(pieces[taken].data, pieces[taken].owed, pieces[taken].end))
-                ++taken;
-            stream.launch(some.shape(), some);
-            flat += some.elements();
-            pieces = pieces.subspan(taken);
-        }
+        launch_lists(stream, detail::packing_owing<Wire>{flat, next, {}}, pieces, std::identity{});
     }
 
 private:
     template <bool Packs, class Stream, class T, class Wire>
     static void run(Stream& stream, std::span<const std::pair<T*, std::size_t>> pieces, Wire* flat) {
+        using kernel = detail::packing<T, Wire, Packs>;
+        const auto listed = [](const auto& p) { return typename kernel::piece{p.first, p.second}; };
+        launch_lists(stream, kernel{flat, {}}, pieces, listed);
+    }
+    /// Launches as many kernels like `empty` as the lists of all pieces take.
+    template <class Stream, class Kernel, class Piece, class Listed>
+    static void launch_lists(Stream& stream, Kernel empty, std::span<const Piece> pieces, const Listed& listed) {
         while (!pieces.empty()) {
-            detail::packing<T, Wire, Packs> some{flat, {}, 0};
+            Kernel some = empty;
             std::size_t taken = 0;
-            while (taken < pieces.size() && some.add(pieces[taken].first, pieces[taken].second)) ++taken;
+            while (taken < pieces.size() && some.list.add(listed(pieces[taken]))) ++taken;
             stream.launch(some.shape(), some);
-            flat += some.elements();
+            empty.flat += some.list.elements();
             pieces = pieces.subspan(taken);
         }
     }
@@ -450,13 +450,35 @@ private:
 
 namespace detail {
 
-/// Tells which of two halves of memory holds the residuals. A step reads one half and writes the
-/// other. So a first bucket that is tried again counts once, and the step can be taken back.
-class owed_halves {
+/// Each rank's memory for the residuals of `elements` elements, in two halves. A step reads one
+/// half and writes the other. So a first bucket that is tried again counts once, and the step can
+/// be taken back.
+class owed_memory {
 public:
-    /// True if the later half holds the residuals. During a step, this is the half that the step
-    /// writes.
-    [[nodiscard]] bool later() const noexcept { return later_; }
+    owed_memory(std::uint32_t ranks, std::size_t elements) noexcept : ranks_(ranks), elements_(elements) {}
+    /// Takes zeroed memory. Throws operation_error (errc::invalid_specification), which says `what`
+    /// needs the memory, unless there is memory for each rank.
+    void use(std::span<float* const> memory, std::string_view what) {
+        if (memory.size() != ranks_)
+            raise({errc::invalid_specification, memory.size(), 0, ranks_, reason::no_such_rank}, {}, what);
+        memory_.assign(memory.begin(), memory.end());
+        later_ = may_skip_ = false;
+        fresh_ = true;
+    }
+    [[nodiscard]] std::uint32_t ranks() const noexcept { return ranks_; }
+    [[nodiscard]] std::size_t elements() const noexcept { return elements_; }
+    /// Whether there is memory for a bucket on so many streams.
+    [[nodiscard]] bool fits(std::size_t streams, std::size_t ranks, std::size_t count,
+                            std::size_t before) const noexcept {
+        return memory_.size() == ranks_ && ranks == ranks_ && (streams == 1 || streams == ranks_) &&
+               before + count <= elements_;
+    }
+    /// The half that holds the residuals; during a step, the half that the step writes.
+    [[nodiscard]] float* owed(std::uint32_t rank) const { return memory_[rank] + (later_ ? elements_ : 0); }
+    /// The other half.
+    [[nodiscard]] float* other(std::uint32_t rank) const { return memory_[rank] + (later_ ? 0 : elements_); }
+    /// Where the rank's memory goes on.
+    [[nodiscard]] float* behind(std::uint32_t rank) const { return memory_[rank] + 2 * elements_; }
     /// Call this before each bucket.
     void begin(std::size_t elements_before) noexcept {
         if (elements_before != 0 || !std::exchange(fresh_, false)) return;
@@ -472,6 +494,9 @@ public:
     }
 
 private:
+    std::uint32_t ranks_;
+    std::size_t elements_;
+    std::vector<float*> memory_;
     bool later_ = false;
     bool fresh_ = true;      // the next first bucket begins a step
     bool may_skip_ = false;  // the last step can be taken back
@@ -501,27 +526,25 @@ public:
     /// For the gradients that `of` has.
     template <class Packing>
     explicit device_fp8_feedback(device_buckets<float, float, Packing>& of)
-        : ranks_(of.ranks()), elements_(of.elements()), largest_(of.staging_bytes().count() / sizeof(float)) {}
+        : memory_(of.ranks(), of.elements()), largest_(of.staging_bytes().count() / sizeof(float)) {}
 
     /// The memory that error feedback takes on each rank's device, with an alignment of 16.
-    [[nodiscard]] bytes memory_bytes() const noexcept { return bytes{(2 * elements_ + largest_) * sizeof(float)}; }
+    [[nodiscard]] bytes memory_bytes() const noexcept {
+        return bytes{(2 * memory_.elements() + largest_) * sizeof(float)};
+    }
     /// Takes zeroed memory of each rank's device. To go on with a saved training, copy the saved
     /// residuals to owed() after this call. Throws operation_error (errc::invalid_specification)
     /// unless there is memory for each rank.
     void use(std::span<float* const> memory) {
-        if (memory.size() != ranks_)
-            raise({errc::invalid_specification, memory.size(), 0, ranks_, reason::no_such_rank}, {},
-                  "error feedback of fp8 blocks");
-        memory_.assign(memory.begin(), memory.end());
-        sums_.resize(ranks_);
-        halves_ = {};
+        memory_.use(memory, "error feedback of fp8 blocks");
+        sums_.resize(memory.size());
     }
     /// Takes back the last step, which the caller doesn't apply: the residuals from before the step
     /// apply again. Call skip() between steps. A second call does nothing.
-    void skip() noexcept { halves_.skip(); }
+    void skip() noexcept { memory_.skip(); }
     /// Where rank r's device has the residuals between steps, bucket by bucket. Save them with the
     /// parameters.
-    [[nodiscard]] float* owed(std::uint32_t rank) const { return memory_[rank] + (halves_.later() ? elements_ : 0); }
+    [[nodiscard]] float* owed(std::uint32_t rank) const { return memory_.owed(rank); }
 
     /// An engine on these streams: one stream for each rank, or one for all ranks. Call use()
     /// first. `coded` is the quantised engine, and must outlive the new engine. The new engine
@@ -531,35 +554,26 @@ public:
     [[nodiscard]] auto engine(std::span<Stream> streams, const Coded& coded) {
         return [this, streams, &coded]<class Op>(std::span<const float* const> ins, std::span<float* const> outs,
                                                  std::size_t count, Op op, std::size_t before) -> errc {
-            if (!fits(streams.size(), ins.size(), count, before)) return errc::invalid_specification;
+            if (!memory_.fits(streams.size(), ins.size(), count, before) || count > largest_)
+                return errc::invalid_specification;
             if (count == 0) return errc::none;
-            halves_.begin(before);
-            for (std::uint32_t r = 0; r < ranks_; ++r) {
-                float* const left = owed(r) + before;
-                float* const sums = memory_[r] + 2 * elements_;
+            memory_.begin(before);
+            for (std::uint32_t r = 0; r < memory_.ranks(); ++r) {
+                float* const sums = memory_.behind(r);
                 submit_feed_back_quantised<Block>(streams[streams.size() == 1 ? 0 : r], ins[r], sums,
-                                                  halves_.later() ? left - elements_ : left + elements_, left, count);
+                                                  memory_.other(r) + before, owed(r) + before, count);
                 sums_[r] = sums;
             }
             const errc why = coded(std::span<const float* const>(sums_), outs, count, op);
-            if (why == errc::none) halves_.enqueued();
+            if (why == errc::none) memory_.enqueued();
             return why;
         };
     }
 
 private:
-    [[nodiscard]] bool fits(std::size_t streams, std::size_t ranks, std::size_t count,
-                            std::size_t before) const noexcept {
-        return memory_.size() == ranks_ && ranks == ranks_ && (streams == 1 || streams == ranks_) &&
-               count <= largest_ && before + count <= elements_;
-    }
-
-    std::uint32_t ranks_;
-    std::size_t elements_, largest_;  // the elements of all buckets; those of the largest bucket
-    // of each rank: the residuals in two halves, and a bucket's sums
-    std::vector<float*> memory_;
+    detail::owed_memory memory_;      // behind the residuals: a bucket's sums
+    std::size_t largest_;             // the elements of the largest bucket
     std::vector<const float*> sums_;  // of each rank: the bucket's sums
-    detail::owed_halves halves_;
 };
 
 /// An engine of buckets that sends only each rank's largest elements, and keeps the rest for later
@@ -582,13 +596,14 @@ public:
     /// For `elements` elements of each rank. Sends `part` of each bucket, at least one element.
     /// Throws operation_error (errc::invalid_specification) unless 0 < part <= 1.
     device_top_k(std::uint32_t ranks, std::size_t elements, double part, Select select)
-        : ranks_(ranks), elements_(elements), part_(part), select_(std::move(select)) {
+        : memory_(ranks, elements), part_(part), select_(std::move(select)) {
         if (!(part > 0 && part <= 1)) raise({.code = errc::invalid_specification}, {}, "sending the largest elements");
     }
 
     /// The memory that the engine takes on each rank's device, with an alignment of 16.
     [[nodiscard]] bytes memory_bytes() const noexcept {
-        return bytes{(2 * elements_ + 2 * chosen(elements_) * (ranks_ + std::size_t{1})) * sizeof(float)};
+        const std::size_t all = memory_.elements();
+        return bytes{(2 * all + 2 * chosen(all) * (memory_.ranks() + std::size_t{1})) * sizeof(float)};
     }
     /// How many of `count` elements are sent.
     [[nodiscard]] std::size_t chosen(std::size_t count) const noexcept {
@@ -598,19 +613,13 @@ public:
     /// Takes zeroed memory of each rank's device. To go on with a saved training, copy the saved
     /// residuals to owed() after this call. Throws operation_error (errc::invalid_specification)
     /// unless there is memory for each rank.
-    void use(std::span<float* const> memory) {
-        if (memory.size() != ranks_)
-            raise({errc::invalid_specification, memory.size(), 0, ranks_, reason::no_such_rank}, {},
-                  "sending the largest elements");
-        memory_.assign(memory.begin(), memory.end());
-        halves_ = {};
-    }
+    void use(std::span<float* const> memory) { memory_.use(memory, "sending the largest elements"); }
     /// Takes back the last step, which the caller doesn't apply: the residuals from before the step
     /// apply again. Call skip() between steps. A second call does nothing.
-    void skip() noexcept { halves_.skip(); }
+    void skip() noexcept { memory_.skip(); }
     /// Where rank r's device has the residuals between steps, bucket by bucket. Save them with the
     /// parameters.
-    [[nodiscard]] float* owed(std::uint32_t rank) const { return memory_[rank] + (halves_.later() ? elements_ : 0); }
+    [[nodiscard]] float* owed(std::uint32_t rank) const { return memory_.owed(rank); }
 
     /// An engine on these streams: one stream for each rank, or one for all ranks. Call use()
     /// first. `gather` must outlive the engine. The engine returns errc::invalid_specification for
@@ -629,27 +638,23 @@ private:
     template <class Stream, class Gather>
     [[nodiscard]] errc combine(std::span<Stream> streams, const Gather& gather, std::span<const float* const> ins,
                                std::span<float* const> outs, std::size_t count, std::size_t before) {
-        if (memory_.size() != ranks_ || ins.size() != ranks_ || before + count > elements_)
-            return errc::invalid_specification;
-        if (streams.size() != ranks_ && streams.size() != 1) return errc::invalid_specification;
+        if (!memory_.fits(streams.size(), ins.size(), count, before)) return errc::invalid_specification;
         if (count == 0) return errc::none;
-        halves_.begin(before);
-        const std::size_t k = chosen(count);
+        memory_.begin(before);
+        const std::size_t k = chosen(count), ranks = memory_.ranks();
         const auto stream_of = [&](std::uint32_t r) -> Stream& { return streams[streams.size() == 1 ? 0 : r]; };
-        const auto places_of = [&](std::uint32_t r) {
-            return reinterpret_cast<std::uint32_t*>(memory_[r] + 2 * elements_);
-        };
+        const auto places_of = [&](std::uint32_t r) { return reinterpret_cast<std::uint32_t*>(memory_.behind(r)); };
         std::vector<const std::uint32_t*> places;
         std::vector<std::uint32_t*> all_places;
         std::vector<const float*> values;
         std::vector<float*> all_values;
-        for (std::uint32_t r = 0; r < ranks_; ++r) {
+        for (std::uint32_t r = 0; r < ranks; ++r) {
             float* const now = owed(r) + before;
-            stream_of(r).copy(now, halves_.later() ? now - elements_ : now + elements_, count * sizeof(float));
+            stream_of(r).copy(now, memory_.other(r) + before, count * sizeof(float));
             places.push_back(places_of(r));
             all_places.push_back(places_of(r) + k);
-            values.push_back(memory_[r] + 2 * elements_ + (ranks_ + std::size_t{1}) * k);
-            all_values.push_back(memory_[r] + 2 * elements_ + (ranks_ + std::size_t{2}) * k);
+            values.push_back(memory_.behind(r) + (ranks + 1) * k);
+            all_values.push_back(memory_.behind(r) + (ranks + 2) * k);
             select_(stream_of(r), ins[r], now, count, k, places_of(r), all_values[r] - k);
         }
         if (const errc why =
@@ -659,30 +664,26 @@ private:
         if (const errc why = gather(std::span<const float* const>(values), std::span<float* const>(all_values), k);
             why != errc::none)
             return why;
-        halves_.enqueued();
-        for (std::uint32_t r = 0; r < ranks_; ++r)
-            add_up(stream_of(r), outs[r], count, all_places[r], all_values[r], k);
+        memory_.enqueued();
+        for (std::uint32_t r = 0; r < ranks; ++r) add_up(stream_of(r), outs[r], count, all_places[r], all_values[r], k);
         return errc::none;
     }
     template <class Stream>
     void add_up(Stream& stream, float* out, std::size_t count, const std::uint32_t* places, const float* values,
                 std::size_t k) const {
-        const detail::clear_floats clear{out, count};
+        const detail::fill_elements<float> clear{out, count, 0};
         stream.launch(clear.shape(), clear);
-        for (std::uint32_t q = 0; q < ranks_; ++q) {
+        for (std::uint32_t q = 0; q < memory_.ranks(); ++q) {
             const detail::add_chosen add{out, count, places + q * k, values + q * k, k};
             stream.launch(add.shape(), add);
         }
-        const detail::divide_floats divide{out, count, static_cast<float>(ranks_)};
+        const detail::divide_elements<float> divide{out, count, static_cast<float>(memory_.ranks())};
         stream.launch(divide.shape(), divide);
     }
 
-    std::uint32_t ranks_;
-    std::size_t elements_;
+    detail::owed_memory memory_;  // behind the residuals: what ranks send
     double part_;
     Select select_;
-    std::vector<float*> memory_;  // of each rank: the residuals in two halves, and what ranks send
-    detail::owed_halves halves_;
 };
 
 /// An engine of buckets that averages each rank's parameters only with its neighbours' parameters.

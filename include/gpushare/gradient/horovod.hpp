@@ -199,16 +199,8 @@ template <class T>
 
 /// The sum of floats that stand for elements of 16 bits. `sum` won't do, because a link may
 /// compress the sums of floats.
-struct sum_of_widened {
+struct sum_of_widened : gpushare::sum {
     static constexpr std::uint32_t id = 0x7002;
-    template <class A>
-    [[gnu::always_inline]] GPUSHARE_HD static constexpr void into(A& a, const A& b) noexcept {
-        a = a + b;
-    }
-    template <class A>
-    GPUSHARE_HD constexpr A operator()(const A& a, const A& b) const noexcept {
-        return a + b;
-    }
 };
 /// Replaces `n` elements by floats in the same memory, which has room for the floats.
 template <class T>

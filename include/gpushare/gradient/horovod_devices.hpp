@@ -50,9 +50,10 @@
 #include <gpushare/collective/submit.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
-#include <gpushare/detail/device_work.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/gradient/detail/lent_stream.hpp>
 #include <gpushare/gradient/detail/named_calls.hpp>
+#include <gpushare/gradient/detail/packing.hpp>
 #include <gpushare/gradient/detail/two_level_parts.hpp>
 #include <gpushare/gradient/device_buckets.hpp>
 #include <gpushare/gradient/horovod.hpp>
@@ -65,35 +66,6 @@ inline namespace GPUSHARE_ABI {
 namespace horovod {
 
 namespace detail {
-
-/// Writes the elements that a rank brings after it has joined.
-template <class T>
-struct fill_elements {
-    T* data;
-    std::size_t count;
-    T value;
-    GPUSHARE_EXEC_CHECK_DISABLE
-    template <kernel_context C>
-    GPUSHARE_HD void operator()(C& ctx) const {
-        const element_range mine = shard_of(count, ctx.block_rank(), ctx.num_blocks(), std::size_t{64});
-        for (std::size_t i = mine.begin + ctx.thread_rank(); i < mine.end; i += ctx.num_threads()) data[i] = value;
-    }
-};
-/// Turns a sum into an average over the ranks that haven't joined, by dividing it by their number.
-template <class T>
-struct divide_elements {
-    using wide = std::conditional_t<std::same_as<T, double>, double, float>;
-    T* data;
-    std::size_t count;
-    wide by;
-    GPUSHARE_EXEC_CHECK_DISABLE
-    template <kernel_context C>
-    GPUSHARE_HD void operator()(C& ctx) const {
-        const element_range mine = shard_of(count, ctx.block_rank(), ctx.num_blocks(), std::size_t{64});
-        for (std::size_t i = mine.begin + ctx.thread_rank(); i < mine.end; i += ctx.num_threads())
-            data[i] = static_cast<T>(static_cast<wide>(data[i]) / by);
-    }
-};
 
 /// A hash of the facts that must be equal on all ranks.
 [[nodiscard]] inline std::uint64_t word_of(const device_call& c) {
@@ -330,34 +302,13 @@ private:
         std::vector<std::shared_ptr<const void>> kept{};
         std::vector<device_call::placing> places{};
     };
-    struct no_stream {};
-    static constexpr bool borrows = requires(Node & n, stream& s) { n.borrow(s.native_handle()); };
-    struct lent_stream {
-        void* handle = nullptr;
-        std::optional<std::conditional_t<borrows, stream, no_stream>> as{};
-    };
     static constexpr std::size_t alignment = 64;
 
     [[nodiscard]] static constexpr bool is_combined(std::uint32_t type) noexcept {
         return ((gpushare::detail::type_id<T>() == type) || ...);
     }
     [[nodiscard]] stream& stream_of(std::uint32_t rank) { return streams_[streams_.size() == 1 ? 0 : rank]; }
-    /// This library's stream for the caller's handle. Usually the handle is that of the rank's
-    /// previous call.
-    [[nodiscard]] stream& lent(std::uint32_t rank, void* handle) {
-        if constexpr (borrows) {
-            lent_stream& l = lent_[rank];
-            if (!l.as || l.handle != handle) {
-                l.as.emplace(node_.borrow(static_cast<decltype(streams_[0].native_handle())>(handle)));
-                l.handle = handle;
-            }
-            return *l.as;
-        } else {
-            if (handle == nullptr)
-                raise({.code = errc::invalid_specification}, {}, "an array on a device without a stream");
-            return *static_cast<stream*>(handle);
-        }
-    }
+    [[nodiscard]] stream& lent(std::uint32_t rank, void* handle) { return lent_[rank].as(node_, handle); }
     template <class Done>
     [[nodiscard]] bool wait_for(std::unique_lock<std::mutex>& lock, const Done& done) {
         const instant deadline = saturating_add(std::chrono::steady_clock::now(), options_.patience);
@@ -513,8 +464,12 @@ private:
         ((c.type == gpushare::detail::type_id<T>() ? void(f = all_reduce<T>(calls, c.op)) : void()), ...);
         return f;
     }
-    [[nodiscard]] static collective_fault refused(errc code, collective_kind kind, std::uint32_t rank = 0) {
-        return code == errc::none ? collective_fault{} : collective_fault{code, kind, rank, 0};
+    /// Enqueues the call of all ranks. The fault says why it is refused.
+    template <class Call>
+    [[nodiscard]] collective_fault submitted(const Call& call, collective_kind kind) {
+        using gpushare::detail::submit_on;
+        const errc code = submit_on(node_.gangs(), devices_, streams_, members_, call, options_.launches);
+        return code == errc::none ? collective_fault{} : collective_fault{code, kind, 0, 0};
     }
 
     template <class E>
@@ -560,22 +515,21 @@ private:
                 ins[r] = outs[r] = call.of_ranks[r] ? own + at : own;
                 if (call.of_ranks[r]) continue;
                 outs[r] = own + each;
-                if (at == 0)
-                    launch(r, detail::fill_elements<E>{own, std::min(each, count), detail::neutral_of<E>(op)}, n);
+                if (at == 0) launch(r, gpushare::detail::fill_elements<E>{own, n, detail::neutral_of<E>(op)});
             }
             if (const auto f = combine_others<E>(ins, outs, n, op, others)) return f;
         }
         if constexpr (!std::integral<E> && sizeof(E) >= sizeof(float))
             for (std::uint32_t r = 0; r < size() && op == Average && count != 0; ++r)
                 if (call.of_ranks[r]) {
-                    using divide = detail::divide_elements<E>;
-                    launch(r, divide{static_cast<E*>((*call.of_ranks[r])->call.data), count, others}, count);
+                    using divide = gpushare::detail::divide_elements<E>;
+                    launch(r, divide{static_cast<E*>((*call.of_ranks[r])->call.data), count, others});
                 }
         return {};
     }
     template <class Kernel>
-    void launch(std::uint32_t rank, const Kernel& kernel, std::size_t elements) {
-        stream_of(rank).launch(gpushare::detail::grid_of(elements), kernel);
+    void launch(std::uint32_t rank, const Kernel& kernel) {
+        stream_of(rank).launch(kernel.shape(), kernel);
     }
     template <class E>
     [[nodiscard]] collective_fault combine(const std::vector<const E*>& ins, const std::vector<E*>& outs, std::size_t n,
@@ -594,15 +548,8 @@ private:
     [[nodiscard]] collective_fault combine_by(const std::vector<const E*>& ins, const std::vector<E*>& outs,
                                               std::size_t n, const By& by) {
         if (n == 0) return {};
-        const std::span<const E* const> from(ins);
-        const std::span<E* const> to(outs);
-        return refused(is_shared() ? submit_shared_all_reduce<E>(node_.gangs(), devices_[0], streams_[0], members_,
-                                                                 from, to, n, by, options_.launches)
-                                   : submit_all_reduce<E>(node_.gangs(), devices_, streams_, members_, from, to, n, by,
-                                                          options_.launches),
-                       collective_kind::all_reduce);
+        return submitted(gpushare::detail::all_reduce_call<E, By>{{ins, outs, n}, by}, collective_kind::all_reduce);
     }
-    [[nodiscard]] bool is_shared() const noexcept { return streams_.size() == 1; }
 
     /// Ranks that have joined get a copy that isn't read, in pieces that fit into their staging
     /// memory.
@@ -618,13 +565,8 @@ private:
             for (std::uint32_t r = 0; r < size(); ++r)
                 data[r] = call.of_ranks[r] ? static_cast<std::byte*>((*call.of_ranks[r])->call.data) + at
                                            : static_cast<std::byte*>(staging_[r]);
-            const std::span<std::byte* const> all(data);
-            const errc code = is_shared()
-                                  ? submit_shared_broadcast<std::byte>(node_.gangs(), devices_[0], streams_[0],
-                                                                       members_, all, n, c.root, options_.launches)
-                                  : submit_broadcast<std::byte>(node_.gangs(), devices_, streams_, members_, all, n,
-                                                                c.root, options_.launches);
-            if (code != errc::none) return refused(code, collective_kind::broadcast);
+            const gpushare::detail::broadcast_call<std::byte> all{data, n, c.root};
+            if (const auto f = submitted(all, collective_kind::broadcast)) return f;
         }
         return {};
     }
@@ -673,8 +615,6 @@ private:
         std::vector<std::span<const U>> ins{};
         std::vector<std::span<U>> outs{};
         std::vector<const std::uint64_t*> lengths{}, more{};
-        [[nodiscard]] std::span<const std::span<const U>> from() const { return ins; }
-        [[nodiscard]] std::span<const std::span<U>> to() const { return outs; }
     };
     /// Moves the bytes of rows unchanged.
     [[nodiscard]] collective_fault all_gather(const common& call, under_way& now) {
@@ -694,12 +634,7 @@ private:
             a.outs.emplace_back(static_cast<std::byte*>(to[r]), all * row);
             a.lengths.push_back(counts);
         }
-        return refused(is_shared()
-                           ? submit_shared_all_gatherv<std::byte>(node_.gangs(), devices_[0], streams_[0], members_,
-                                                                  a.from(), a.to(), a.lengths, options_.launches)
-                           : submit_all_gatherv<std::byte>(node_.gangs(), devices_, streams_, members_, a.from(),
-                                                           a.to(), a.lengths, options_.launches),
-                       call.what.kind);
+        return submitted(gpushare::detail::all_gatherv_call<std::byte>{{a.ins, a.outs, a.lengths}}, call.what.kind);
     }
     [[nodiscard]] collective_fault all_to_all(const common& call, under_way& now) {
         const auto rows_for = [&](std::uint32_t r) {  // the rows from each rank
@@ -727,12 +662,8 @@ private:
             a.lengths.push_back(sends + r * size());
             a.more.push_back(receives + r * size());
         }
-        return refused(
-            is_shared() ? submit_shared_all_to_allv<std::byte>(node_.gangs(), devices_[0], streams_[0], members_,
-                                                               a.from(), a.to(), a.lengths, a.more, options_.launches)
-                        : submit_all_to_allv<std::byte>(node_.gangs(), devices_, streams_, members_, a.from(), a.to(),
-                                                        a.lengths, a.more, options_.launches),
-            call.what.kind);
+        using all_to_allv = gpushare::detail::all_to_allv_call<std::byte>;
+        return submitted(all_to_allv{{a.ins, a.outs, a.lengths}, a.more}, call.what.kind);
     }
     /// Rank r gets shard_of(rows, r, size()).
     [[nodiscard]] collective_fault reduce_scatter(const common& call, under_way& now) {
@@ -757,13 +688,9 @@ private:
             a.outs.emplace_back(static_cast<E*>(to[r]), counts[r]);
             a.lengths.push_back(counts);
         }
-        return detail::with_operator<E>(call_of(call, 0).op, [&](auto by) {
-            return refused(is_shared()
-                               ? submit_shared_reduce_scatterv<E>(node_.gangs(), devices_[0], streams_[0], members_,
-                                                                  a.from(), a.to(), a.lengths, by, options_.launches)
-                               : submit_reduce_scatterv<E>(node_.gangs(), devices_, streams_, members_, a.from(),
-                                                           a.to(), a.lengths, by, options_.launches),
-                           call.what.kind);
+        return detail::with_operator<E>(call_of(call, 0).op, [&]<class By>(By by) {
+            using reduce_scatterv = gpushare::detail::reduce_scatterv_call<E, By>;
+            return submitted(reduce_scatterv{{a.ins, a.outs, a.lengths}, by}, call.what.kind);
         });
     }
 
@@ -779,7 +706,7 @@ private:
     std::mutex mutex_;
     std::condition_variable changed_;
     detail::named_calls<request_ptr> calls_;
-    std::vector<lent_stream> lent_;
+    std::vector<gpushare::detail::lent_stream<Node>> lent_;
     std::vector<bool> here_;
     std::list<under_way> running_;
     std::vector<void*> lengths_, free_;  // all blocks of numbers; the blocks that no device reads

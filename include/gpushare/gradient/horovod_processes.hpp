@@ -32,7 +32,6 @@
 #include <numeric>
 #include <optional>
 #include <span>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -41,6 +40,7 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/gradient/detail/lent_stream.hpp>
 #include <gpushare/gradient/device_buckets.hpp>
 #include <gpushare/gradient/horovod.hpp>
 #include <gpushare/gradient/horovod_devices.hpp>
@@ -214,7 +214,7 @@ public:
         if (h.end.reached() && h.end.status() != errc::none) return {h.end.status(), h.call.kind, rank(), 0};
         if (current == nullptr) current = h.call.current ? h.call.current() : h.call.stream;
         const std::scoped_lock lock(mutex_);
-        lent(current).wait(h.end);
+        lent_.as(node_, current).wait(h.end);
         return {};
     }
     /// See process_set.
@@ -251,8 +251,6 @@ private:
         std::byte* memory = nullptr;
         std::optional<point> last{};
     };
-    struct no_stream {};
-    static constexpr bool borrows = requires(Node & n, stream& s) { n.borrow(s.native_handle()); };
     static constexpr std::size_t alignment = 256, unit = 64;
     static constexpr ns poll = std::chrono::microseconds(50);
 
@@ -261,24 +259,9 @@ private:
         for (slot& s : slots_)
             if (s.memory != nullptr) (void)pinned_.deallocate(s.memory, chunk_, alignment);
     }
-    /// This library's stream for the caller's handle, usually that of the previous call. Call this
-    /// under the lock.
-    [[nodiscard]] stream& lent(void* handle) {
-        if constexpr (borrows) {
-            if (!lent_ || lent_handle_ != handle) {
-                lent_.emplace(node_.borrow(static_cast<decltype(stream_.native_handle())>(handle)));
-                lent_handle_ = handle;
-            }
-            return *lent_;
-        } else {
-            if (handle == nullptr)
-                raise({.code = errc::invalid_specification}, {}, "an array on a device without a stream");
-            return *static_cast<stream*>(handle);
-        }
-    }
     [[nodiscard]] point recorded(void* handle) {
         const std::scoped_lock lock(mutex_);
-        stream& s = lent(handle);
+        stream& s = lent_.as(node_, handle);
         if (gpushare::detail::is_captured(s))
             raise({.code = errc::capturing}, {}, "handing over an array of a stream that is captured");
         return s.record();
@@ -590,8 +573,7 @@ private:
     std::exception_ptr thrown_{};
     std::atomic<errc> aborted_{errc::none};
     std::mutex mutex_;  // guards the members below
-    std::optional<std::conditional_t<borrows, stream, no_stream>> lent_{};
-    void* lent_handle_ = nullptr;
+    gpushare::detail::lent_stream<Node> lent_{};
     std::deque<std::shared_ptr<detail::device_request>> running_;
 };
 

@@ -221,7 +221,7 @@ public:
             if (const auto f = agree_on_pairs(signature<T>(what, 0, 0, of_unequal_parts), pairs, deadline)) return f;
             pairs.copy_own(rank_, as_bytes(in.data()), as_bytes(out.data()), sizeof(T));
             job& j = begin_job(what);
-            const std::size_t slice = std::max<std::size_t>(options_.message.count() / sizeof(T), 1);
+            const std::size_t slice = elements_of_a_slice(sizeof(T));
             for (std::size_t at = 0; at < pairs.largest(); at += slice)
                 j.transfers.push_back(detail::mpi_transfer::exchange_parts(
                     as_bytes(in.data()), as_bytes(out.data()), pairs.slice(pairs.sends(rank_), at, slice, sizeof(T)),
@@ -478,12 +478,16 @@ private:
         return in_slices(j, size, sizeof(T), sign,
                          [&](auto at, auto n) { return mpi_transfer::gather(all + at, n, size); });
     }
-    /// Cuts blocks into slices of at most a message, because a block may be larger than an MPI can
-    /// count.
+    /// How many elements of `unit` bytes a slice has. Slices take at most a message, because a
+    /// block may be larger than an MPI can count.
+    [[nodiscard]] std::size_t elements_of_a_slice(std::size_t unit) const noexcept {
+        return std::max<std::size_t>(options_.message.count() / unit, 1);
+    }
+    /// Cuts blocks into slices.
     template <class Make>
     [[nodiscard]] std::uint64_t in_slices(job& j, std::size_t all, std::size_t unit, std::uint64_t sign,
                                           const Make& make) {
-        const std::size_t slice = std::max<std::size_t>(options_.message.count() / unit, 1) * unit;
+        const std::size_t slice = elements_of_a_slice(unit) * unit;
         for (std::size_t at = 0; at < all; at += slice) j.transfers.push_back(make(at, std::min(slice, all - at)));
         return enter(j, sign);
     }
@@ -517,18 +521,11 @@ private:
     [[nodiscard]] std::uint64_t in_unequal_slices(job& j, std::uint64_t sign, std::span<const std::uint64_t> counts,
                                                   const Make& make) {
         j.transfers.push_back(detail::mpi_transfer::agreement(sign));
-        const std::size_t most = *std::max_element(counts.begin(), counts.end()) * sizeof(T);
-        const std::size_t slice = std::max<std::size_t>(options_.message.count() / sizeof(T), 1) * sizeof(T);
-        for (std::size_t at = 0; at < most; at += slice) {
-            std::vector<element_range> parts;
-            std::size_t begin = 0;
-            for (const std::uint64_t count : counts) {
-                const std::size_t size = count * sizeof(T);
-                parts.push_back({begin + std::min(at, size), begin + std::min(at + slice, size)});
-                begin += size;
-            }
-            j.transfers.push_back(make(std::min(at, counts[rank_] * sizeof(T)), std::move(parts)));
-        }
+        const std::size_t most = *std::max_element(counts.begin(), counts.end()),
+                          slice = elements_of_a_slice(sizeof(T));
+        for (std::size_t at = 0; at < most; at += slice)
+            j.transfers.push_back(make(std::min<std::size_t>(at, counts[rank_]) * sizeof(T),
+                                       detail::mpi_pairs::slice(counts, at, slice, sizeof(T))));
         return enter(j, sign);
     }
     [[nodiscard]] std::uint64_t enter(job& j, std::uint64_t sign) {

@@ -760,14 +760,9 @@ private:
             a.from[r] = {a.ins[r] + at.begin, at.size()};
             a.to[r] = {a.outs[r] + at.begin + mine.begin, mine.size()};
         }
-        const std::span<const std::span<const T>> from(a.from);
-        const std::span<const std::span<T>> to(a.to);
-        const errc code =
-            streams_.size() == 1
-                ? submit_shared_reduce_scatterv<T>(gangs_, devices_[0], streams_[0], members_, from, to, counts_, op,
-                                                   launches_)
-                : submit_reduce_scatterv<T>(gangs_, devices_, streams_, members_, from, to, counts_, op, launches_);
-        if (code != errc::none) return stream_failed(code);
+        if (const errc code = submit(detail::reduce_scatterv_call<T, Op>{{a.from, a.to, counts_}, op});
+            code != errc::none)
+            return stream_failed(code);
         for (std::uint32_t r = 0; r < here(); ++r)
             copy(r, c.memory + part(at.size(), r).begin * sizeof(T), a.to[r].data(), a.to[r].size_bytes());
         enqueued(c);
@@ -785,15 +780,14 @@ private:
             a.from[r] = {out + mine.begin, mine.size()};
             a.to[r] = {out, at.size()};
         }
-        const std::span<const std::span<const T>> from(a.from);
-        const std::span<const std::span<T>> to(a.to);
-        const errc code =
-            streams_.size() == 1
-                ? submit_shared_all_gatherv<T>(gangs_, devices_[0], streams_[0], members_, from, to, counts_, launches_)
-                : submit_all_gatherv<T>(gangs_, devices_, streams_, members_, from, to, counts_, launches_);
-        if (code != errc::none) return stream_failed(code);
+        if (const errc code = submit(detail::all_gatherv_call<T>{{a.from, a.to, counts_}}); code != errc::none)
+            return stream_failed(code);
         enqueued(c);
         return {};
+    }
+    template <class Call>
+    [[nodiscard]] errc submit(const Call& call) {
+        return detail::submit_on(gangs_, devices_, streams_, members_, call, launches_);
     }
     void copy(std::uint32_t r, void* to, const void* from, std::size_t size) {
         if (size != 0) stream_of(r).copy(to, from, size);

@@ -338,6 +338,14 @@ template <gang_order Gangs, launcher Stream, stream_call Call>
     });
 }
 
+/// submit_apart(), or submit_together() on the only stream.
+template <gang_order Gangs, launcher Stream, stream_call Call>
+[[nodiscard]] errc submit_on(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
+                             std::span<const member> members, const Call& call, const launch_options& options) {
+    return streams.size() == 1 ? submit_together(gangs, devices[0], streams[0], members, call, options)
+                               : submit_apart(gangs, devices, streams, members, call, options);
+}
+
 /// submit_call() for a pipeline.
 template <bool Sharded, class Submit, class T, class Op, class... Stages>
 [[nodiscard]] errc submit_pipelines(std::span<const member> members, std::span<const pipeline<T, Op, Stages...>> steps,

@@ -42,6 +42,7 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/gradient/detail/lent_stream.hpp>
 #include <gpushare/gradient/device_buckets.hpp>
 #include <gpushare/gradient/transport.hpp>
 #include <gpushare/numbers.hpp>
@@ -282,14 +283,11 @@ private:
         bool fresh = false, over = false;
     };
     static constexpr bool between_processes = combines_with_others<Combine>;
-    struct no_stream {};
-    static constexpr bool borrows = requires(Node & n, stream& s) { n.borrow(s.native_handle()); };
     struct of_rank {
         std::vector<device_gradient> gradients{};
         std::vector<bool> marked{};  // gradients that are ready in the rank's next step
         bool here = false;
-        void* handle = nullptr;  // the framework's stream; `as` is this library's stream for it
-        std::optional<std::conditional_t<borrows, stream, no_stream>> as{};
+        lent_stream<Node> current{};  // the framework's stream
     };
 
     /// A gradient that is ready once `computed` is reached.
@@ -305,20 +303,7 @@ private:
                       (g < a.size() ? a[g].name : b[g].name) + ": another rank has other parameters");
     }
     [[nodiscard]] stream& stream_of(std::uint32_t rank) { return streams_[streams_.size() == 1 ? 0 : rank]; }
-    /// This library's stream for the framework's. If the rank's previous call had the same stream,
-    /// there is no lookup.
-    [[nodiscard]] stream& lent(std::uint32_t rank, void* handle) {
-        if constexpr (borrows) {
-            of_rank& r = of_[rank];
-            if (!r.as || r.handle != handle) {
-                r.as.emplace(node_->borrow(static_cast<decltype(streams_[0].native_handle())>(handle)));
-                r.handle = handle;
-            }
-            return *r.as;
-        } else {
-            return *static_cast<stream*>(handle);
-        }
-    }
+    [[nodiscard]] stream& lent(std::uint32_t rank, void* handle) { return of_[rank].current.as(*node_, handle); }
 
     void register_all() {
         for (std::size_t g = 0; g < of_[0].gradients.size(); ++g)

@@ -47,12 +47,11 @@ struct gossip_sum {
     GPUSHARE_EXEC_CHECK_DISABLE
     template <kernel_context C>
     GPUSHARE_HD void operator()(C& ctx) const {
-        const element_range mine = shard_of(count, ctx.block_rank(), ctx.num_blocks(), packing_grain);
-        for (std::size_t i = mine.begin + ctx.thread_rank(); i < mine.end; i += ctx.num_threads()) {
+        each_of_block(ctx, count, [&](std::size_t i) {
             float sum = goes_on ? out[i] : 0.0F;
             for (std::uint32_t k = 0; k < listed; ++k) add_weighted(sum, parts[k].weight, parts[k].data[i]);
             out[i] = sum;
-        }
+        });
     }
 };
 

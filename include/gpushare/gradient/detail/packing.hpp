@@ -3,7 +3,7 @@
 // the two sides have different types, elements are converted. The list of arrays is an argument of
 // the launch. This header also has the other kernels of gradients on devices.
 //
-//   packing<float, bfloat16, true> k{flat, {}, 0};   k.add(data, n);   stream.launch(k.shape(), k);
+//   packing<float, bfloat16, true> k{flat, {}};   k.list.add({data, n});   stream.launch(k.shape(), k);
 #pragma once
 
 #include <algorithm>
@@ -45,19 +45,44 @@ template <class Piece>
     return low;
 }
 
-/// Calls f(array, its beginning in the flat array, its part of the flat array) for each array with
-/// elements in this block's part.
-GPUSHARE_EXEC_CHECK_DISABLE
-template <class C, class Piece, class F>
-GPUSHARE_HD void each_part(const C& ctx, const Piece* pieces, std::uint32_t count, const F& f) {
-    const std::size_t all = count == 0 ? 0 : pieces[count - 1].end;
-    const element_range mine = shard_of(all, ctx.block_rank(), ctx.num_blocks(), packing_grain);
-    std::size_t begin = 0;
-    for (std::uint32_t k = first_piece(pieces, count, mine.begin, begin); k < count && begin < mine.end; ++k) {
-        const std::size_t end = pieces[k].end;
-        f(pieces[k], begin, element_range{begin < mine.begin ? mine.begin : begin, end < mine.end ? end : mine.end});
-        begin = end;
+/// The list of a launch's arrays. `end` of a piece is one behind the array's last element, in the
+/// flat array.
+template <class Piece>
+struct piece_list {
+    Piece pieces[most_pieces];
+    std::uint32_t count;
+
+    /// Adds an array of p.end elements. Returns false if the list is full.
+    [[nodiscard]] bool add(Piece p) noexcept {
+        if (count == most_pieces) return false;
+        p.end += elements();
+        pieces[count++] = p;
+        return true;
     }
+    [[nodiscard]] GPUSHARE_HD std::size_t elements() const noexcept { return count == 0 ? 0 : pieces[count - 1].end; }
+
+    /// Calls f(array, its beginning in the flat array, its part of the flat array) for each array
+    /// with elements in this block's part.
+    GPUSHARE_EXEC_CHECK_DISABLE
+    template <class C, class F>
+    GPUSHARE_HD void each_part(const C& ctx, const F& f) const {
+        const element_range mine = shard_of(elements(), ctx.block_rank(), ctx.num_blocks(), packing_grain);
+        std::size_t begin = 0;
+        for (std::uint32_t k = first_piece(pieces, count, mine.begin, begin); k < count && begin < mine.end; ++k) {
+            const std::size_t end = pieces[k].end;
+            f(pieces[k], begin,
+              element_range{begin < mine.begin ? mine.begin : begin, end < mine.end ? end : mine.end});
+            begin = end;
+        }
+    }
+};
+
+/// Calls f(i) in this block's threads for the elements i of the block's part of `count` elements.
+GPUSHARE_EXEC_CHECK_DISABLE
+template <class C, class F>
+GPUSHARE_HD void each_of_block(const C& ctx, std::size_t count, const F& f) {
+    const element_range mine = shard_of(count, ctx.block_rank(), ctx.num_blocks(), packing_grain);
+    for (std::size_t i = mine.begin + ctx.thread_rank(); i < mine.end; i += ctx.num_threads()) f(i);
 }
 
 /// Copies the arrays to the flat array if `Packs`, or else back.
@@ -65,27 +90,18 @@ template <class T, class Wire, bool Packs>
 struct packing {
     struct piece {
         T* data;
-        std::size_t end;  // one behind the array's last element, in the flat array
+        std::size_t end;
     };
 
     Wire* flat;
-    piece pieces[most_pieces];
-    std::uint32_t count;
+    piece_list<piece> list;
 
-    /// Returns false if the list is full.
-    [[nodiscard]] bool add(T* data, std::size_t n) noexcept {
-        if (count == most_pieces) return false;
-        pieces[count] = {data, elements() + n};
-        ++count;
-        return true;
-    }
-    [[nodiscard]] GPUSHARE_HD std::size_t elements() const noexcept { return count == 0 ? 0 : pieces[count - 1].end; }
-    [[nodiscard]] grid shape() const noexcept { return grid_of(elements()); }
+    [[nodiscard]] grid shape() const noexcept { return grid_of(list.elements()); }
 
     GPUSHARE_EXEC_CHECK_DISABLE
     template <kernel_context C>
     GPUSHARE_HD void operator()(C& ctx) const {
-        each_part(ctx, pieces, count, [&](const piece& p, std::size_t begin, const element_range& part) {
+        list.each_part(ctx, [&](const piece& p, std::size_t begin, const element_range& part) {
             move(ctx, p.data + (part.begin - begin), flat + part.begin, part.size());
         });
     }
@@ -132,28 +148,19 @@ struct packing_owing {
     struct piece {
         const float* data;
         float* owed;
-        std::size_t end;  // one behind the array's last element, in the flat array
+        std::size_t end;
     };
 
     Wire* flat;
     std::ptrdiff_t next;
-    piece pieces[most_pieces];
-    std::uint32_t count;
+    piece_list<piece> list;
 
-    /// Returns false if the list is full.
-    [[nodiscard]] bool add(const float* data, float* owed, std::size_t n) noexcept {
-        if (count == most_pieces) return false;
-        pieces[count] = {data, owed, elements() + n};
-        ++count;
-        return true;
-    }
-    [[nodiscard]] GPUSHARE_HD std::size_t elements() const noexcept { return count == 0 ? 0 : pieces[count - 1].end; }
-    [[nodiscard]] grid shape() const noexcept { return grid_of(elements()); }
+    [[nodiscard]] grid shape() const noexcept { return grid_of(list.elements()); }
 
     GPUSHARE_EXEC_CHECK_DISABLE
     template <kernel_context C>
     GPUSHARE_HD void operator()(C& ctx) const {
-        each_part(ctx, pieces, count, [&](const piece& p, std::size_t begin, const element_range& part) {
+        list.each_part(ctx, [&](const piece& p, std::size_t begin, const element_range& part) {
             for (std::size_t i = part.begin + ctx.thread_rank(); i < part.end; i += ctx.num_threads()) {
                 float* const owed = p.owed + (i - begin);
                 const float x = p.data[i - begin] + *owed;
@@ -176,32 +183,49 @@ struct finite_look {
     GPUSHARE_EXEC_CHECK_DISABLE
     template <kernel_context C>
     GPUSHARE_HD void operator()(C& ctx) const {
-        const element_range mine = shard_of(count, ctx.block_rank(), ctx.num_blocks(), packing_grain);
         bool found = false;
-        for (std::size_t i = mine.begin + ctx.thread_rank(); i < mine.end; i += ctx.num_threads()) {
+        each_of_block(ctx, count, [&](std::size_t i) {
             if constexpr (std::is_same_v<T, double>)
                 found = found || (__builtin_bit_cast(std::uint64_t, data[i]) >> 52 & 0x7ffU) == 0x7ffU;
             else
                 found = found || !is_finite(static_cast<float>(data[i]));
-        }
+        });
         if (found) atomic_ref{*flag}.store_relaxed(1U);  // all threads store the same
     }
 };
 
-/// The kernels that add up the choices of top-k. First come zeros, then each rank's choice in a
-/// launch of its own, in the order of ranks, then the division. A rank's places are all different,
-/// so the order within a launch doesn't matter.
-struct clear_floats {
-    float* data;
+/// Sets all elements.
+template <class T>
+struct fill_elements {
+    T* data;
     std::size_t count;
+    T value;
     [[nodiscard]] grid shape() const noexcept { return grid_of(count); }
     GPUSHARE_EXEC_CHECK_DISABLE
     template <kernel_context C>
     GPUSHARE_HD void operator()(C& ctx) const {
-        const element_range mine = shard_of(count, ctx.block_rank(), ctx.num_blocks(), packing_grain);
-        for (std::size_t i = mine.begin + ctx.thread_rank(); i < mine.end; i += ctx.num_threads()) data[i] = 0;
+        each_of_block(ctx, count, [&](std::size_t i) { data[i] = value; });
     }
 };
+
+/// Divides all elements, computing in double for doubles and in float for other types.
+template <class T>
+struct divide_elements {
+    using wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
+    T* data;
+    std::size_t count;
+    wide by;
+    [[nodiscard]] grid shape() const noexcept { return grid_of(count); }
+    GPUSHARE_EXEC_CHECK_DISABLE
+    template <kernel_context C>
+    GPUSHARE_HD void operator()(C& ctx) const {
+        each_of_block(ctx, count, [&](std::size_t i) { data[i] = static_cast<T>(static_cast<wide>(data[i]) / by); });
+    }
+};
+
+/// Adds one rank's choice of top-k. Each rank's choice has a launch of its own, in the order of
+/// ranks, between zeros and the division. A rank's places are all different, so the order within a
+/// launch doesn't matter.
 struct add_chosen {
     float* data;
     std::size_t count;
@@ -212,21 +236,9 @@ struct add_chosen {
     GPUSHARE_EXEC_CHECK_DISABLE
     template <kernel_context C>
     GPUSHARE_HD void operator()(C& ctx) const {
-        const element_range mine = shard_of(chosen, ctx.block_rank(), ctx.num_blocks(), packing_grain);
-        for (std::size_t j = mine.begin + ctx.thread_rank(); j < mine.end; j += ctx.num_threads())
+        each_of_block(ctx, chosen, [&](std::size_t j) {
             if (places[j] < count) data[places[j]] += values[j];
-    }
-};
-struct divide_floats {
-    float* data;
-    std::size_t count;
-    float by;
-    [[nodiscard]] grid shape() const noexcept { return grid_of(count); }
-    GPUSHARE_EXEC_CHECK_DISABLE
-    template <kernel_context C>
-    GPUSHARE_HD void operator()(C& ctx) const {
-        const element_range mine = shard_of(count, ctx.block_rank(), ctx.num_blocks(), packing_grain);
-        for (std::size_t i = mine.begin + ctx.thread_rank(); i < mine.end; i += ctx.num_threads()) data[i] /= by;
+        });
     }
 };
 
