@@ -56,6 +56,7 @@ using tenancy_type = support::cuda_tenancy;
 using tenant_type = tenancy_type::tenant;
 using engine_type = graph::cublaslt_engine<tenant_type>;
 using program_type = graph::detail::piece_program;
+using literal_engine = support::literal_engine<support::evaluate>;
 using values = std::map<std::uint32_t, numbers>;
 
 static_assert(graph::piece_engine<engine_type, cuda::stream>);
@@ -324,38 +325,6 @@ TEST_CASE("a captured piece by cuBLASLt outlives runs at less aligned addresses"
 }
 
 namespace {
-
-/// Each node literally: what is right.
-struct literal_engine {
-    struct kernel {
-        const program_type* p;
-        std::span<const tensor* const> in;
-        std::span<tensor* const> out;
-        template <class C>
-        void operator()(C&) const {
-            values known;
-            for (std::size_t i = 0; i < in.size(); ++i) {
-                const auto* const from = static_cast<const float*>(in[i]->data);
-                known[p->inputs[i]] = {in[i]->shape, {from, from + in[i]->size() / sizeof(float)}};
-            }
-            known = support::evaluate(*p, std::move(known));
-            for (std::size_t i = 0; i < out.size(); ++i) {
-                const auto& made = known.at(p->outputs[i]);
-                auto* const to = static_cast<float*>(out[i]->place(element::f32, made.shape));
-                for (std::size_t k = 0; k < made.at.size(); ++k) to[k] = static_cast<float>(made.at[k]);
-            }
-        }
-    };
-    std::uint32_t add(const program_type& p) {
-        pieces.push_back(std::make_unique<program_type>(p));
-        return static_cast<std::uint32_t>(pieces.size() - 1);
-    }
-    void remove_last() { pieces.pop_back(); }
-    void enqueue(cuda::stream& to, std::uint32_t n, std::span<const tensor* const> in, std::span<tensor* const> out) {
-        to.launch({.blocks = 1}, kernel{pieces[n].get(), in, out});
-    }
-    std::vector<std::unique_ptr<program_type>> pieces{};
-};
 
 /// relu(x w + bias), of which a Relu is the second node.
 struct small_model {

@@ -54,6 +54,7 @@ using tenant_type = tenancy_type::tenant;
 using engine_type = graph::chain_engine<tenant_type>;
 using fixture = support::piece_tenant;
 using program_type = graph::detail::piece_program;
+using literal_engine = support::literal_engine<support::evaluate_floats>;
 
 static_assert(graph::piece_engine<engine_type, cuda::stream>);
 
@@ -309,37 +310,6 @@ TEST_CASE("chains are captured into one graph, with a gate between them", "[cuda
 }
 
 namespace {
-
-/// Each node literally: what is right.
-struct literal_engine {
-    struct kernel {
-        const program_type* p;
-        std::span<const tensor* const> in;
-        std::span<tensor* const> out;
-        template <class C>
-        void operator()(C&) const {
-            float_values known;
-            for (std::size_t i = 0; i < in.size(); ++i) {
-                const auto* const from = static_cast<const float*>(in[i]->data);
-                known[p->inputs[i]] = {in[i]->shape, {from, from + in[i]->size() / sizeof(float)}};
-            }
-            known = support::evaluate_floats(*p, std::move(known));
-            for (std::size_t i = 0; i < out.size(); ++i) {
-                const auto& made = known.at(p->outputs[i]);
-                std::ranges::copy(made.at, static_cast<float*>(out[i]->place(element::f32, made.shape)));
-            }
-        }
-    };
-    std::uint32_t add(const program_type& p) {
-        pieces.push_back(std::make_unique<program_type>(p));
-        return static_cast<std::uint32_t>(pieces.size() - 1);
-    }
-    void remove_last() { pieces.pop_back(); }
-    void enqueue(cuda::stream& to, std::uint32_t n, std::span<const tensor* const> in, std::span<tensor* const> out) {
-        to.launch({.blocks = 1}, kernel{pieces[n].get(), in, out});
-    }
-    std::vector<std::unique_ptr<program_type>> pieces{};
-};
 
 /// max(tanh(x), x^2.5 or so), of which no chain has the power.
 struct small_model {

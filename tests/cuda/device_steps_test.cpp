@@ -21,6 +21,7 @@
 #include "standins/cuda/session.hpp"
 #include "support/average_of_two.hpp"
 #include "support/catch.hpp"
+#include "support/code_of.hpp"
 #include "support/random.hpp"
 #include "support/threads.hpp"
 
@@ -353,12 +354,7 @@ TEST_CASE("a parameter that doesn't fit the other ranks is refused by name", "[c
     machine m;
     m.add(0);
     const auto refused = [&](std::uint32_t r, std::vector<device_gradient> some, void* stream) {
-        try {
-            m.steps.add(r, std::move(some), stream);
-            return std::string("accepted");
-        } catch (const gs::operation_error& e) {
-            return std::string(gs::to_string(e.code())) + ": " + e.what();
-        }
+        return support::refusal_of([&] { m.steps.add(r, std::move(some), stream); });
     };
     CHECK_THAT(refused(0, m.registered(0), m.handle(0)), Contains(std::string(to_string(errc::invalid_specification))));
     CHECK_THAT(refused(2, m.registered(1), m.handle(1)), Contains(std::string(to_string(errc::invalid_specification))));

@@ -8,7 +8,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <future>
-#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -124,10 +123,7 @@ TEST_CASE("a first launch of nobody's beside closed streams comes through after 
     const instant since = device_clock::now();
     CHECK(meanwhile([&] { return launch(third, prefill, 10us); }) == cudaSuccess);
     CHECK(device_clock::now() - since >= 20ms);
-    const auto forced = w.r.gate->take_forced();
-    REQUIRE(forced);
-    CHECK(forced->client == w.r.batch.number());
-    CHECK(forced->held_by == w.r.urgent.number());
+    w.r.was_forced();
     CHECK(w.ran == 1);
     w.batch_launches(1);  // closed again
     CHECK(launch(third, prefill, 10us) == cudaSuccess);
@@ -141,27 +137,9 @@ TEST_CASE("a first launch of nobody's beside closed streams comes through after 
 TEST_CASE("an engine's lock around a first launch costs the longest hold", "[cuda][launch_gate][fault]") {
     const standin::session gpu{lazy};
     waiting_rig w{{.longest_hold = 20ms}};
-    std::mutex of_engine;
     auto request = std::make_optional(w.r.gate->announce(w.r.urgent));
     w.batch_launches(1);
-    std::atomic<bool> locked{false};
-    auto engine = std::async(std::launch::async, [&] {
-        const auto inside = w.r.gate->enter(w.r.batch);
-        const std::lock_guard lock(of_engine);
-        locked = true;
-        return launch(w.s.batch, prefill, 100us);
-    });
-    REQUIRE(eventually([&] { return locked.load(); }));
-    CHECK(meanwhile([&] {
-              const auto inside = w.r.gate->enter(w.r.urgent);
-              const std::lock_guard lock(of_engine);
-              return cudaSuccess;
-          }) == cudaSuccess);
-    CHECK(engine.get() == cudaSuccess);
-    const auto forced = w.r.gate->take_forced();
-    REQUIRE(forced);
-    CHECK(forced->client == w.r.batch.number());
-    CHECK(forced->held_by == w.r.urgent.number());
+    call_under_lock(w, [&] { return launch(w.s.batch, prefill, 100us); });
     request.reset();
     standin::advance(10ms);
 }

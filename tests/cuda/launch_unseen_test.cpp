@@ -4,7 +4,6 @@
 #include <atomic>
 #include <chrono>
 #include <future>
-#include <mutex>
 #include <optional>
 #include <thread>
 
@@ -69,11 +68,7 @@ TEST_CASE("a thread that polls behind a closed wait comes through after the long
               return polls();
           }) == cudaSuccess);
     CHECK(device_clock::now() - since >= 20ms);
-    const auto forced = w.r.gate->take_forced();
-    REQUIRE(forced);
-    CHECK(forced->client == w.r.batch.number());
-    CHECK(forced->held_by == w.r.urgent.number());
-    CHECK(forced->held >= 20ms);
+    w.r.was_forced(20ms);
 
     // Behind that they are closed again.
     w.ran = 0;
@@ -536,30 +531,12 @@ TEST_CASE("a copy of pageable memory waits in its thread while its stream is clo
 TEST_CASE("an engine's lock around a copy of pageable memory costs the longest hold", "[cuda][launch_gate][fault]") {
     const standin::session gpu{{.devices = 1, .time = manual, .pageable_copies_wait = true}};
     waiting_rig w{{.longest_hold = 20ms}};
-    std::mutex of_engine;
     void* device = nullptr;
     int pageable = 7;
     REQUIRE(cudaMalloc(&device, sizeof(int)) == cudaSuccess);
     auto request = std::make_optional(w.r.gate->announce(w.r.urgent));
-    std::atomic<bool> locked{false};
-    auto engine = std::async(std::launch::async, [&] {
-        const auto inside = w.r.gate->enter(w.r.batch);
-        if (launch(w.s.batch, conv, 100us) != cudaSuccess) ++w.failed;
-        const std::lock_guard lock(of_engine);
-        locked = true;
-        return cudaMemcpyAsync(device, &pageable, sizeof(int), cudaMemcpyDefault, w.s.batch);
-    });
-    REQUIRE(eventually([&] { return locked.load(); }));
-    CHECK(meanwhile([&] {
-              const auto inside = w.r.gate->enter(w.r.urgent);
-              const std::lock_guard lock(of_engine);
-              return cudaSuccess;
-          }) == cudaSuccess);
-    CHECK(engine.get() == cudaSuccess);
-    const auto forced = w.r.gate->take_forced();
-    REQUIRE(forced);
-    CHECK(forced->client == w.r.batch.number());
-    CHECK(forced->held_by == w.r.urgent.number());
+    w.batch_launches(1);
+    call_under_lock(w, [&] { return cudaMemcpyAsync(device, &pageable, sizeof(int), cudaMemcpyDefault, w.s.batch); });
     CHECK(cudaFree(device) == cudaSuccess);
 }
 

@@ -402,11 +402,7 @@ TEST_CASE("an engine's lock beside a closed stream costs an urgent thread the lo
     }));
     CHECK(engine.get() == cudaSuccess);
     CHECK(device_clock::now() - since >= 19ms);
-    const auto forced = w.r.gate->take_forced();
-    REQUIRE(forced);
-    CHECK(forced->client == w.r.batch.number());
-    CHECK(forced->held_by == w.r.urgent.number());
-    CHECK(forced->held >= 20ms);
+    w.r.was_forced(20ms);
 
     // The request goes on, and has the device to itself again.
     w.urgent_launches(1);
@@ -449,30 +445,11 @@ TEST_CASE("an allocator's lock around a free beside a closed stream costs the lo
           "[cuda][launch_gate][fault]") {
     const standin::session gpu{stepped};
     waiting_rig w{{.longest_hold = 20ms}};
-    std::mutex of_allocator;
     void* theirs = nullptr;
     REQUIRE(cudaMalloc(&theirs, 1 << 20) == cudaSuccess);
     auto request = std::make_optional(w.r.gate->announce(w.r.urgent));
-    std::atomic<bool> locked{false};
-    auto engine = std::async(std::launch::async, [&] {
-        const auto inside = w.r.gate->enter(w.r.batch);
-        if (launch(w.s.batch, conv, 100us) != cudaSuccess) ++w.failed;
-        const std::lock_guard lock(of_allocator);
-        locked = true;
-        return cudaFree(theirs);
-    });
-    REQUIRE(eventually([&] { return locked.load(); }));
-    CHECK(meanwhile([&] {
-              const auto inside = w.r.gate->enter(w.r.urgent);
-              const std::lock_guard lock(of_allocator);
-              return cudaSuccess;
-          }) == cudaSuccess);
-    CHECK(engine.get() == cudaSuccess);
-    const auto forced = w.r.gate->take_forced();
-    REQUIRE(forced);
-    CHECK(forced->client == w.r.batch.number());
-    CHECK(forced->held_by == w.r.urgent.number());
-    CHECK(forced->held >= 20ms);
+    w.batch_launches(1);
+    call_under_lock(w, [&] { return cudaFree(theirs); });
 }
 
 TEST_CASE("a request that waits for a stream with lower clients' work in it comes through",
@@ -516,10 +493,7 @@ TEST_CASE("a thread that waits behind a closed stream in another way comes throu
         CHECK(meanwhile([] { return cudaDeviceSynchronize(); }) == cudaSuccess);
     }
     CHECK(device_clock::now() - since >= 20ms);
-    const auto forced = w.r.gate->take_forced();
-    REQUIRE(forced);
-    CHECK(forced->client == w.r.batch.number());
-    CHECK(forced->held_by == w.r.urgent.number());
+    w.r.was_forced();
 }
 
 TEST_CASE("of 32 streams on 32 connections none stops a request, and of 100 some do, for the longest hold",
@@ -544,11 +518,7 @@ TEST_CASE("of 32 streams on 32 connections none stops a request, and of 100 some
     } else {
         CHECK(cudaStreamQuery(w.s.urgent) == cudaErrorNotReady);  // behind a wait in another stream
         CHECK(meanwhile([&] { return cudaStreamSynchronize(w.s.urgent); }) == cudaSuccess);
-        const auto forced = w.r.gate->take_forced();
-        REQUIRE(forced);
-        CHECK(forced->client == w.r.batch.number());
-        CHECK(forced->held_by == w.r.urgent.number());
-        CHECK(forced->held >= 20ms);
+        w.r.was_forced(20ms);
     }
     CHECK_FALSE(w.r.gate->take_forced());
     request.reset();

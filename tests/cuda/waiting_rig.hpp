@@ -10,6 +10,7 @@
 #include <atomic>
 #include <chrono>
 #include <future>
+#include <mutex>
 
 #include <gpushare/backend/cuda/launch_gate.hpp>
 #include <gpushare/compute/launch_gate.hpp>
@@ -72,6 +73,28 @@ cudaError_t meanwhile(F call) {
         return result.wait_for(0s) == std::future_status::ready;
     }));
     return result.get();
+}
+
+/// In an engine's thread of the batch, makes a call that waits for the batch's closed stream, under
+/// the engine's lock. Meanwhile the request waits for the lock, which costs the longest hold.
+template <class Call>
+void call_under_lock(waiting_rig& w, Call call) {
+    std::mutex of_engine;
+    std::atomic<bool> locked{false};
+    auto engine = std::async(std::launch::async, [&] {
+        const auto inside = w.r.gate->enter(w.r.batch);
+        const std::lock_guard lock(of_engine);
+        locked = true;
+        return call();
+    });
+    REQUIRE(eventually([&] { return locked.load(); }));
+    CHECK(meanwhile([&] {
+              const auto inside = w.r.gate->enter(w.r.urgent);
+              const std::lock_guard lock(of_engine);
+              return cudaSuccess;
+          }) == cudaSuccess);
+    CHECK(engine.get() == cudaSuccess);
+    w.r.was_forced(20ms);
 }
 
 }  // namespace launch_rig

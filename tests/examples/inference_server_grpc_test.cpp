@@ -4,9 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <future>
 #include <map>
@@ -25,6 +23,7 @@
 #include "inference_server/grpc_server.hpp"
 #include "open_inference.pb.h"
 #include "support/catch.hpp"
+#include "support/folder.hpp"
 #include "support/sanitizers.hpp"
 
 namespace inference_server_grpc_test {
@@ -176,29 +175,19 @@ constexpr std::string_view chat_key = "key-of-chat", batch_key = "key-of-batch";
 
 struct server {
     explicit server(grpc_options options = {}) {
-        std::string name = (std::filesystem::temp_directory_path() / "gpushare_grpc_XXXXXX").string();
-        if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary folder");
-        folder = name;
         write(two_tenants);
-        core = std::make_unique<service>(service_options{.tenants = (folder / "tenants").string(),
-                                                         .node = {.memory = gpushare::bytes{64 << 20}, .sms = 2}},
-                                         std::vector<model_source>{tiny_mlp(), tiny_letters()});
+        core = std::make_unique<service>(
+            service_options{.tenants = folder / "tenants", .node = {.memory = gpushare::bytes{64 << 20}, .sms = 2}},
+            std::vector<model_source>{tiny_mlp(), tiny_letters()});
         rpc = std::make_unique<grpc_server>(*core, std::move(options));
     }
-    server(const server&) = delete;
-    server& operator=(const server&) = delete;
-    ~server() {
-        rpc.reset();
-        core.reset();
-        std::filesystem::remove_all(folder);
-    }
     void write(std::string_view tenants) const {
-        std::ofstream(folder / "next") << tenants;
+        folder.write("next", tenants);
         std::filesystem::rename(folder / "next", folder / "tenants");
     }
     [[nodiscard]] client connect() const { return client(rpc->port()); }
 
-    std::filesystem::path folder;
+    const support::folder folder;
     std::unique_ptr<service> core;
     std::unique_ptr<grpc_server> rpc;
 };

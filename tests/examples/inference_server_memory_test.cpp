@@ -8,7 +8,6 @@
 #ifndef SUPPORT_THREAD_SANITIZED
 
 #include <signal.h>
-#include <stdlib.h>
 #include <sys/resource.h>
 
 #include <array>
@@ -31,6 +30,7 @@
 #include "inference_server/engine.hpp"
 #include "support/catch.hpp"
 #include "support/failing_new.hpp"
+#include "support/folder.hpp"
 #include "support/leaks.hpp"
 
 namespace inference_server_memory_test {
@@ -43,23 +43,14 @@ namespace {
 
 struct small_server {
     explicit small_server(const char* journal = nullptr, std::size_t kept_lines = 10'000) {
-        std::string name = (std::filesystem::temp_directory_path() / "gpushare_memory_XXXXXX").string();
-        REQUIRE(::mkdtemp(name.data()) != nullptr);
-        folder = name;
         // 448 KiB: a text of `long_prompt` takes 256.
-        std::ofstream(folder / "tenants") << "name=chat api_key=key-of-chat memory=448KiB compute=60% stack=direct\n";
-        core = std::make_unique<service>(service_options{.tenants = (folder / "tenants").string(),
-                                                         .journal = journal ? (folder / journal).string() : "",
+        folder.write("tenants", "name=chat api_key=key-of-chat memory=448KiB compute=60% stack=direct\n");
+        core = std::make_unique<service>(service_options{.tenants = folder / "tenants",
+                                                         .journal = journal ? folder / journal : "",
                                                          .node = {.memory = gpushare::bytes{64 << 20}, .sms = 2},
                                                          .text_waits = 60s,
                                                          .kept_lines = kept_lines},
                                          std::vector<model_source>{tiny_mlp(), tiny_letters()});
-    }
-    small_server(const small_server&) = delete;
-    small_server& operator=(const small_server&) = delete;
-    ~small_server() {
-        core.reset();
-        std::filesystem::remove_all(folder);
     }
     [[nodiscard]] std::shared_ptr<token_stream> text() const {
         return core->generate(core->authenticate("key-of-chat"), "letters",
@@ -74,7 +65,7 @@ struct small_server {
         FAIL("it is never idle");
     }
 
-    std::filesystem::path folder;
+    const support::folder folder;
     std::unique_ptr<service> core;
 };
 
@@ -356,7 +347,7 @@ TEST_CASE("tenants that go are billed to the last request where the host has no 
     const bool recovers = GENERATE(true, false), writable = GENERATE(true, false);
     CAPTURE(recovers, writable);
     const small_server s("usage", 0);
-    const auto journal = (s.folder / "usage").string();
+    const auto journal = s.folder / "usage";
     const std::string stays = "name=chat api_key=key-of-chat memory=448KiB compute=60% stack=direct\n",
                       go = "name=one api_key=key-of-one memory=64KiB compute=20%\n"
                            "name=two api_key=key-of-two memory=64KiB compute=20%\n";
@@ -431,7 +422,7 @@ TEST_CASE("a server ends, whichever allocation of its end fails", "[examples]") 
 TEST_CASE("a reader of a journal keeps no descriptor if the host has no memory", "[examples]") {
     small_server s;
     s.core.reset();  // its threads open files, too
-    const auto path = (s.folder / "usage").string();
+    const auto path = s.folder / "usage";
     for (int i = 0; i < 3; ++i) REQUIRE(gpushare::usage_journal(path).rotate().code == gpushare::errc::none);
     const auto open = [] {
         return std::distance(std::filesystem::directory_iterator("/proc/self/fd"),

@@ -5,7 +5,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstddef>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -26,6 +25,7 @@
 #include "inference_server/onnx_models.hpp"
 #include "inference_server/service.hpp"
 #include "support/catch.hpp"
+#include "support/folder.hpp"
 
 namespace inference_server_onnx_test {
 
@@ -35,18 +35,6 @@ namespace graph = gpushare::graph;
 
 namespace {
 
-struct folder {
-    folder() {
-        std::string name = (std::filesystem::temp_directory_path() / "gpushare_onnx_XXXXXX").string();
-        if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary folder");
-        path = name;
-    }
-    folder(const folder&) = delete;
-    folder& operator=(const folder&) = delete;
-    ~folder() { std::filesystem::remove_all(path); }
-    [[nodiscard]] std::string operator/(const std::string& name) const { return (path / name).string(); }
-    std::filesystem::path path;
-};
 void write_file(const std::string& path, std::string_view text) { std::ofstream(path, std::ios::binary) << text; }
 std::string text_of(const std::string& path) {
     std::ifstream from(path, std::ios::binary);
@@ -145,12 +133,12 @@ infer_request request_of(std::size_t rows, float first = 1) {
 /// A service with a tenant `pages` that has models, and an urgent one.
 struct rig {
     explicit rig(std::string_view words, const std::vector<onnx_engine>* engines = nullptr) {
-        write_file(files / "chain.onnx", chain().bytes());
+        files.write("chain.onnx", chain().bytes());
         start(words, engines);
     }
     void start(std::string_view words, const std::vector<onnx_engine>* engines = nullptr) {
         core.reset();
-        write_file(files / "tenants.conf", tenants(words));
+        files.write("tenants.conf", tenants(words));
         auto toys = std::vector<onnx_engine>{
             {.name = "toy", .make = [s = toy](bool) { return std::make_unique<toy_runner>(s); }}};
         core = std::make_unique<service>(service_options{.tenants = files / "tenants.conf",
@@ -163,7 +151,7 @@ struct rig {
                "\nname=urgent api_key=key-of-urgent memory=16MiB compute=40% priority=1\n";
     }
     std::string reload(std::string_view words) {
-        write_file(files / "next", tenants(words));
+        files.write("next", tenants(words));
         std::filesystem::rename(files / "next", files / "tenants.conf");
         return core->reload();
     }
@@ -215,7 +203,7 @@ struct rig {
     }
     [[nodiscard]] std::string plan(const char* model = "chain.onnx") const { return plan_path(files / model, 5ms); }
 
-    folder files;
+    support::folder files;
     std::shared_ptr<script> toy = std::make_shared<script>();
     std::shared_ptr<std::atomic<int>> stamped = std::make_shared<std::atomic<int>>(-1);
     std::unique_ptr<service> core;
@@ -431,15 +419,15 @@ TEST_CASE("an impossible description of a model is refused with its line of the 
     has("model=secret.onnx", "model 2 ", "no such file");
     has("model=secret", "model 2 ", "NAME.onnx");
     has("model=chain.onnx model=./chain.onnx", "model 2 ", "another model");
-    write_file(s.files / "mlp.onnx", chain().bytes());
+    s.files.write("mlp.onnx", chain().bytes());
     has("model=mlp.onnx", "model 2 ", "one of the server's");
     support::onnx_builder lone;
     lone.input("x", {1, 8}).node("Relu", {"x"}, {"y"}).output("y", {1, 8});
-    write_file(s.files / "lone.onnx", lone.bytes());
+    s.files.write("lone.onnx", lone.bytes());
     has("model=lone.onnx cut_to=5ms", "model 2 ", "no place where it can be cut");
     support::onnx_builder constant;
     constant.input("x", {1, 8}).weight("w", {8}).node("Relu", {"x"}, {"y"}).output("y", {1, 8}).output("w", {8});
-    write_file(s.files / "constant.onnx", constant.bytes());
+    s.files.write("constant.onnx", constant.bytes());
     has("model=constant.onnx", "model 2 ", "'w': an output that is a weight");
     s.toy->refuses = true;
     has("model=chain.onnx", "model 2 ", "the toy doesn't like it");
@@ -456,7 +444,7 @@ TEST_CASE("an impossible description of a model is refused with its line of the 
 TEST_CASE("a bad model is named, and nothing else is lost", "[examples]") {
     rig s("model=chain.onnx");
     const auto whole = chain().bytes();
-    const auto put = [&](const char* name, const std::string& bytes) { write_file(s.files / name, bytes); };
+    const auto put = [&](const char* name, const std::string& bytes) { s.files.write(name, bytes); };
     put("torn.onnx", whole.substr(0, whole.size() / 2));
     put("empty.onnx", "");
     auto b = chain();

@@ -31,30 +31,16 @@
 #include "inference_server/http_server.hpp"
 #include "inference_server/worker.hpp"
 #include "support/catch.hpp"
+#include "support/folder.hpp"
 #include "support/sanitizers.hpp"
 
 namespace inference_server_test {
 
 using namespace inference_server;
 using namespace std::chrono_literals;
+using support::folder;
 
 namespace {
-
-/// A folder that goes with it.
-struct folder {
-    folder() {
-        std::string name = (std::filesystem::temp_directory_path() / "gpushare_server_XXXXXX").string();
-        if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary folder");
-        path = name;
-    }
-    folder(const folder&) = delete;
-    folder& operator=(const folder&) = delete;
-    ~folder() { std::filesystem::remove_all(path); }
-    [[nodiscard]] std::string operator/(const char* name) const { return (path / name).string(); }
-    std::filesystem::path path;
-};
-
-void write_file(const std::string& path, std::string_view text) { std::ofstream(path) << text; }
 
 constexpr std::string_view two_tenants =
     "name=chat api_key=key-of-chat memory=16MiB compute=60%\nname=batch api_key=key-of-batch memory=16MiB compute=40% "
@@ -149,7 +135,7 @@ struct server {
 
     static std::unique_ptr<folder> written(std::string_view tenants) {
         auto f = std::make_unique<folder>();
-        write_file(*f / "tenants", tenants);
+        f->write("tenants", tenants);
         return f;
     }
     [[nodiscard]] std::unique_ptr<service> service_of() const {
@@ -186,7 +172,7 @@ struct server {
                 {fragile_info, [s = script](std::pmr::memory_resource&) { return std::make_unique<fragile>(s); }}});
     }
     void rewrite(std::string_view tenants) const {
-        write_file(*files / "next", tenants);
+        files->write("next", tenants);
         std::filesystem::rename(*files / "next", *files / "tenants");
     }
     [[nodiscard]] gpushare::usage_amounts bill_of(std::string_view tenant) const {
@@ -1037,15 +1023,15 @@ TEST_CASE("a changed file of tenants changes who is served", "[examples]") {
     server s;
     auto c = s.connect();
     CHECK(c.ask("POST", mlp, batch_key, rows_of_mlp(1)).status == 200);
-    write_file(*s.files / "tenants",
-               "name=chat api_key=newer-key-of-chat memory=16MiB compute=60%\nname=third api_key=key-of-third "
-               "memory=16MiB compute=40%\n");
+    s.files->write("tenants",
+                   "name=chat api_key=newer-key-of-chat memory=16MiB compute=60%\nname=third api_key=key-of-third "
+                   "memory=16MiB compute=40%\n");
     CHECK(s.core->reload().empty());
     CHECK(c.ask("POST", mlp, "newer-key-of-chat", rows_of_mlp(1)).status == 200);
     CHECK(s.connect().ask("POST", mlp, chat_key).status == 401);
     CHECK(s.connect().ask("POST", mlp, batch_key).status == 401);
     CHECK(c.ask("POST", mlp, "key-of-third", rows_of_mlp(1)).status == 200);
-    write_file(*s.files / "tenants", "name=chat memory=nonsense");
+    s.files->write("tenants", "name=chat memory=nonsense");
     CHECK_THAT(s.core->reload(), Catch::Contains("nonsense") || Catch::Contains("memory"));
     CHECK(c.ask("POST", mlp, "key-of-third", rows_of_mlp(1)).status == 200);
     auto operators = connection(s.http->admin_port());
@@ -1060,7 +1046,7 @@ TEST_CASE("a changed file of tenants changes who is served", "[examples]") {
 TEST_CASE("a late request of a tenant that a reload removed is refused, and leaves nothing behind", "[examples]") {
     server s;
     const auto late = s.core->authenticate(chat_key);
-    write_file(*s.files / "tenants", "name=third api_key=key-of-third memory=16MiB compute=40%\n");
+    s.files->write("tenants", "name=third api_key=key-of-third memory=16MiB compute=40%\n");
     CHECK(s.core->reload().empty());
     CHECK_THROWS(s.core->load(late, "mlp", [](const refused*) {}));
     CHECK(s.connect().ask("POST", mlp, "key-of-third", rows_of_mlp(1)).status == 200);
@@ -1154,9 +1140,10 @@ TEST_CASE("a revocation that can't be read comes when it can", "[examples]") {
     CHECK_FALSE(is_known(chat_key));
     // Another file of the same size and time is noticed, too.
     const auto time = std::filesystem::last_write_time(*s.files / "tenants");
-    write_file(*s.files / "next",
-               "name=chat api_key=other-of-chat memory=16MiB compute=60%\nname=batch api_key=key-of-batch memory=16MiB "
-               "compute=40%\n");
+    s.files->write(
+        "next",
+        "name=chat api_key=other-of-chat memory=16MiB compute=60%\nname=batch api_key=key-of-batch memory=16MiB "
+        "compute=40%\n");
     std::filesystem::last_write_time(*s.files / "next", time);
     std::filesystem::rename(*s.files / "next", *s.files / "tenants");
     eventually([&] { return is_known("other-of-chat"); });
@@ -1595,7 +1582,7 @@ TEST_CASE("a killed server comes back with its tenants and its journal", "[examp
     const auto first = begin();
     for (int i = 0; i < 5; ++i) CHECK(ask(first, chat_key) == 200);
     eventually([&] { return requests() == 5; });
-    write_file(*files / "tenants", "name=chat api_key=newer-key-of-chat memory=16MiB\n");
+    files->write("tenants", "name=chat api_key=newer-key-of-chat memory=16MiB\n");
     eventually([&] { return ask(first, "newer-key-of-chat") == 200; });
     int how = 0;
     REQUIRE(::kill(first.pid, SIGKILL) == 0);

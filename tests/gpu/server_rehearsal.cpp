@@ -4,7 +4,6 @@
 // held behind those of more urgent calls, and the server ends beside calls that still run.
 #include <gpushare/backend/cuda/pinned.hpp>
 
-#include <stdlib.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,8 +13,6 @@
 #include <cstddef>
 #include <cstdio>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <functional>
 #include <future>
 #include <memory>
@@ -35,6 +32,7 @@
 #include "standins/cuda/launch.hpp"
 #include "standins/cuda/session.hpp"
 #include "support/catch.hpp"
+#include "support/folder.hpp"
 
 namespace server_rehearsal {
 
@@ -260,12 +258,9 @@ struct server {
     explicit server(service_options how = {}, std::string_view tenants = two_tenants,
                     standin::timing time = standin::timing::automatic)
         : gpu(standin::options{.devices = 1, .time = time}) {
-        std::string name = (std::filesystem::temp_directory_path() / "gpushare_rehearsal_XXXXXX").string();
-        REQUIRE(::mkdtemp(name.data()) != nullptr);
-        folder = name;
         write(tenants);
-        how.tenants = (folder / "tenants").string();
-        how.journal = (folder / "usage").string();
+        how.tenants = folder / "tenants";
+        how.journal = folder / "usage";
         core = std::make_unique<service>(std::move(how), models());
     }
     server(const server&) = delete;
@@ -282,7 +277,6 @@ struct server {
         core.reset();
         time = {};
         if (lost) (void)standin::take_findings();
-        std::filesystem::remove_all(folder);
     }
     [[nodiscard]] std::vector<model_source> models() const {
         const auto of = [&](const char* name, std::size_t size) {
@@ -314,7 +308,7 @@ struct server {
                 in_steps("step", told->step, &told->launched),
                 in_steps("pause", told->pause, nullptr)};
     }
-    void write(std::string_view tenants) const { std::ofstream(folder / "tenants") << tenants; }
+    void write(std::string_view tenants) const { folder.write("tenants", tenants); }
     void let_go() const {
         if (const auto stream = told->held.exchange(nullptr); stream != nullptr) standin::let_go(stream);
     }
@@ -331,14 +325,13 @@ struct server {
     }
     [[nodiscard]] gpushare::usage_amounts bill_of(std::string_view who) const {
         gpushare::usage_invoices bill{gpushare::wall_time::min(), gpushare::wall_time::max()};
-        (void)gpushare::usage_journal::read((folder / "usage").string(),
-                                            [&](const gpushare::usage_line& l) { bill.add(l); });
+        (void)gpushare::usage_journal::read(folder / "usage", [&](const gpushare::usage_line& l) { bill.add(l); });
         return bill.of(who);
     }
 
     const standin::session gpu;  // first: it outlives the node
     bool lost = false;           // the device
-    std::filesystem::path folder;
+    const support::folder folder;
     const std::shared_ptr<script> told = std::make_shared<script>();
     std::unique_ptr<service> core;
 };

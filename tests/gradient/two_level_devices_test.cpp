@@ -296,19 +296,6 @@ TEST_CASE("an abort ends two levels on all nodes, and names whom it was told", "
                  errc::stopped, told);
 }
 
-namespace {
-
-/// Until somebody lets its stream go on.
-struct until {
-    const std::atomic<bool>* gone;
-    template <class C>
-    GPUSHARE_HD void operator()(C&) const {
-        while (!gone->load(std::memory_order_acquire)) std::this_thread::sleep_for(1ms);
-    }
-};
-
-}  // namespace
-
 TEST_CASE("a fault of another node ends what waits for a device", "[gradient]") {
     const gs::communicator between(2);
     std::atomic<bool> gone{false};
@@ -320,7 +307,7 @@ TEST_CASE("a fault of another node ends what waits for a device", "[gradient]") 
         gs::two_level_devices levels(m.node.gangs(), m.devices, std::span(m.streams), m.members, outer,
                                      *std::pmr::new_delete_resource());
         std::vector<float> x(500, 1);
-        if (p == 1) m.streams[0].launch({.blocks = 1, .threads = 1, .hold = {}}, until{&gone});
+        if (p == 1) m.streams[0].launch({.blocks = 1, .threads = 1, .hold = {}}, support::until{&gone});
         const std::jthread aborting([&] {
             const auto late = std::chrono::steady_clock::now() + 60s;
             while (p == 0 && advanced[1] == 0 && std::chrono::steady_clock::now() < late) std::this_thread::yield();

@@ -66,17 +66,8 @@ struct rig {
 };
 
 using outcome = support::named_outcome;
+using support::into;
 using support::outcome_of;
-
-/// Memory for a result.
-template <class E>
-detail::device_call::placing into(std::vector<E>& to, std::vector<std::uint64_t>& rows, std::size_t row) {
-    return [&, row](std::span<const std::uint64_t> of) -> void* {
-        rows.assign(of.begin(), of.end());
-        to.assign(std::accumulate(of.begin(), of.end(), std::uint64_t{0}) * row, E{});
-        return to.data();
-    };
-}
 
 }  // namespace
 

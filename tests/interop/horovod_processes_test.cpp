@@ -70,24 +70,8 @@ void on_processes(std::uint32_t count, const F& f, const device_process_options&
 }
 
 using outcome = support::named_outcome;
+using support::into;
 using support::outcome_of;
-template <class E>
-detail::device_call::placing into(std::vector<E>& to, std::vector<std::uint64_t>& rows, std::size_t row) {
-    return [&, row](std::span<const std::uint64_t> of) -> void* {
-        rows.assign(of.begin(), of.end());
-        to.assign(std::accumulate(of.begin(), of.end(), std::uint64_t{0}) * row, E{});
-        return to.data();
-    };
-}
-
-/// Waits on its stream until somebody lets it go on.
-struct until {
-    const std::atomic<bool>* gone;
-    template <class C>
-    GPUSHARE_HD void operator()(C&) const {
-        while (!gone->load(std::memory_order_acquire)) std::this_thread::sleep_for(1ms);
-    }
-};
 
 }  // namespace
 
@@ -322,7 +306,7 @@ TEST_CASE("a process whose device doesn't come is named to all", "[interop]") {
     on_processes(2,
                  [&](one_process& mine, unsigned r) {
                      allreduce(mine.array(std::span(x[r])), "before", Sum, mine.set());
-                     if (r == 1) mine.caller().launch({.blocks = 1, .threads = 1, .hold = {}}, until{&gone});
+                     if (r == 1) mine.caller().launch({.blocks = 1, .threads = 1, .hold = {}}, support::until{&gone});
                      seen[r] = outcome_of([&] { allreduce(mine.array(std::span(x[r])), "x", Sum, mine.set()); });
                      if (r == 1) gone.store(true, std::memory_order_release);
                      mine.wait();
@@ -337,7 +321,7 @@ TEST_CASE("an abort ends what waits for a device", "[interop]") {
     std::vector<std::vector<float>> x(2, std::vector<float>(100, 1));
     on_processes(2, [&](one_process& mine, unsigned r) {
         allreduce(mine.array(std::span(x[r])), "before", Sum, mine.set());
-        if (r == 1) mine.caller().launch({.blocks = 1, .threads = 1, .hold = {}}, until{&gone});
+        if (r == 1) mine.caller().launch({.blocks = 1, .threads = 1, .hold = {}}, support::until{&gone});
         const handle one = allreduce_async(mine.array(std::span(x[r])), "x", Sum, mine.set());
         if (r == 1) mine.rank->abort(errc::stopped);
         seen[r] = outcome_of([&] { synchronize(one); });
@@ -356,7 +340,7 @@ TEST_CASE("a fault of another process ends what waits for a device", "[interop]"
     support::together(2, [&](unsigned r) {
         support::eager_transport net(group.rank(r), advanced[r]);
         process<support::eager_transport> mine(net);
-        if (r == 1) mine.caller().launch({.blocks = 1, .threads = 1, .hold = {}}, until{&gone});
+        if (r == 1) mine.caller().launch({.blocks = 1, .threads = 1, .hold = {}}, support::until{&gone});
         const handle one = allreduce_async(mine.array(std::span(x[r])), "x", Sum, mine.set());
         // Until it waits for its device, or has failed before.
         while (r == 0 && advanced[1].load() == 0 && !gone.load()) std::this_thread::yield();

@@ -9,7 +9,6 @@
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <fstream>
 #include <span>
 #include <string>
@@ -26,6 +25,7 @@
 
 #include "support/catch.hpp"
 #include "support/code_of.hpp"
+#include "support/folder.hpp"
 #include "support/random.hpp"
 
 namespace usage_test {
@@ -57,18 +57,8 @@ usage_line some_line(support::random& any, std::string_view tenant, wall_time fr
              any.below(100)}};
 }
 
-std::string folder() {
-    std::string made = "/tmp/gpushare_usage_XXXXXX";
-    REQUIRE(::mkdtemp(made.data()) != nullptr);
-    return made;
-}
-struct temporary {
-    std::string path = folder();
-    ~temporary() {
-        const std::string command = "rm -rf " + path;
-        if (std::system(command.c_str()) != 0) std::perror("rm");
-    }
-    [[nodiscard]] std::string file() const { return path + "/usage"; }
+struct temporary : support::folder {
+    [[nodiscard]] std::string file() const { return *this / "usage"; }
 };
 std::vector<usage_line> lines_of(const std::string& file, std::size_t* torn = nullptr) {
     std::vector<usage_line> all;
@@ -337,9 +327,9 @@ TEST_CASE("a journal refuses what would not come back, and a second writer", "[s
     const usage_line ancient{"chat", wall_time::min(), at(1s), {}};
     CHECK(journal.try_append({&ancient, 1}).code == errc::invalid_specification);
     CHECK(support::code_of([&] { usage_journal second(here.file()); }) == errc::in_flight);
-    CHECK(support::code_of([&] { usage_journal lost(here.path + "/no/such/usage"); }) == errc::io_failed);
+    CHECK(support::code_of([&] { usage_journal lost(here / "no/such/usage"); }) == errc::io_failed);
     CHECK(lines_of(here.file()).empty());
-    CHECK(lines_of(here.path + "/nothing").empty());
+    CHECK(lines_of(here / "nothing").empty());
     usage_journal moved = std::move(journal);
     const usage_line good{"chat", at(0s), at(1s), {}};
     moved.append({&good, 1});
@@ -391,10 +381,10 @@ TEST_CASE("a journal that others rotate goes on in a new file, and rotates itsel
     rename(here.file(), here.file() + ".1");
     for (int n = 1; n < 50; ++n) CHECK(appended(journal, n));
     // The same where it would rotate itself, and where what it finds isn't its own.
-    rename(here.file(), here.path + "/elsewhere");
+    rename(here.file(), here / "elsewhere");
     CHECK(journal.rotate().code == errc::none);
     CHECK(appended(journal, 50));
-    rename(here.path + "/elsewhere", here.file() + ".100");
+    rename(here / "elsewhere", here.file() + ".100");
     rename(here.file(), here.file() + ".101");
     { std::ofstream other(here.file()); }
     CHECK(appended(journal, 51));
@@ -425,8 +415,8 @@ TEST_CASE("lines appended to a removed journal are in a new file", "[serving]") 
     CHECK(lines_of(here.file()) == std::vector{nth(1)});
     CHECK(support::code_of([&] { usage_journal second(here.file()); }) == errc::in_flight);  // it is this one's
     // Another file takes its place by a rename.
-    std::ofstream(here.path + "/other") << to_text(nth(7));
-    rename(here.path + "/other", here.file());
+    std::ofstream(here / "other") << to_text(nth(7));
+    rename(here / "other", here.file());
     CHECK(appended(journal, 2));
     CHECK(lines_of(here.file()) == std::vector{nth(7), nth(2)});
 }
@@ -491,7 +481,7 @@ TEST_CASE("a line that can't be written keeps no other from the bill", "[serving
     journal.append({&early, 1});
     CHECK(lines_of(here.file()).back() == early);
     // Nothing is taken out where the file can't be written.
-    rename(here.file(), here.path + "/other");
+    rename(here.file(), here / "other");
     REQUIRE(::mkdir(here.file().c_str(), 0700) == 0);
     waiting = {nth(4), nameless};
     CHECK(journal.append_from(waiting).code == errc::io_failed);

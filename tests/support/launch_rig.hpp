@@ -84,6 +84,15 @@ struct rig {
         for (const char* const kernel : {&conv, &gemm, &norm}) CHECK(launch(s, *kernel, ns{0}) == cudaSuccess);
         raw::destroy(s);
     }
+    /// That the gate has let the batch through because of the longest hold, beside the request.
+    void was_forced(ns least = ns{0}) {
+        const auto forced = gate->take_forced();
+        REQUIRE(forced);
+        CHECK(forced->client == batch.number());
+        CHECK(forced->held_by == urgent.number());
+        CHECK(forced->held >= least);
+    }
+
     cuda::node node;
     std::optional<gate_type> gate;
     gate_type::client urgent, batch;

@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// The outcome of a call by Horovod's names, as a value that tests compare.
+// The outcome of a call by Horovod's names, as a value that tests compare, and memory for results.
 //
 //   CHECK(support::outcome_of([&] { allreduce(x, "x", Sum, set); }) == support::named_outcome{errc::stopped, 1});
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <ostream>
+#include <span>
+#include <vector>
 
 #include <gpushare/error.hpp>
+#include <gpushare/gradient/horovod.hpp>
 
 namespace support {
 
@@ -28,6 +33,17 @@ named_outcome outcome_of(const F& f) {
         return {e.code(), e.figures().because == gpushare::reason::rank_failed ? e.figures().left : 0};
     }
     return {};
+}
+
+/// Gives out memory for a result.
+template <class E>
+gpushare::horovod::detail::device_call::placing into(std::vector<E>& to, std::vector<std::uint64_t>& rows,
+                                                     std::size_t row) {
+    return [&, row](std::span<const std::uint64_t> of) -> void* {
+        rows.assign(of.begin(), of.end());
+        to.assign(std::accumulate(of.begin(), of.end(), std::uint64_t{0}) * row, E{});
+        return to.data();
+    };
 }
 
 }  // namespace support

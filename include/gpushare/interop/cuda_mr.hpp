@@ -22,7 +22,6 @@
 #include <gpushare/error.hpp>
 #include <gpushare/interop/detail/free_by_address.hpp>
 #include <gpushare/interop/stream_resource.hpp>
-#include <gpushare/memory/as_upstream.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
@@ -50,9 +49,7 @@ public:
     }
     /// Frees a block, which no work may use any more.
     void deallocate(void* p, std::size_t size, std::size_t alignment = default_alignment) noexcept {
-        (void)detail::free_by_address(*memory_, p, size, alignment, [&](std::size_t n, std::size_t a) {
-            return as_upstream(*memory_).deallocate(p, n, a);
-        });
+        (void)detail::free_by_address(*memory_, p, size, alignment);
     }
     /// See allocate().
     [[nodiscard]] void* allocate_sync(std::size_t size, std::size_t alignment = default_alignment) {

@@ -16,7 +16,6 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/interop/detail/free_by_address.hpp>
-#include <gpushare/memory/as_upstream.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
@@ -39,9 +38,7 @@ public:
     /// if the resource can look it up. If the resource checks frees, any other wrong free changes
     /// nothing, and the resource may report the free.
     void deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
-        (void)detail::free_by_address(
-            *resource_, p, std::max<std::size_t>(size, 1), aligned(alignment),
-            [&](std::size_t n, std::size_t a) { return as_upstream(*resource_).deallocate(p, n, a); });
+        (void)detail::free_by_address(*resource_, p, std::max<std::size_t>(size, 1), aligned(alignment));
     }
     /// Whether each of the two allocators can free the other's blocks.
     [[nodiscard]] bool is_equal(const openvino_allocator& other) const noexcept { return resource_ == other.resource_; }

@@ -18,7 +18,6 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/interop/detail/free_by_address.hpp>
-#include <gpushare/memory/as_upstream.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
@@ -46,9 +45,7 @@ public:
 private:
     void* do_allocate(std::size_t size, std::size_t alignment) override { return resource_->allocate(size, alignment); }
     void do_deallocate(void* p, std::size_t size, std::size_t alignment) override {
-        (void)detail::free_by_address(*resource_, p, size, alignment, [&](std::size_t n, std::size_t a) {
-            return as_upstream(*resource_).deallocate(p, n, a);
-        });
+        (void)detail::free_by_address(*resource_, p, size, alignment);
     }
     [[nodiscard]] bool do_is_equal(const std::pmr::memory_resource& other) const noexcept override {
         const auto* const same = dynamic_cast<const pmr_adaptor*>(&other);

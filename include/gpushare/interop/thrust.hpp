@@ -23,7 +23,6 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/interop/detail/free_by_address.hpp>
-#include <gpushare/memory/as_upstream.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
@@ -68,10 +67,7 @@ public:
         return pointer(static_cast<T*>(resource_->allocate(size_of(n), alignment)));
     }
     void deallocate(pointer p, size_type n) noexcept {
-        (void)detail::free_by_address(*resource_, p.get(), size_of(n), alignment,
-                                      [&](std::size_t size, std::size_t align) {
-                                          return as_upstream(*resource_).deallocate(p.get(), size, align);
-                                      });
+        (void)detail::free_by_address(*resource_, p.get(), size_of(n), alignment);
     }
 
     [[nodiscard]] static constexpr size_type max_size() noexcept {

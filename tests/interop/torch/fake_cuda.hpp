@@ -9,8 +9,6 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <ATen/detail/CUDAHooksInterface.h>
-#include <c10/cuda/CUDAMacros.h>
-#include <cuda_runtime_api.h>
 #include <torch/library.h>
 
 #include <cstddef>
@@ -20,11 +18,7 @@
 #include <utility>
 #include <vector>
 
-// What libtorch_cuda has, and c10 asks it for.
-extern "C" cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
-namespace c10::cuda::_internal {
-C10_CUDA_API void setHasPrimaryContext(bool (*func)(DeviceIndex));
-}
+#include "no_libtorch_cuda.hpp"
 
 namespace fake_cuda {
 

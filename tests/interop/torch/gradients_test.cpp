@@ -24,6 +24,7 @@
 #include "standins/cuda/session.hpp"
 #include "support/average_of_two.hpp"
 #include "support/catch.hpp"
+#include "support/code_of.hpp"
 #include "support/threads.hpp"
 
 namespace torch_gradients_test {
@@ -33,6 +34,7 @@ namespace cuda = gpushare::cuda;
 using namespace std::chrono_literals;
 using Catch::Matchers::Contains;
 using gs::errc;
+using support::refusal_of;
 
 namespace {
 
@@ -195,16 +197,6 @@ struct recorder : gs::detail::device_ranks {
     errc ended = errc::none;
 };
 
-template <class F>
-std::string refused(const F& f) {
-    try {
-        f();
-        return "accepted";
-    } catch (const gs::operation_error& e) {
-        return std::string(to_string(e.code())) + ": " + e.what();
-    }
-}
-
 }  // namespace
 
 TEST_CASE("two ranks on CUDA learn the same parameters, to the bit, and those of the averages", "[interop][torch]") {
@@ -306,7 +298,7 @@ TEST_CASE("a parameter that a rank can't combine is refused by name", "[interop]
     const c10::Device other(c10::kCUDA, 1);
     const item good{"good", network::filled({2}, at::kFloat, fake_cuda::device)};
     const auto with = [&](const at::Tensor& bad) {
-        return refused([&] { gs::torch_gradients mine(std::vector<item>{good, {"bad", bad}}, r.ranks, 0); });
+        return refusal_of([&] { gs::torch_gradients mine(std::vector<item>{good, {"bad", bad}}, r.ranks, 0); });
     };
     const std::string why(to_string(errc::not_supported));
     CHECK_THAT(with(network::filled({2}, at::kFloat, c10::kCPU)), Contains(why) && Contains("bad: a parameter"));
@@ -315,10 +307,10 @@ TEST_CASE("a parameter that a rank can't combine is refused by name", "[interop]
                Contains(why) && Contains("bad: a parameter"));
     CHECK_THAT(with(network::filled({2}, at::kComplexFloat, fake_cuda::device)),
                Contains(why) && Contains("bad: a parameter of another type than floats"));
-    CHECK_THAT(refused([&] { gs::torch_gradients mine(std::vector<item>{good}); }),
+    CHECK_THAT(refusal_of([&] { gs::torch_gradients mine(std::vector<item>{good}); }),
                Contains(why) && Contains("good: a parameter that isn't of float32, dense, in the host's memory"));
     const c10::cuda::CUDAStreamGuard outside(c10::cuda::getDefaultCUDAStream(0));
-    CHECK_THAT(refused([&] { gs::torch_gradients mine(std::vector<item>{good}, r.ranks, 0); }),
+    CHECK_THAT(refusal_of([&] { gs::torch_gradients mine(std::vector<item>{good}, r.ranks, 0); }),
                Contains("default stream"));
 }
 
@@ -330,7 +322,7 @@ TEST_CASE("a gradient that isn't dense is every rank's fault, and says whose it 
     for (std::uint32_t rank = 0; rank < 2; ++rank) of.emplace_back(models[rank].parameters, r.ranks, rank);
     optimiser sgd(models[0]);
     models[0].parameters[1].tensor.mutable_grad() = at::ones({6}).to_sparse();
-    CHECK_THAT(refused([&] { (void)of[0].step(sgd); }), Contains("first.bias: a gradient that isn't dense"));
+    CHECK_THAT(refusal_of([&] { (void)of[0].step(sgd); }), Contains("first.bias: a gradient that isn't dense"));
     const auto fault = of[1].step(sgd);
     CHECK(fault.code == errc::not_supported);
     CHECK(fault.rank == 0);
@@ -360,7 +352,7 @@ TEST_CASE("calls for ranks of the host are refused on devices, and the other way
     CHECK(mine.broadcast(net).code == errc::not_supported);
     CHECK(mine.communicate(net).code == errc::not_supported);
     optimiser sgd(on_host);
-    CHECK_THAT(refused([&] { (void)hosts.join(sgd); }), Contains("joining without devices"));
+    CHECK_THAT(refusal_of([&] { (void)hosts.join(sgd); }), Contains("joining without devices"));
 }
 
 }  // namespace torch_gradients_test

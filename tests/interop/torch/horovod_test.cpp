@@ -22,6 +22,7 @@
 #include "standins/cuda/launch.hpp"
 #include "standins/cuda/session.hpp"
 #include "support/catch.hpp"
+#include "support/code_of.hpp"
 #include "support/named_ranks.hpp"
 #include "support/threads.hpp"
 
@@ -33,6 +34,7 @@ namespace cuda = gpushare::cuda;
 using namespace gs::horovod;
 using Catch::Matchers::Contains;
 using gs::errc;
+using support::refusal_of;
 
 namespace {
 
@@ -83,16 +85,6 @@ at::Tensor filled(at::IntArrayRef sizes, double x, at::ScalarType type = at::kFl
 bool same(const at::Tensor& a, const at::Tensor& expected) {
     return a.device() == fake_cuda::device && at::equal(fake_cuda::moved(a, c10::kCPU), expected);
 }
-template <class F>
-std::string refused(const F& f) {
-    try {
-        f();
-        return "accepted";
-    } catch (const gs::operation_error& e) {
-        return std::string(to_string(e.code())) + ": " + e.what();
-    }
-}
-
 }  // namespace
 
 TEST_CASE("tensors on CUDA are summed up in place, beside themselves and in groups", "[interop][torch]") {
@@ -206,19 +198,20 @@ TEST_CASE("tensors that can't be handed over are refused by their name", "[inter
     const std::string why(to_string(errc::not_supported));
     process_set& of = r.sets[0];
     const at::Tensor columns = fake_cuda::moved(at::ones({2, 3}).t(), fake_cuda::device);
-    CHECK_THAT(refused([&] { (void)allreduce_async_(columns, "a", Sum, of); }),
+    CHECK_THAT(refusal_of([&] { (void)allreduce_async_(columns, "a", Sum, of); }),
                Contains(why) && Contains("a: a tensor"));
-    CHECK_THAT(refused([&] { (void)allreduce_async_(at::ones({2}), "b", Sum, of); }), Contains(why));
-    CHECK_THAT(refused([&] { (void)allreduce_async_(filled({2}, 1, at::kInt), "c", Sum, of); }), Contains(why));
-    CHECK_THAT(refused([&] { (void)allgather_async(filled({}, 1), "d", of); }), Contains("d: a tensor without rows"));
-    CHECK_THAT(refused([&] { (void)allgather_async(at::ones({2}), "e", of); }), Contains(why));
-    CHECK_THAT(refused([&] { (void)alltoall_async(filled({3}, 1), {}, "f", of); }), Contains("rows for all ranks"));
-    CHECK_THAT(refused([&] {
+    CHECK_THAT(refusal_of([&] { (void)allreduce_async_(at::ones({2}), "b", Sum, of); }), Contains(why));
+    CHECK_THAT(refusal_of([&] { (void)allreduce_async_(filled({2}, 1, at::kInt), "c", Sum, of); }), Contains(why));
+    CHECK_THAT(refusal_of([&] { (void)allgather_async(filled({}, 1), "d", of); }),
+               Contains("d: a tensor without rows"));
+    CHECK_THAT(refusal_of([&] { (void)allgather_async(at::ones({2}), "e", of); }), Contains(why));
+    CHECK_THAT(refusal_of([&] { (void)alltoall_async(filled({3}, 1), {}, "f", of); }), Contains("rows for all ranks"));
+    CHECK_THAT(refusal_of([&] {
                    (void)alltoall_async(filled({3}, 1), {-1, 4}, "g", of);
                }),
                Contains(std::string(to_string(errc::invalid_specification))));
     const c10::cuda::CUDAStreamGuard outside(c10::cuda::getDefaultCUDAStream(0));
-    CHECK_THAT(refused([&] { (void)allreduce_async_(filled({2}, 1), "h", Sum, of); }), Contains("default stream"));
+    CHECK_THAT(refusal_of([&] { (void)allreduce_async_(filled({2}, 1), "h", Sum, of); }), Contains("default stream"));
 }
 
 }  // namespace torch_horovod_test

@@ -5,32 +5,16 @@
 #include <thread>
 #include <vector>
 
-#include <ATen/cuda/CUDAContextLight.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/util/Exception.h>
 
 #include <gpushare/units.hpp>
 
+#include "no_libtorch_cuda.hpp"
 #include "pytorch_tenants/tenants.hpp"
 #include "standins/cuda/session.hpp"
 #include "support/catch.hpp"
-
-// What libtorch_cuda has, and c10 asks it for.
-extern "C" cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
-namespace c10::cuda::_internal {
-C10_CUDA_API void setHasPrimaryContext(bool (*func)(DeviceIndex));
-}
-namespace at::cuda {
-WorkspaceMapWithMutex& cublas_handle_stream_to_workspace() {
-    static auto* const all = new WorkspaceMapWithMutex;
-    return *all;
-}
-WorkspaceMapWithMutex& cublaslt_handle_stream_to_workspace() {
-    static auto* const all = new WorkspaceMapWithMutex;
-    return *all;
-}
-}  // namespace at::cuda
 
 namespace torch_python_test {
 

@@ -33,26 +33,11 @@
 #include <gpushare/interop/libtorch_cpu.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 
+#include "no_libtorch_cuda.hpp"
 #include "standins/cuda/session.hpp"
 #include "standins/cuda/standin.hpp"
 #include "support/catch.hpp"
 #include "support/launch_rig.hpp"
-
-// What libtorch_cuda has, and c10 asks it for.
-extern "C" cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
-namespace c10::cuda::_internal {
-C10_CUDA_API void setHasPrimaryContext(bool (*func)(DeviceIndex));
-}
-namespace at::cuda {
-WorkspaceMapWithMutex& cublas_handle_stream_to_workspace() {
-    static auto* const all = new WorkspaceMapWithMutex;
-    return *all;
-}
-WorkspaceMapWithMutex& cublaslt_handle_stream_to_workspace() {
-    static auto* const all = new WorkspaceMapWithMutex;
-    return *all;
-}
-}  // namespace at::cuda
 
 namespace torch_scope_test {
 

@@ -2,13 +2,8 @@
 // The example server with the models of a folder of its own.
 #pragma once
 
-#include <stdlib.h>
-
 #include <cstdint>
-#include <filesystem>
-#include <fstream>
 #include <memory>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -16,28 +11,12 @@
 #include "inference_server/client.hpp"
 #include "inference_server/http_server.hpp"
 #include "inference_server/torch_engines.hpp"
+#include "support/folder.hpp"
 
 namespace torch_served {
 
 using namespace inference_server;
-
-/// A temporary one, which goes with its files.
-struct folder {
-    folder() {
-        std::string name = (std::filesystem::temp_directory_path() / "gpushare_torch_XXXXXX").string();
-        if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary folder");
-        path = name;
-    }
-    folder(const folder&) = delete;
-    folder& operator=(const folder&) = delete;
-    folder(folder&& from) noexcept : path(std::exchange(from.path, {})) {}
-    ~folder() {
-        if (!path.empty()) std::filesystem::remove_all(path);
-    }
-    [[nodiscard]] std::string operator/(const std::string& name) const { return (path / name).string(); }
-    void write(const std::string& name, std::string_view text) const { std::ofstream(*this / name) << text; }
-    std::filesystem::path path;
-};
+using support::folder;
 
 inline constexpr std::string_view tenants =
     "name=chat api_key=key-of-chat memory=256MiB compute=50%\n"

@@ -321,6 +321,15 @@ private:
     const primary_context* entered_ = nullptr;
 };
 
+/// What a call of the runtime returns with this device current, or else why the device can't be
+/// made current.
+template <class Call>
+[[nodiscard]] cudaError_t call_in(const primary_context& of, Call&& call) {
+    cudaError_t code = cudaSuccess;
+    const device_guard on(of, code);
+    return code == cudaSuccess ? call() : code;
+}
+
 /// Calls a driver function that may need some context. If the thread has none, the function is
 /// called in this one.
 template <class Call>

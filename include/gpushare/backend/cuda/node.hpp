@@ -179,8 +179,7 @@ private:
 
     [[nodiscard]] memory_figures figures(cudaError_t& code) const noexcept {
         std::size_t free = 0, total = 0;
-        const device_guard on(device_->context(), code);
-        if (code == cudaSuccess) code = cudaMemGetInfo(&free, &total);
+        code = detail::call_in(device_->context(), [&] { return cudaMemGetInfo(&free, &total); });
         (void)device_->health().note(code, "cudaMemGetInfo");
         return {bytes{free}, bytes{total}};
     }
@@ -202,12 +201,7 @@ private:
             if (no.code != errc::none) return nullptr;
         }
         const auto asked = static_cast<std::size_t>(detail::padded(size, alignment, natural_alignment));
-        cudaError_t code = cudaSuccess;
-        {
-            const device_guard on(device_->context(), code);
-            const detail::relaxed_capture relaxed(device_->api());
-            if (code == cudaSuccess) code = cudaMalloc(&b.base, asked);
-        }
+        cudaError_t code = device_->call_beside_captures([&] { return cudaMalloc(&b.base, asked); });
         const errc refused = device_->health().note(code, "cudaMalloc");
         if (refused == errc::none) {
             void* const p = detail::aligned(b.base, alignment);
@@ -223,13 +217,7 @@ private:
     }
 
     errc give_back(const detail::block& b) noexcept {
-        cudaError_t code = cudaSuccess;
-        {
-            const device_guard on(device_->context(), code);
-            const detail::relaxed_capture relaxed(device_->api());
-            if (code == cudaSuccess) code = cudaFree(b.base);
-        }
-        return device_->health().keep(code, "cudaFree");
+        return device_->health().keep(device_->call_beside_captures([&] { return cudaFree(b.base); }), "cudaFree");
     }
 
     const std::shared_ptr<detail::device_state> device_;

@@ -103,14 +103,10 @@ private:
         detail::block b{.size = size, .alignment = alignment, .charge = charged(size, alignment)};
         why = refuses(size, alignment);
         if (why.code != errc::none) return nullptr;
-        cudaError_t code = cudaSuccess;
-        {
-            const device_guard on(device_->context(), code);
-            const detail::relaxed_capture relaxed(device_->api());
-            const auto asked = static_cast<std::size_t>(detail::padded(size, alignment, natural_alignment));
-            // Portable: pinned for every device, not only for the current one.
-            if (code == cudaSuccess) code = cudaHostAlloc(&b.base, asked, cudaHostAllocPortable);
-        }
+        const auto asked = static_cast<std::size_t>(detail::padded(size, alignment, natural_alignment));
+        // Portable: pinned for every device, not only for the current one.
+        const cudaError_t code =
+            device_->call_beside_captures([&] { return cudaHostAlloc(&b.base, asked, cudaHostAllocPortable); });
         const errc refused = device_->health().note(code, "cudaHostAlloc");
         why.code = refused == errc::device_lost ? refused : errc::out_of_memory;
         if (refused != errc::none) return nullptr;
@@ -121,12 +117,7 @@ private:
     }
 
     void give_back(const detail::block& b) noexcept {
-        cudaError_t code = cudaSuccess;
-        {
-            const device_guard on(device_->context(), code);
-            const detail::relaxed_capture relaxed(device_->api());
-            if (code == cudaSuccess) code = cudaFreeHost(b.base);
-        }
+        const cudaError_t code = device_->call_beside_captures([&] { return cudaFreeHost(b.base); });
         (void)device_->health().keep(code, "cudaFreeHost");
     }
 

@@ -97,13 +97,10 @@ struct stream_state {
     device_state& d = *s.device;
     if (threads == 0 || threads > d.properties().threads_per_block) return 0;
     if (const auto known = d.occupancy().find(entry, threads)) return *known * s.sms;
-    auto code = cudaSuccess;
     int of_sm = 0;
-    {
-        const device_guard on(d.context(), code);
-        if (code == cudaSuccess)
-            code = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&of_sm, entry, static_cast<int>(threads), 0);
-    }
+    const cudaError_t code = call_in(d.context(), [&] {
+        return cudaOccupancyMaxActiveBlocksPerMultiprocessor(&of_sm, entry, static_cast<int>(threads), 0);
+    });
     if (d.health().keep(code, "cudaOccupancyMaxActiveBlocksPerMultiprocessor") != errc::none) return 0;
     d.occupancy().add(entry, threads, static_cast<std::uint32_t>(of_sm));
     return static_cast<std::uint32_t>(of_sm) * s.sms;
@@ -356,7 +353,7 @@ public:
     }
     void enqueued_on_device(F&& call, const char* name, sm_fill fills = {.opaque = true}) {
         state_->widths.note(fills);
-        const cudaError_t code = on_device(call);
+        const cudaError_t code = detail::call_in(state_->device->context(), call);
         // Copies, fills and graphs may use memory of other devices, and so may report the loss of
         // another device.
         if (is_sticky(code) && state_->device->health().answers()) {
@@ -369,7 +366,7 @@ public:
     template <class F>
     void launched(const void* entry, grid g, F&& launch) {
         state_->widths.note(entry, g, [&] { return detail::resident_blocks(*state_, entry, g.threads); });
-        enqueued(on_device(launch), "launching a kernel");
+        enqueued(detail::call_in(state_->device->context(), launch), "launching a kernel");
     }
     /// errc::none, capturing, or the code of the driver's error; see captured(). To rely on the
     /// result for a while, hold off captures.
@@ -383,13 +380,6 @@ public:
     explicit stream(std::shared_ptr<detail::stream_state> state) noexcept : state_(std::move(state)) {}
 
 private:
-    template <class F>
-    [[nodiscard]] cudaError_t on_device(F& call) {
-        cudaError_t code = cudaSuccess;
-        const device_guard on(state_->device->context(), code);
-        return code == cudaSuccess ? call() : code;
-    }
-
     void wait_uncaptured(const point& p) {
         cudaError_t code = cudaSuccess;
         {

@@ -232,12 +232,7 @@ private:
     // that device's errors.
     template <class Call>
     errc ask(const char* name, Call call) noexcept {
-        cudaError_t code = cudaSuccess;
-        {
-            const device_guard on(device_->context(), code);
-            const detail::relaxed_capture relaxed(api());
-            if (code == cudaSuccess) code = to_runtime(call());
-        }
+        const cudaError_t code = device_->call_beside_captures([&] { return to_runtime(call()); });
         if (code == cudaSuccess) return errc::none;
         // The call may report the loss of another device to which the memory is open.
         if (is_sticky(code) && device_->health().answers()) return errc::device_lost;

@@ -3,7 +3,7 @@
 // The caller may free the block, and a refusal would keep it charged as long as the tenant exists.
 // So the block goes back as it was allocated, and the memory's event reports the wrong size.
 //
-//   return detail::free_by_address(memory, p, size, 256, [&](std::size_t n, std::size_t a) { return memory.deallocate(p, n, a); });
+//   return detail::free_by_address(memory, p, size, 256);
 #pragma once
 
 #include <concepts>
@@ -11,6 +11,7 @@
 
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/memory/as_upstream.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
@@ -26,6 +27,13 @@ errc free_by_address(Memory& memory, const void* p, std::size_t size, std::size_
             if (const auto there = memory.find(p))
                 return free(static_cast<std::size_t>(there->size.count()), there->alignment);
     return why;
+}
+/// The same for a block that no work uses any more.
+template <class Memory>
+errc free_by_address(Memory& memory, void* p, std::size_t size, std::size_t alignment) {
+    return free_by_address(memory, p, size, alignment, [&](std::size_t n, std::size_t align) {
+        return as_upstream(memory).deallocate(p, n, align);
+    });
 }
 
 }  // namespace detail

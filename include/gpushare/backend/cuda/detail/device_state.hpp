@@ -130,6 +130,14 @@ public:
     [[nodiscard]] int ordinal() const noexcept { return properties_.ordinal; }
     [[nodiscard]] cuda::health& health() noexcept { return health_; }
     [[nodiscard]] const primary_context& context() const noexcept { return context_; }
+    /// call_in() that ends no capture of another thread.
+    template <class Call>
+    [[nodiscard]] cudaError_t call_beside_captures(const Call& call) const noexcept {
+        return call_in(context_, [&] {
+            const relaxed_capture relaxed(*api_);
+            return call();
+        });
+    }
     /// The registry of the device's SMs, shared by all nodes that have the device in this context.
     [[nodiscard]] sm_registry& sms() noexcept { return *sms_; }
     [[nodiscard]] occupancy_cache& occupancy() noexcept { return occupancy_; }
@@ -240,12 +248,8 @@ private:
     // the events of a device serve all its streams. On a lost device there are no events, and
     // recording them fails like every other call.
     void make_event(point_state& p) {
-        cudaError_t code = cudaSuccess;
-        {
-            const device_guard on(context_, code);
-            const relaxed_capture relaxed(*api_);
-            if (code == cudaSuccess) code = handled(cudaEventCreateWithFlags(&p.event, cudaEventDefault));
-        }
+        const cudaError_t code =
+            call_beside_captures([&] { return handled(cudaEventCreateWithFlags(&p.event, cudaEventDefault)); });
         p.home = &context_;
         if (code == cudaSuccess) return;
         p.event = nullptr;

@@ -51,11 +51,8 @@ public:
     pinned_words& operator=(const pinned_words&) = delete;
     ~pinned_words() {
         if (kept_) return;
-        cudaError_t code = cudaSuccess;
-        const device_guard current(device_->context(), code);
-        const relaxed_capture relaxed(device_->api());
         for (void* const page : pages_)
-            if (code == cudaSuccess) (void)handled(cudaFreeHost(page));
+            (void)device_->call_beside_captures([&] { return handled(cudaFreeHost(page)); });
     }
 
     /// Takes a word; null if the driver gives no pinned memory. Throws std::bad_alloc.
@@ -75,12 +72,9 @@ private:
     void pin_more() {
         free_.reserve((pages_.size() + 1) * at_once);
         pages_.reserve(pages_.size() + 1);
-        cudaError_t code = cudaSuccess;
-        const device_guard current(device_->context(), code);
-        const relaxed_capture relaxed(device_->api());
         void* page = nullptr;
-        if (code == cudaSuccess) code = handled(cudaHostAlloc(&page, at_once * sizeof(word), cudaHostAllocMapped));
-        if (code != cudaSuccess) return;
+        const auto pin = [&] { return handled(cudaHostAlloc(&page, at_once * sizeof(word), cudaHostAllocMapped)); };
+        if (device_->call_beside_captures(pin) != cudaSuccess) return;
         pages_.push_back(page);
         for (std::size_t i = 0; i < at_once; ++i) free_.push_back(::new (static_cast<word*>(page) + i) word);
     }
