@@ -321,8 +321,8 @@ private:
     const primary_context* entered_ = nullptr;
 };
 
-/// What a call of the runtime returns with this device current, or else why the device can't be
-/// made current.
+/// The result of a call of the runtime with this device current, or the reason why the device can't
+/// be made current.
 template <class Call>
 [[nodiscard]] cudaError_t call_in(const primary_context& of, Call&& call) {
     cudaError_t code = cudaSuccess;

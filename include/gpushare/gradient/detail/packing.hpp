@@ -70,8 +70,8 @@ struct piece_list {
         std::size_t begin = 0;
         for (std::uint32_t k = first_piece(pieces, count, mine.begin, begin); k < count && begin < mine.end; ++k) {
             const std::size_t end = pieces[k].end;
-            f(pieces[k], begin,
-              element_range{begin < mine.begin ? mine.begin : begin, end < mine.end ? end : mine.end});
+            const element_range part{begin < mine.begin ? mine.begin : begin, end < mine.end ? end : mine.end};
+            f(pieces[k], begin, part);
             begin = end;
         }
     }
