@@ -108,34 +108,11 @@ bool near(const tensor& got, const numbers& want) {
 /// Runs a piece on these inputs; whether its outputs are right. What the engine throws is thrown.
 bool right(fixture& f, engine_type& engine, std::uint32_t number, const program_type& p, const values& inputs,
            std::size_t offset = 0) {
-    const auto want = support::evaluate(p, inputs);
-    std::vector<std::unique_ptr<device_floats>> memory;
-    std::vector<const tensor*> in;
-    std::vector<tensor*> out;
-    for (const auto v : p.inputs) {
-        memory.push_back(std::make_unique<device_floats>(f.chat, inputs.at(v), offset));
-        in.push_back(&memory.back()->at);
-    }
-    for (const auto v : p.outputs) {
-        memory.push_back(std::make_unique<device_floats>(f.chat, want.at(v).shape, offset));
-        memory.back()->at.type = element::unknown;
-        out.push_back(&memory.back()->at);
-    }
-    f.submit([&](cuda::stream& to) { engine.enqueue(to, number, in, out); });
-    for (std::size_t i = 0; i < out.size(); ++i)
-        if (!near(*out[i], want.at(p.outputs[i]))) return false;
-    return true;
+    return support::gives(f, engine, number, p, inputs, support::evaluate(p, inputs), offset, near);
 }
 /// x of `rows` rows, and a residual.
 values inputs_of(const program_type& p, std::int64_t rows, support::random& any) {
-    values all;
-    for (const auto v : p.inputs) {
-        auto shape = p.values[v].shape;
-        for (auto& e : shape) e = e < 0 ? rows : e;
-        all[v].shape = shape;
-        for (std::size_t i = 0; i < support::count(shape); ++i) all[v].at.push_back(support::number(any));
-    }
-    return all;
+    return support::inputs_of<values>(p, rows, any);
 }
 /// relu(x w + bias) w2 + x, of any number of rows.
 program_type two_layers(support::random& any) {

@@ -74,42 +74,12 @@ bool same(const tensor& got, const float_tensor& want) {
 /// Runs a piece on these inputs; whether its outputs are right. What the engine throws is thrown.
 bool right(fixture& f, engine_type& engine, std::uint32_t number, const program_type& p, const float_values& inputs,
            std::size_t offset = 0) {
-    const auto want = support::evaluate_floats(p, inputs);
-    std::vector<std::unique_ptr<device_floats>> memory;
-    std::vector<const tensor*> in;
-    std::vector<tensor*> out;
-    for (const auto v : p.inputs) {
-        memory.push_back(std::make_unique<device_floats>(f.chat, inputs.at(v), offset * sizeof(float)));
-        in.push_back(&memory.back()->at);
-    }
-    for (const auto v : p.outputs) {
-        memory.push_back(std::make_unique<device_floats>(f.chat, want.at(v).shape, offset * sizeof(float)));
-        memory.back()->at.type = element::unknown;
-        out.push_back(&memory.back()->at);
-    }
-    std::exception_ptr refused;  // a submission wraps what its work throws
-    f.submit([&](cuda::stream& to) {
-        try {
-            engine.enqueue(to, number, in, out);
-        } catch (...) {
-            refused = std::current_exception();
-        }
-    });
-    if (refused) std::rethrow_exception(refused);
-    for (std::size_t i = 0; i < out.size(); ++i)
-        if (!same(*out[i], want.at(p.outputs[i]))) return false;
-    return true;
+    return support::gives(f, engine, number, p, inputs, support::evaluate_floats(p, inputs), offset * sizeof(float),
+                          same);
 }
 /// x of `rows` rows, and so on.
 float_values inputs_of(const program_type& p, std::int64_t rows, support::random& any) {
-    float_values all;
-    for (const auto v : p.inputs) {
-        auto& t = all[v];
-        t.shape = p.values[v].shape;
-        for (auto& e : t.shape) e = e < 0 ? rows : e;
-        for (std::size_t i = 0; i < support::count(t.shape); ++i) t.at.push_back(support::number(any));
-    }
-    return all;
+    return support::inputs_of<float_values>(p, rows, any);
 }
 /// What stands behind an attention block: the norm of a sum, and an activation.
 program_type normed(support::random& any) {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <exception>
 #include <memory>
 #include <span>
 #include <utility>
@@ -64,6 +65,50 @@ private:
     std::size_t size_;
     std::byte* block_ = nullptr;
 };
+
+/// Runs a piece on these inputs, `offset` bytes behind the begin of a block each; whether
+/// right(output, wanted) is true of all outputs. What the engine throws is thrown.
+template <class Engine, class Values, class Right>
+bool gives(piece_tenant& f, Engine& engine, std::uint32_t number, const gpushare::graph::detail::piece_program& p,
+           const Values& inputs, const Values& want, std::size_t offset, const Right& right) {
+    std::vector<std::unique_ptr<device_floats>> memory;
+    std::vector<const gpushare::graph::tensor*> in;
+    std::vector<gpushare::graph::tensor*> out;
+    for (const auto v : p.inputs) {
+        memory.push_back(std::make_unique<device_floats>(f.chat, inputs.at(v), offset));
+        in.push_back(&memory.back()->at);
+    }
+    for (const auto v : p.outputs) {
+        memory.push_back(std::make_unique<device_floats>(f.chat, want.at(v).shape, offset));
+        memory.back()->at.type = gpushare::graph::element::unknown;
+        out.push_back(&memory.back()->at);
+    }
+    std::exception_ptr refused;  // a submission wraps what its work throws
+    f.submit([&](gpushare::cuda::stream& to) {
+        try {
+            engine.enqueue(to, number, in, out);
+        } catch (...) {
+            refused = std::current_exception();
+        }
+    });
+    if (refused) std::rethrow_exception(refused);
+    for (std::size_t i = 0; i < out.size(); ++i)
+        if (!right(*out[i], want.at(p.outputs[i]))) return false;
+    return true;
+}
+
+/// Inputs of any numbers, of `rows` rows where the program leaves that open.
+template <class Values>
+Values inputs_of(const gpushare::graph::detail::piece_program& p, std::int64_t rows, random& any) {
+    Values all;
+    for (const auto v : p.inputs) {
+        auto& t = all[v];
+        t.shape = p.values[v].shape;
+        for (auto& e : t.shape) e = e < 0 ? rows : e;
+        for (std::size_t i = 0; i < count(t.shape); ++i) t.at.push_back(number(any));
+    }
+    return all;
+}
 
 /// Computes each node literally by `Evaluate`, which makes all values of those of the inputs.
 template <auto Evaluate>

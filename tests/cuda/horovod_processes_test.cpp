@@ -20,6 +20,7 @@
 #include "standins/cuda/launch.hpp"
 #include "standins/cuda/session.hpp"
 #include "support/catch.hpp"
+#include "support/code_of.hpp"
 #include "support/named_process.hpp"
 #include "support/visible_floats.hpp"
 
@@ -84,12 +85,7 @@ struct rig {
 bool has_work(cudaStream_t on) { return cudaStreamQuery(on) == cudaErrorNotReady; }
 
 errc code_of(const handle& h) {
-    try {
-        synchronize(h);
-    } catch (const gs::error& e) {
-        return e.code();
-    }
-    return errc::none;
+    return support::code_of([&] { synchronize(h); });
 }
 
 }  // namespace

@@ -32,6 +32,7 @@
 #include "standins/cuda/raw.hpp"
 #include "standins/cuda/session.hpp"
 #include "support/catch.hpp"
+#include "support/code_of.hpp"
 #include "support/leaks.hpp"
 
 namespace node_test {
@@ -51,12 +52,7 @@ constexpr device_id first{0}, second{1};
 
 /// Of what making a node throws; none if it doesn't.
 errc why_no_node(const cuda::node_options& options = {}) {
-    try {
-        const cuda::node node(options);
-    } catch (const gpushare::error& e) {
-        return e.code();
-    }
-    return errc::none;
+    return support::code_of([&] { const cuda::node node(options); });
 }
 
 int current_device() {

@@ -12,7 +12,6 @@
 
 #include "gpu/job_rig.hpp"
 #include "standins/cuda/standin.hpp"
-#include "standins/ptx/runtime.hpp"
 
 namespace jobs {
 
@@ -202,19 +201,14 @@ std::string trouble_of_batch_norm(std::uint64_t seed) {
 
 cost cost_of_batch_norm() {
     constexpr std::size_t few = 100, many = 300;
-    const auto work_of = [](std::size_t samples) {
+    const auto work = [](std::size_t samples) {
         batch_rig g(1, samples);
-        const auto before = ptx::runtime::total().work;
         if (g.run() != gs::errc::none) throw std::logic_error("a batch normalisation is refused");
         (void)g.taken(g.ranks[0].on_device.dx, 1);
-        const auto after = ptx::runtime::total().work;
-        return std::pair(static_cast<double>(after.instructions - before.instructions),
-                         static_cast<double>(after.loaded + after.stored - before.loaded - before.stored));
     };
-    const auto [little, few_bytes] = work_of(few);
-    const auto [much, many_bytes] = work_of(many);
     constexpr double more = 2.0 * 2 * 4 * (many - few);  // ranks, channels, positions
-    return {"batch_norm", (much - little) / more, (many_bytes - few_bytes) / more, 32};
+    return cost_of_more(
+        "batch_norm", more, 32, [&] { work(few); }, [&] { work(many); });
 }
 
 }  // namespace jobs

@@ -681,23 +681,32 @@ struct sizes {
 
 /// `of_part`: of an array of n elements, count is this part.
 cost cost_of(std::string name, job j, std::size_t of_part, double least_bytes, sizes n = {}) {
-    const auto work_of = [&](std::size_t elements) {
+    const auto work = [&](std::size_t elements) {
         j.count = elements / of_part;
-        const auto before = ptx::runtime::total().work;
         std::string wrong;
         (void)on_devices(j, contents(j, 1), {}, wrong);
         if (!wrong.empty()) throw std::logic_error(wrong);
+    };
+    return cost_of_more(
+        std::move(name), static_cast<double>((n.many - n.few) * j.ranks), least_bytes, [&] { work(n.few); },
+        [&] { work(n.many); });
+}
+
+}  // namespace
+
+cost cost_of_more(std::string name, double more, double least_bytes, const std::function<void()>& few,
+                  const std::function<void()>& many) {
+    const auto work_of = [](const std::function<void()>& work) {
+        const auto before = ptx::runtime::total().work;
+        work();
         const auto after = ptx::runtime::total().work;
         return std::pair(static_cast<double>(after.instructions - before.instructions),
                          static_cast<double>(after.loaded + after.stored - before.loaded - before.stored));
     };
-    const auto [little, few_bytes] = work_of(n.few);
-    const auto [much, many_bytes] = work_of(n.many);
-    const double more = static_cast<double>((n.many - n.few) * j.ranks);
+    const auto [little, few_bytes] = work_of(few);
+    const auto [much, many_bytes] = work_of(many);
     return {std::move(name), (much - little) / more, (many_bytes - few_bytes) / more, least_bytes};
 }
-
-}  // namespace
 
 std::vector<cost> costs() {
     const std::uint32_t sum = number_of<all_reduce<float, gs::sum, false>>();

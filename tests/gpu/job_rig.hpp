@@ -74,6 +74,9 @@ void bring_infinities(const job& j, std::span<std::byte> arenas);
 /// rounding is decided.
 [[nodiscard]] std::string trouble_of_conversions();
 
+/// The cost of each element, of which `many` works on so many `more` than `few`.
+[[nodiscard]] cost cost_of_more(std::string name, double more, double least_bytes, const std::function<void()>& few,
+                                const std::function<void()>& many);
 /// See cost.
 [[nodiscard]] std::vector<cost> costs();
 

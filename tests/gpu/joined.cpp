@@ -15,7 +15,6 @@
 #include <gpushare/numbers.hpp>
 
 #include "gpu/job_rig.hpp"
-#include "standins/ptx/runtime.hpp"
 
 namespace jobs {
 
@@ -126,17 +125,11 @@ std::vector<cost> costs_of_joined() {
     const auto cost_of = [](std::string name, double least, const auto& work) {
         const auto of = [&](std::size_t count) {
             array_between<float> a(std::vector<float>(count, 1.0F), 0, count);
-            const auto before = ptx::runtime::total().work;
             work(a);
             (void)a.stream.record().wait(gs::never);
-            const auto after = ptx::runtime::total().work;
-            return std::pair(static_cast<double>(after.instructions - before.instructions),
-                             static_cast<double>(after.loaded + after.stored - before.loaded - before.stored));
         };
-        const auto [little, few_bytes] = of(few);
-        const auto [much, many_bytes] = of(many);
-        constexpr auto more = static_cast<double>(many - few);
-        return cost{std::move(name), (much - little) / more, (many_bytes - few_bytes) / more, least};
+        return cost_of_more(
+            std::move(name), static_cast<double>(many - few), least, [&] { of(few); }, [&] { of(many); });
     };
     return {cost_of("fill", 4, [](auto& a) { fill_on_device(a.stream, a.data(), a.count(), 0.0F); }),
             cost_of("divide", 8, [](auto& a) { divide_on_device(a.stream, a.data(), a.count(), 3.0F); })};

@@ -272,17 +272,12 @@ std::vector<cost> costs_of_packing() {
     /// `work` runs the kernels for each element so many `times`.
     const auto add = [&](std::string name, double least, int times, const auto& work) {
         const auto of = [&](arrays& a) {
-            const auto before = ptx::runtime::total().work;
             work(a);
             (void)a.stream.record().wait(gs::never);
-            const auto after = ptx::runtime::total().work;
-            return std::pair(static_cast<double>(after.instructions - before.instructions),
-                             static_cast<double>(after.loaded + after.stored - before.loaded - before.stored));
         };
-        const auto [little, few_bytes] = of(few);
-        const auto [much, many_bytes] = of(many);
         const double more = times * static_cast<double>(many.elements - few.elements);
-        all.push_back({std::move(name), (much - little) / more, (many_bytes - few_bytes) / more, least});
+        all.push_back(cost_of_more(
+            std::move(name), more, least, [&] { of(few); }, [&] { of(many); }));
     };
     for (arrays* const a : {&few, &many})
         a->copy(a->floats, std::vector<float>(a->all, 1.0F).data(), a->all * sizeof(float));

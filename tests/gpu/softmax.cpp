@@ -13,7 +13,6 @@
 #include <gpushare/backend/host/host.hpp>
 
 #include "gpu/job_rig.hpp"
-#include "standins/ptx/runtime.hpp"
 
 namespace jobs {
 
@@ -221,23 +220,18 @@ std::string trouble_of_softmax(std::uint64_t seed) {
 
 cost cost_of_softmax() {
     constexpr std::size_t classes = 32, samples = 4, few = 256, many = 768;  // as many features as threads, or more
-    const auto work_of = [](std::size_t features) {
+    const auto work = [](std::size_t features) {
         const input_maker input(classes, features, samples);
         gs::cuda::node node;
-        const auto before = ptx::runtime::total().work;
         const auto got = softmax_rig(node, node.make_stream({0}, gs::priority{})).run(input.made(), softmax_on_device);
         if (got.first != gs::errc::none) throw std::logic_error("a softmax is refused");
-        const auto after = ptx::runtime::total().work;
-        return std::pair(static_cast<double>(after.instructions - before.instructions),
-                         static_cast<double>(after.loaded + after.stored - before.loaded - before.stored));
     };
-    const auto [little, few_bytes] = work_of(few);
-    const auto [much, many_bytes] = work_of(many);
     // Each rank has all samples and its own classes.
     constexpr double of_samples = ranks * samples, of_classes = classes / double{ranks};
     constexpr double more = ranks * of_samples * of_classes * (many - few);
-    return {"softmax", (much - little) / more, (many_bytes - few_bytes) / more,
-            8 * (of_samples + of_classes) / (of_samples * of_classes)};
+    return cost_of_more(
+        "softmax", more, 8 * (of_samples + of_classes) / (of_samples * of_classes), [&] { work(few); },
+        [&] { work(many); });
 }
 
 }  // namespace jobs

@@ -29,6 +29,7 @@
 
 #include "conformance/named_suite.hpp"
 #include "support/catch.hpp"
+#include "support/code_of.hpp"
 #include "support/random.hpp"
 #include "support/threads.hpp"
 
@@ -293,19 +294,7 @@ TEST_CASE("every operator over two levels: ranks that have joined change no resu
     for (const auto& w : wrong) CHECK(w == "");
 }
 
-namespace {
-
-template <class F>
-errc code_of(const F& f) {
-    try {
-        f();
-    } catch (const gs::operation_error& e) {
-        return e.code();
-    }
-    return errc::none;
-}
-
-}  // namespace
+using support::code_of;
 
 TEST_CASE("an array of another length or operator is refused on all ranks, and the set goes on", "[interop]") {
     std::vector<std::vector<errc>> codes(2);

@@ -15,6 +15,7 @@
 #include <gpushare/partition/data_partition.hpp>
 
 #include "support/catch.hpp"
+#include "support/code_of.hpp"
 #include "support/random.hpp"
 
 namespace data_partition_test {
@@ -93,15 +94,7 @@ void check_boundaries(const P& p, std::uint64_t align) {
     }
 }
 
-template <class F>
-gpushare::errc code_of(F f) {
-    try {
-        f();
-    } catch (const gpushare::operation_error& e) {
-        return e.code();
-    }
-    return gpushare::errc::none;
-}
+using support::code_of;
 
 }  // namespace
 

@@ -19,6 +19,7 @@
 
 #include "placement/random_cluster.hpp"
 #include "support/catch.hpp"
+#include "support/code_of.hpp"
 #include "support/random.hpp"
 #include "support/sanitizers.hpp"
 
@@ -290,14 +291,7 @@ TEST_CASE("numbers that are no use are refused by name", "[placement]") {
     c.add({.cpu_milli = 1'000, .devices = 2});
     const placement_request half{.devices = 1, .each = 50_pct};
     const workload usual(std::vector<placement_request>{half});
-    const auto code_of = [](auto f) {
-        try {
-            f();
-        } catch (const gpushare::operation_error& e) {
-            return e.code();
-        }
-        return gpushare::errc::none;
-    };
+    using support::code_of;
     for (const double bad : {infinite, -infinite, none, -1.0, 1e308}) {
         CAPTURE(bad);
         CHECK(code_of([&] { gpushare::value_descent(c, usual, {.fragmentation_weight = bad}); }) ==

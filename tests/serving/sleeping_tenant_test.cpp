@@ -20,6 +20,7 @@
 #include <gpushare/tenant/tenancy.hpp>
 
 #include "support/catch.hpp"
+#include "support/code_of.hpp"
 #include "support/random.hpp"
 #include "support/threads.hpp"
 
@@ -490,14 +491,7 @@ TEST_CASE("a model sleeps in parts: caches now, weights later, and weights are b
 
 TEST_CASE("groups that can't be told apart, and tags that nobody has, are errors, and nothing changes", "[serving]") {
     model_rig rig;
-    const auto code_of = [](auto f) {
-        try {
-            f();
-        } catch (const gpushare::error& e) {
-            return e.code();
-        }
-        return errc::none;
-    };
+    using support::code_of;
     CHECK(code_of([&] { (void)groups_of_chat(rig.chat, {{"a"}, {"b"}, {"a"}}); }) == errc::duplicate_name);
     CHECK(code_of([&] { (void)groups_of_chat(rig.chat, {{""}}); }) == errc::invalid_specification);
     CHECK(code_of([&] { (void)groups_of_chat(rig.chat, {}); }) == errc::invalid_specification);
