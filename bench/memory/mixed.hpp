@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <thread>
 #include <vector>
@@ -85,6 +86,18 @@ inline std::vector<replacement> make_replacements(std::uint64_t seed, bool share
     return all;
 }
 
+/// The mean of what work(rank) returns in so many threads, of which the caller is the first.
+template <class Work>
+double mean_of_threads(unsigned threads, const Work& work) {
+    std::vector<double> took(threads);
+    {
+        std::vector<std::jthread> others;
+        for (unsigned rank = 1; rank < threads; ++rank) others.emplace_back([&, rank] { took[rank] = work(rank); });
+        took[0] = work(0);
+    }
+    return std::accumulate(took.begin(), took.end(), 0.0) / threads;
+}
+
 /// Nanoseconds per replacement and thread. Every thread calls `make` to get its source.
 template <class Make>
 requires block_source<std::invoke_result_t<Make&>>
@@ -93,7 +106,6 @@ double mixed(unsigned threads, Make make, std::size_t pairs = 200'000) {
     std::vector<std::unique_ptr<mailbox>> boxes;
     for (unsigned i = 0; i < threads; ++i) boxes.push_back(std::make_unique<mailbox>());
     std::atomic<unsigned> arrived{0};
-    std::vector<double> took(threads);
     const auto work = [&](unsigned rank) {
         const auto steps = make_replacements(rank + 1, threads > 1);
         source mine = make();
@@ -125,19 +137,12 @@ double mixed(unsigned threads, Make make, std::size_t pairs = 200'000) {
         const auto begin = std::chrono::steady_clock::now();
         run(pairs);
         const std::chrono::duration<double, std::nano> time = std::chrono::steady_clock::now() - begin;
-        took[rank] = time.count() / static_cast<double>(pairs);
         out.post();
         meet(2);
         for (const auto& b : live) free(b);
+        return time.count() / static_cast<double>(pairs);
     };
-    {
-        std::vector<std::jthread> all;
-        for (unsigned rank = 1; rank < threads; ++rank) all.emplace_back(work, rank);
-        work(0);
-    }
-    double sum = 0;
-    for (const double t : took) sum += t;
-    return sum / threads;
+    return mean_of_threads(threads, work);
 }
 
 }  // namespace bench

@@ -38,24 +38,16 @@ double mutex_pair(unsigned threads) {
     std::mutex mutex;
     std::size_t count = 0;
     std::atomic<unsigned> ready{0};
-    std::vector<double> took(threads);
-    const auto work = [&](unsigned rank) {
+    const auto work = [&](unsigned) {
         for (ready.fetch_add(1); ready.load() < threads;) std::this_thread::yield();
-        took[rank] = ns_per_call(200'000, [&] {
+        return ns_per_call(200'000, [&] {
             for (int i = 0; i < 2; ++i) {
                 const std::lock_guard lock(mutex);
                 keep(++count);
             }
         });
     };
-    {
-        std::vector<std::jthread> others;
-        for (unsigned rank = 1; rank < threads; ++rank) others.emplace_back(work, rank);
-        work(0);
-    }
-    double sum = 0;
-    for (const double t : took) sum += t;
-    return sum / threads;
+    return mean_of_threads(threads, work);
 }
 
 /// Uses a fresh pool for each measurement, and checks that the pool gets all memory back.

@@ -26,24 +26,16 @@ namespace bench {
 template <class Make, class Work>
 double per_call(unsigned threads, Make make, Work work) {
     std::barrier start(static_cast<std::ptrdiff_t>(threads)), end(static_cast<std::ptrdiff_t>(threads));
-    std::vector<double> took(threads);
     const auto run = [&](unsigned rank) {
         auto source = make();
         start.arrive_and_wait();
         const auto begin = std::chrono::steady_clock::now();
         const std::size_t calls = work(rank, source);
         const std::chrono::duration<double, std::nano> time = std::chrono::steady_clock::now() - begin;
-        took[rank] = time.count() / static_cast<double>(calls);
         end.arrive_and_wait();  // all sources live until every thread has finished
+        return time.count() / static_cast<double>(calls);
     };
-    {
-        std::vector<std::jthread> others;
-        for (unsigned rank = 1; rank < threads; ++rank) others.emplace_back(run, rank);
-        run(0);
-    }
-    double sum = 0;
-    for (const double t : took) sum += t;
-    return sum / threads;
+    return mean_of_threads(threads, run);
 }
 
 /// rmm's random_allocations: `count` allocations with uniform sizes between 1 byte and `largest`.
