@@ -6,6 +6,7 @@
   Questions may begin with these words. In a table the same holds for cells, which needn't end with a full stop, and a cell needs a verb:
   "each its share" is "each tenant gets its share". A table's head may ask.
 - no word twice in a row
+- as many cells in each row of a table as in its head
 - lines of at most 100 columns, but for tables, code, links and figures' values, which bench/results.py fills in
 
 Headers' comments keep to the same rules. A sample in a comment begins three columns in and is code. A test's name is a plain sentence: it
@@ -62,6 +63,21 @@ def cells(text):
     return found
 
 
+def ragged_rows(text):
+    """[(line, what is wrong)]: rows of a table with more or fewer cells than its head. A viewer drops or shifts such cells silently."""
+    found, head, code = [], None, False
+    for number, line in enumerate(text.splitlines(), 1):
+        code ^= line.startswith("```")
+        if code or not line.startswith("|"):
+            head = None
+            continue
+        bars = len(re.findall(r"(?<!\\)\|", re.sub(r"`[^`]*`", "code", line)))
+        head = head or bars
+        if bars != head:
+            found.append((number, f"{bars - 1} cells, but {head - 1} in the table's head"))
+    return found
+
+
 def without_quotes(text):
     """Code, tests' names and quoted texts aren't prose of the document."""
     text = re.sub(r"`[^`]*`", "`code`", text)
@@ -89,7 +105,7 @@ def clauses(parts, headless):
 
 def complaints(text):
     """[(line, what is wrong)] in a document."""
-    found, code = clauses(paragraphs(text), HEADLESS) + clauses(cells(text), HEADLESS_IN_CELLS), False
+    found, code = clauses(paragraphs(text), HEADLESS) + clauses(cells(text), HEADLESS_IN_CELLS) + ragged_rows(text), False
     for number, line in enumerate(text.splitlines(), 1):
         code ^= line.lstrip().startswith("```")
         if not code and not line.startswith(("|", "```", "<!--", "![")) and width(line) > WIDEST:

@@ -45,6 +45,13 @@ class ProseTest(unittest.TestCase):
         check('the test "who waits is told"')
         self.check("```text\n| a | b |\n|---|---|\n| who waits is told | c |\n```\n")
 
+    def test_rows_have_as_many_cells_as_the_head(self):
+        head = "| a task | a part |\n|---|---|\n"
+        self.check(head + "| a queue `a_queue` |\n", "1 cells, but 2")
+        self.check(head + "| a queue | a part | one more |\n", "3 cells, but 2")
+        self.check(head + "| `a | b` | a \\| b |\n\n| one cell |\n|---|\n| a cell |\n")
+        self.check("```text\n| a | b |\n| c |\n```\n")
+
     def test_good_prose(self):
         self.check("A bad client can delay others only by a stated bound.\n\nWho asks badly? A client that waits for what it gets.\n")
         self.check("## What it promises\n\n| what | who |\n|---|---|\n| a request | a thread that waits is told. |\n")
