@@ -25,12 +25,12 @@ TORCH = "tests/interop/test_torch_tenant"
 ENGINES = {
     "OpenVINO": [(INTEROP, "tensors of OpenVINO lie in a tenant's memory")]
                 + 2 * [(INTEROP, "calls of OpenVINO are submissions, in its own memory and in a tenant's")],
-    "ONNX Runtime": [(INTEROP, "A session of ONNX Runtime itself computes in its tenant's memory, or is refused")]
-                    + 2 * [(INTEROP, "Calls of ONNX Runtime itself are submissions, in its own memory and in a tenant's")],
+    "ONNX Runtime": [(INTEROP, "a session of ONNX Runtime itself computes in its tenant's memory, or is refused")]
+                    + 2 * [(INTEROP, "calls of ONNX Runtime itself are submissions, in its own memory and in a tenant's")],
     "libtorch": [(TORCH, "memory"), (TORCH, "compute"), (TORCH, "both")],
-    "ggml": [(INTEROP, "Buffers of ggml lie in a tenant's arena, or are refused"),
-             (INTEROP, "Each token of an engine on ggml is a submission"),
-             (INTEROP, "An engine on ggml has a tenant's arena and its turns")],
+    "ggml": [(INTEROP, "buffers of ggml lie in a tenant's arena, or are refused"),
+             (INTEROP, "each token of an engine on ggml is a submission"),
+             (INTEROP, "an engine on ggml uses a tenant's arena and takes the tenant's turns")],
     "TensorRT": [None, None, None],  # its library needs a device: only its interface is tested
 }
 

@@ -52,11 +52,11 @@ public:
     }
     /// Saturates at max().
     friend constexpr bytes operator*(std::uint64_t n, bytes a) noexcept { return a * n; }
-    /// How often `b` goes into `a`. `b` isn't 0.
+    /// How many times `b` fits into `a`, rounded down. `b` must not be 0.
     friend constexpr std::uint64_t operator/(bytes a, bytes b) noexcept { return a.count_ / b.count_; }
-    /// Rounds down. `n` isn't 0.
+    /// Rounds down. `n` must not be 0.
     friend constexpr bytes operator/(bytes a, std::uint64_t n) noexcept { return bytes{a.count_ / n}; }
-    /// The remainder of operator/. `n` isn't 0.
+    /// The remainder of operator/. `n` must not be 0.
     friend constexpr bytes operator%(bytes a, bytes b) noexcept { return bytes{a.count_ % b.count_}; }
     /// Saturates at max().
     constexpr bytes& operator+=(bytes b) noexcept { return *this = *this + b; }
@@ -176,7 +176,7 @@ private:
     std::uint16_t permille_ = 0;
 };
 
-/// The urgency of work: a higher level goes first, and 0 is ordinary. Backends map levels onto
+/// The urgency of work: a higher level goes first, and 0 is the default. Backends map levels onto
 /// their own range (CUDA counts in the other direction and has few priorities).
 struct priority {
     std::int32_t level = 0;  ///< higher goes first
@@ -195,8 +195,8 @@ namespace detail {
            (code >= 0x2066 && code <= 0x2069) || code == 0xfeff;
 }
 
-/// The length of the UTF-8 character at the beginning of `text`, in bytes. 0 if that is a control
-/// character (DEL and C1's, too), misleads, or isn't UTF-8.
+/// The length of the UTF-8 character at the beginning of `text`, in bytes. 0 if the character is a
+/// control character (also DEL and those of C1) or misleading, or if the text isn't UTF-8.
 [[nodiscard]] constexpr std::size_t printable_character(std::string_view text) noexcept {
     const auto at = [text](std::size_t i) { return static_cast<std::uint32_t>(static_cast<unsigned char>(text[i])); };
     const auto first = at(0);
@@ -245,7 +245,7 @@ public:
         detail::copy_printable(std::string_view(name), text_.data(), longest);
     }
 
-    /// Valid as long as this is.
+    /// Valid as long as this object.
     [[nodiscard]] constexpr std::string_view view() const noexcept { return text_.data(); }
     /// Whether there is no name.
     [[nodiscard]] constexpr bool empty() const noexcept { return text_[0] == '\0'; }
@@ -266,9 +266,9 @@ struct device_id {
     friend constexpr bool operator==(device_id, device_id) = default;
 };
 
-/// A number that the embedder chooses, one per tenant, as the tag of its streams. A tenant may see
-/// data that an earlier tenant with the same tag left in memory. So don't reuse a tag before all
-/// memory of the earlier tenant is back.
+/// A number that the embedder chooses for each tenant, as the tag of the tenant's streams. A tenant
+/// may see data that an earlier tenant with the same tag left in memory, so don't reuse a tag
+/// before all memory of the earlier tenant is back.
 struct tenant_tag {
     std::uint32_t value = 0;  ///< the number
 

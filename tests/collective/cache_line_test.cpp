@@ -173,9 +173,9 @@ struct by_value {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("lines have the bits of single numbers", "[collective]", float, double, std::int32_t, std::uint32_t,
-                   std::uint64_t, std::int8_t, std::uint8_t, std::int16_t, std::uint16_t, gpushare::bfloat16,
-                   gpushare::float16, gpushare::fp8_e4m3, gpushare::fp8_e5m2) {
+TEMPLATE_TEST_CASE("lines give the same bits as single numbers", "[collective]", float, double, std::int32_t,
+                   std::uint32_t, std::uint64_t, std::int8_t, std::uint8_t, std::int16_t, std::uint16_t,
+                   gpushare::bfloat16, gpushare::float16, gpushare::fp8_e4m3, gpushare::fp8_e5m2) {
     check_all<TestType, gpushare::sum>();
     check_all<TestType, gpushare::product>();
     check_all<TestType, gpushare::minimum>();
@@ -183,19 +183,19 @@ TEMPLATE_TEST_CASE("lines have the bits of single numbers", "[collective]", floa
     if constexpr (!std::is_integral_v<TestType> || sizeof(TestType) <= 4) check_all<TestType, gpushare::average>();
 }
 
-TEMPLATE_TEST_CASE("a result that isn't finite is seen in each place of a line", "[collective]", float, double) {
+TEMPLATE_TEST_CASE("a look finds a result that isn't finite anywhere in a line", "[collective]", float, double) {
     check_looks<TestType>();
 }
 
-TEMPLATE_TEST_CASE("averages of integers are exact up to the most ranks that go by lines", "[collective]", std::int8_t,
-                   std::uint8_t, std::int16_t, std::uint16_t, std::int32_t, std::uint32_t) {
+TEMPLATE_TEST_CASE("averages of integers are exact up to the most ranks that lines support", "[collective]",
+                   std::int8_t, std::uint8_t, std::int16_t, std::uint16_t, std::int32_t, std::uint32_t) {
     using gpushare::average;
     constexpr std::uint32_t most = detail::most_ranks_for_lines<TestType, average>;
     for (const std::uint32_t ranks : {most, most - 1, most - 3, most / 2 + 1, 7U})
         check<TestType, average>(detail::least_for_lines, ranks, 9, 0, detail::line_stores::cached, 0, 1);
 }
 
-TEST_CASE("elements that can't be combined where they lie go another way", "[collective]") {
+TEST_CASE("elements that can't be combined in place aren't combined by lines", "[collective]") {
     STATIC_REQUIRE_FALSE(detail::combines_lines<float, by_value>);
     STATIC_REQUIRE_FALSE(detail::combines_lines<gpushare::fp8_e4m3, by_value>);
     STATIC_REQUIRE_FALSE(detail::combines_lines<gpushare::bfloat16, by_value>);
@@ -203,7 +203,7 @@ TEST_CASE("elements that can't be combined where they lie go another way", "[col
     STATIC_REQUIRE_FALSE(detail::combines_lines<std::int64_t, gpushare::average>);
 }
 
-TEST_CASE("parts are cut where lines begin", "[collective]") {
+TEST_CASE("shards are cut at the beginnings of lines", "[collective]") {
     constexpr std::size_t grain = 16;
     for (const std::size_t lead : {0U, 1U, 4U, 15U})
         for (const std::size_t count : {0U, 1U, 12U, 15U, 16U, 17U, 100U, 256U, 1000U})

@@ -94,7 +94,7 @@ struct slow_callables {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("a submitter is kept for one callable of others at the most", "[compute]", manual_stream,
+TEMPLATE_TEST_CASE("a submitting thread runs at most one callable of other threads", "[compute]", manual_stream,
                    sharing_stream) {
     slow_callables<TestType> t;
     t.fill(t.b, 50);
@@ -110,8 +110,8 @@ TEMPLATE_TEST_CASE("a submitter is kept for one callable of others at the most",
     CHECK(t.run == 51);
 }
 
-TEMPLATE_TEST_CASE("clients whose callables take their threads long have their shares, whoever comes", "[compute]",
-                   manual_stream, sharing_stream) {
+TEMPLATE_TEST_CASE("clients with long callables get their shares, whichever threads drive", "[compute]", manual_stream,
+                   sharing_stream) {
     // Of the same device time each: so a share is one of the callables. All of b's are handed over
     // before; a's come as they go.
     slow_callables<TestType> t;
@@ -146,7 +146,8 @@ TEMPLATE_TEST_CASE("clients whose callables take their threads long have their s
     CHECK(part == Approx(of_a / 1000.0).margin(0.005));  // what was in flight at either end
 }
 
-TEMPLATE_TEST_CASE("a call is delayed by one callable of others at most", "[compute]", manual_stream, sharing_stream) {
+TEMPLATE_TEST_CASE("a call is delayed by at most one callable of other threads", "[compute]", manual_stream,
+                   sharing_stream) {
     slow_callables<TestType> t;
     t.fill(t.b, 50);
     manual_of(t.stream).reach_all();
@@ -161,7 +162,7 @@ TEMPLATE_TEST_CASE("a call is delayed by one callable of others at most", "[comp
     CHECK(t.run <= 8);
 }
 
-TEMPLATE_TEST_CASE("a waiter leaves once its work is done, though there is always something to admit", "[compute]",
+TEMPLATE_TEST_CASE("a waiting thread leaves once its work is done, although there is always work to admit", "[compute]",
                    manual_stream, sharing_stream) {
     slow_callables<TestType> t;
     const auto mine = t.submit(t.a);  // on the device
@@ -171,7 +172,8 @@ TEMPLATE_TEST_CASE("a waiter leaves once its work is done, though there is alway
     CHECK(t.run <= 1);
 }
 
-TEST_CASE("a waiter whose work is done while it runs a long callable of others begins no other", "[compute]") {
+TEST_CASE("a waiting thread whose work ends while it runs another thread's long callable begins no further callable",
+          "[compute]") {
     slow_callables<manual_stream> t;
     manual_stream own(t.stream, {});
     const auto mine = t.compute.submit(t.a, own, [](manual_stream& s) { s.enqueue(10us); }).value();
@@ -188,7 +190,7 @@ TEST_CASE("a waiter whose work is done while it runs a long callable of others b
     CHECK(t.run == 0);
 }
 
-TEMPLATE_TEST_CASE("a waiter drives until its own work is done, and no further", "[compute]", manual_stream,
+TEMPLATE_TEST_CASE("a waiting thread drives until its own work is done, and no longer", "[compute]", manual_stream,
                    sharing_stream) {
     slow_callables<TestType> t;
     t.fill(t.b, 3);
@@ -199,7 +201,7 @@ TEMPLATE_TEST_CASE("a waiter drives until its own work is done, and no further",
     CHECK(t.run <= 10);  // a's turn comes soon, with half of the device
 }
 
-TEST_CASE("a waiter's deadline and stop request hold though there is always something to admit", "[compute]") {
+TEST_CASE("a waiting thread's deadline and stop request hold although there is always work to admit", "[compute]") {
     slow_callables<manual_stream> t;
     t.fill(t.b, 50);
     const auto last = t.submit(t.b);
@@ -215,7 +217,7 @@ TEST_CASE("a waiter's deadline and stop request hold though there is always some
     CHECK(last.wait());
 }
 
-TEMPLATE_TEST_CASE("a permit's holder runs nobody's callables before its own work", "[compute]", manual_stream,
+TEMPLATE_TEST_CASE("a permit's holder runs no other thread's callables before its own work", "[compute]", manual_stream,
                    sharing_stream) {
     slow_callables<TestType> t;
     auto held = t.compute.acquire(t.a).value();
@@ -226,7 +228,7 @@ TEMPLATE_TEST_CASE("a permit's holder runs nobody's callables before its own wor
     CHECK(t.run == before);
 }
 
-TEST_CASE("callables that take no time are all run by who comes", "[compute]") {
+TEST_CASE("a thread that comes runs all callables that take no time", "[compute]") {
     slow_callables<manual_stream> t;
     (void)t.compute.submit(t.a, t.stream, [&](manual_stream&) {
         for (int i = 0; i < 50; ++i) t.waiting.push_back(t.submit(t.b, 0us));
@@ -237,7 +239,8 @@ TEST_CASE("callables that take no time are all run by who comes", "[compute]") {
     CHECK(t.run == 50);
 }
 
-TEST_CASE("a newcomer is delayed by one long callback, though each brings the next, and all are called", "[compute]") {
+TEST_CASE("a newcomer is delayed by one long callback, although each brings the next, and all are called",
+          "[compute]") {
     int left = 50;
     std::function<void()> again;  // outlive the limiter, whose end calls back whom it still owes it
     slow_callables<manual_stream> t;
@@ -262,7 +265,7 @@ TEST_CASE("a newcomer is delayed by one long callback, though each brings the ne
     CHECK(polls >= 50);
 }
 
-TEST_CASE("callbacks that a thread leaves are called by whoever comes next", "[compute][threads]") {
+TEST_CASE("the next thread calls the callbacks that a leaving thread left", "[compute][threads]") {
     manual_clock clock;
     manual_stream stream;
     gpushare::compute_limiter<manual_stream, manual_clock> compute({.depth = 20}, clock);
@@ -429,7 +432,7 @@ TEST_CASE("waiting work below is held for callbacks that are due, not for all la
 
 // While a thread watches the device and another one sleeps, one more comes and finds three urgent
 // calls over.
-TEST_CASE("a submitter is kept for one callback at the most, though there is more to let in after it",
+TEST_CASE("a submitting thread runs at most one callback, although more work could be admitted after it",
           "[compute][threads]") {
     manual_clock clock;
     gpushare::compute_limiter<manual_stream, manual_clock> compute({.depth = 4}, clock);
@@ -538,8 +541,7 @@ struct server {
 
 }  // namespace
 
-TEST_CASE("clients whose callables take their threads long share the device, and nobody is captured",
-          "[compute][threads]") {
+TEST_CASE("clients with long callables share the device, and no thread is held captive", "[compute][threads]") {
     const bool dispatched = GENERATE(false, true);
     const bool requests = GENERATE(false, true);
     CAPTURE(dispatched, requests);
@@ -604,7 +606,7 @@ TEST_CASE("an urgent client's threads aren't kept for the callables of those bel
     CHECK(most_in_a_round <= 2);
 }
 
-TEST_CASE("a thread that sleeps in the limiter does the work that another one leaves", "[compute][threads]") {
+TEST_CASE("a thread that sleeps in the limiter does the work that another thread leaves", "[compute][threads]") {
     timed_device device;
     gpushare::compute_limiter<timed_device::stream, steady> compute{{.depth = 1}};
     const auto a = compute.add({.weight = 50_pct}), b = compute.add({.weight = 50_pct});
@@ -634,7 +636,8 @@ TEST_CASE("a thread that sleeps in the limiter does the work that another one le
     CHECK(compute.close(b, steady::now() + 5min));
 }
 
-TEST_CASE("a close returns when the client's callbacks have been called, whoever calls them", "[compute][threads]") {
+TEST_CASE("a close returns when the client's callbacks have been called, whichever thread calls them",
+          "[compute][threads]") {
     timed_device device;
     gpushare::compute_limiter<timed_device::stream, steady> compute;
     const auto c = compute.add({});

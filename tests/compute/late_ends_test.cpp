@@ -125,7 +125,7 @@ seen run(ns length, ns nap, ns host = {}, int calls = 200, ns cold = {}) {
 
 }  // namespace
 
-TEST_CASE("nothing is handed over behind long work whose ends are noticed soon, though points don't say when they were",
+TEST_CASE("no work is enqueued behind long work whose ends are noticed soon, even if points have no dates",
           "[compute]") {
     const ns length = GENERATE(10ms, 25ms, 75ms);
     const auto s = run(length, 60us);
@@ -133,13 +133,13 @@ TEST_CASE("nothing is handed over behind long work whose ends are noticed soon, 
     CHECK(s.idle * 50 <= s.took);  // 2 %
 }
 
-TEST_CASE("if ends are noticed late, more work is handed over, and the device isn't idle", "[compute]") {
+TEST_CASE("if ends are noticed late, more work is enqueued, and the device isn't idle", "[compute]") {
     const auto s = run(25ms, 2ms);
     CHECK(std::ranges::min(s.behind) > ns{0});
     CHECK(s.idle * 50 <= s.took);
 }
 
-TEST_CASE("work that is short beside what it takes to notice an end has others behind it", "[compute]") {
+TEST_CASE("more work is enqueued behind work that is short compared with noticing its end", "[compute]") {
     const auto s = run(2ms, 60us);
     CHECK(std::ranges::min(s.behind) > ns{0});
     CHECK(s.idle * 50 <= s.took);
@@ -151,7 +151,7 @@ TEST_CASE("if callables take long on their thread, the next one is enqueued whil
     CHECK(s.idle * 50 <= s.took);
 }
 
-TEST_CASE("a first call that loads and compiles for seconds doesn't have others queue behind each other for long",
+TEST_CASE("a first call that loads and compiles for seconds doesn't make later calls queue behind each other for long",
           "[compute]") {
     const auto s = run(25ms, 60us, {}, 40, 2s);
     CHECK(std::ranges::max(s.behind) == ns{0});

@@ -102,7 +102,7 @@ TEST_CASE("a callable that throws counts as a failure", "[compute]") {
     CHECK(t.compute.try_acquire(c).code() == errc::quarantined);
 }
 
-TEST_CASE("work that doesn't end fails its ticket, and leaves its room to others", "[compute]") {
+TEST_CASE("work that doesn't end fails its ticket, and leaves its slot to other work", "[compute]") {
     setup t{{.depth = 1, .stuck_after = 10ms}};
     manual_stream elsewhere(t.stream, {});
     const auto bad = t.compute.add({.weight = 50_pct}), good = t.compute.add({.weight = 50_pct});
@@ -160,7 +160,7 @@ TEST_CASE("work that doesn't end fails its ticket, and leaves its room to others
     SECTION("the limiter can go") {}
 }
 
-TEST_CASE("a wait for work that doesn't end ends", "[compute]") {
+TEST_CASE("a wait for work that never ends comes to an end", "[compute]") {
     setup t{{.depth = 1, .stuck_after = 10ms}};
     const auto c = t.compute.add({});
     const auto stuck = t.submit(c, t.stream);
@@ -170,7 +170,7 @@ TEST_CASE("a wait for work that doesn't end ends", "[compute]") {
     CHECK(t.clock.now() < instant{20ms});
 }
 
-TEST_CASE("a kernel that takes longer than the bound was computed with is an event", "[compute]") {
+TEST_CASE("a kernel that takes longer than its bound assumed raises an event", "[compute]") {
     setup t{{.depth = 1}};
     const auto declared = t.compute.add({.weight = 50_pct, .longest = 1ms});
     const auto learnt = t.compute.add({.weight = 50_pct});
@@ -194,7 +194,7 @@ TEST_CASE("a kernel that takes longer than the bound was computed with is an eve
     CHECK(t.compute.take_event()->key == 7);
 }
 
-TEST_CASE("events that nobody takes are kept up to a number, the latest of them", "[compute]") {
+TEST_CASE("of the events that no thread takes, the limiter keeps the latest ones", "[compute]") {
     setup t{{.depth = 1, .quarantine_after = 0}};
     const auto c = t.compute.add({.longest = 1us});
     for (int i = 1; i <= 100; ++i) {
@@ -208,7 +208,7 @@ TEST_CASE("events that nobody takes are kept up to a number, the latest of them"
     CHECK(kept == 64);
 }
 
-TEST_CASE("a lost device is named with all that had work in flight, and takes nothing more", "[compute]") {
+TEST_CASE("a lost device raises an event for each client with work in flight, and admits no more work", "[compute]") {
     gpushare::host::node node({.devices = 2, .timing = gpushare::host::timing::modelled});
     using host_limiter = gpushare::compute_limiter<gpushare::host::stream, gpushare::host::steady_clock>;
     host_limiter broken({.depth = 2});
@@ -247,7 +247,7 @@ TEST_CASE("a lost device is named with all that had work in flight, and takes no
     CHECK(ticket.status() == errc::none);
 }
 
-TEST_CASE("an exception of a permit's kernel is told with its client's name, whichever client had a permit before",
+TEST_CASE("an exception of a permit's kernel is reported with its client's name, whichever client had a permit before",
           "[compute]") {
     gpushare::host::node node({.devices = 1, .sms = 2});
     auto stream = node.make_stream(gpushare::device_id{0});
@@ -268,7 +268,7 @@ TEST_CASE("an exception of a permit's kernel is told with its client's name, whi
     CHECK(compute.close(chat));
 }
 
-TEST_CASE("of several reasons to refuse work the one that lasts longest is told", "[compute]") {
+TEST_CASE("of several reasons to refuse work, the limiter reports the one that lasts longest", "[compute]") {
     setup t{{.depth = 1, .quarantine_after = 1}};
     const auto bad = t.compute.add({.weight = 50_pct}), other = t.compute.add({.weight = 50_pct});
     const auto told = [&] { return t.compute.submit(bad, t.stream, [](manual_stream&) {}).code(); };

@@ -147,7 +147,7 @@ TEST_CASE("one step through the gate decides, charges and records as two do", "[
 
 // Where points are shared, one step looks at what is due first, and so may know a client's kernels
 // one submission earlier.
-TEST_CASE("in one step or in two, points shared or not: what the device did is charged, once", "[compute]") {
+TEST_CASE("in one step or in two, with shared points or not: the device's work is charged exactly once", "[compute]") {
     for (std::uint64_t nth = 0; nth < 40; ++nth) {
         const auto seed = support::seed(nth);
         CAPTURE(seed);
@@ -184,7 +184,7 @@ TEST_CASE("in one step or in two, points shared or not: what the device did is c
     }
 }
 
-TEMPLATE_TEST_CASE("a caller that doesn't get through the gate is told why, and its work isn't called", "[compute]",
+TEMPLATE_TEST_CASE("a caller that doesn't get through the gate learns why, and its work isn't called", "[compute]",
                    manual_stream, sharing_stream) {
     setup<TestType> t{{.depth = 1, .queue_limit = 1, .quarantine_after = 1}};
     const auto c = t.compute.add({});
@@ -335,7 +335,7 @@ static_assert(gpushare::shared_timeline<slow_stream>);
 
 }  // namespace
 
-TEST_CASE("nobody at the gate waits for a driver that is busy with somebody else's call", "[compute][threads]") {
+TEST_CASE("no thread at the gate waits for a driver that is busy with another thread's call", "[compute][threads]") {
     manual_clock clock;
     slow_stream s;
     gpushare::compute_limiter<slow_stream, manual_clock> compute({.depth = 4}, clock);
@@ -367,7 +367,7 @@ TEST_CASE("nobody at the gate waits for a driver that is busy with somebody else
     CHECK(compute.usage(one).device_time == 10us);
 }
 
-TEST_CASE("a thread's questions to the device end, though others enqueue more meanwhile", "[compute]") {
+TEST_CASE("a thread's queries to the device end, although other threads enqueue more meanwhile", "[compute]") {
     manual_clock clock;
     slow_stream s;
     gpushare::compute_limiter<slow_stream, manual_clock> compute({.depth = 4}, clock);
@@ -462,7 +462,7 @@ TEST_CASE("a permit whose work got stuck says so, and its record is free when th
     CHECK(s.enqueue(c, s.stream, 1ms) == errc::none);
 }
 
-TEMPLATE_TEST_CASE("permits that are kept for any time tell each what it was charged", "[compute]", manual_stream,
+TEMPLATE_TEST_CASE("permits that are kept for any time each report their own charge", "[compute]", manual_stream,
                    sharing_stream) {
     int num_told = 0;
     for (std::uint64_t nth = 0; nth < 40; ++nth) {

@@ -148,7 +148,7 @@ TEST_CASE("PyTorch's default stream is that of the device, whichever is current"
     CHECK(found.find("left behind") == std::string::npos);
 }
 
-TEST_CASE("A free by PyTorch that can't be ordered leaves the block charged, and counts", "[cuda][interop]") {
+TEST_CASE("a free by PyTorch that can't be ordered leaves the block charged, and counts", "[cuda][interop]") {
     fixture f;
     gpushare::pytorch_allocator<memory, node> torch{f.devices};
     torch.add(0, device_id{0}, f.chat.memory(0));
@@ -159,7 +159,7 @@ TEST_CASE("A free by PyTorch that can't be ordered leaves the block charged, and
     CHECK(f.chat.close().leaked_blocks == 1);
 }
 
-TEST_CASE("A free by PyTorch on a stream that is captured is kept until the graph is gone", "[cuda][interop]") {
+TEST_CASE("a free by PyTorch on a stream that is captured is kept until the graph is gone", "[cuda][interop]") {
     fixture f;
     gpushare::pytorch_allocator<memory, node> torch{f.devices};
     torch.add(0, device_id{0}, f.chat.memory(0));
@@ -182,7 +182,7 @@ TEST_CASE("A free by PyTorch on a stream that is captured is kept until the grap
     CHECK(f.chat.close().leaked_blocks == 0);
 }
 
-TEST_CASE("What a graph uses is free once the graph, its executables and their launches are over", "[cuda][interop]") {
+TEST_CASE("memory of a graph is free once the graph, its executables and their launches are over", "[cuda][interop]") {
     fixture f;
     gpushare::tensorrt_allocator<nvinfer1::IGpuAsyncAllocator, memory, node> trt{f.chat.memory(), f.devices, {0}};
     gpushare::stream_resource ordered{f.chat.memory(), f.stream};
@@ -212,7 +212,7 @@ TEST_CASE("What a graph uses is free once the graph, its executables and their l
     }
 }
 
-TEST_CASE("What a stream had enqueued before its capture is done before a block of the graph's is free",
+TEST_CASE("a graph's block is free only after the work that its stream had enqueued before the capture",
           "[cuda][interop]") {
     fixture f;
     gpushare::stream_resource ordered{f.chat.memory(), f.stream};
@@ -228,7 +228,8 @@ TEST_CASE("What a stream had enqueued before its capture is done before a block 
     while (f.charged() != 0) std::this_thread::yield();
 }
 
-TEST_CASE("A spoilt capture, or a driver that can't watch its graph, leaves the block charged", "[cuda][interop]") {
+TEST_CASE("an invalidated capture, or a driver that can't watch its graph, leaves the block charged",
+          "[cuda][interop]") {
     fixture f;
     gpushare::stream_resource ordered{f.chat.memory(), f.stream};
     void* const p = ordered.allocate(MiB);
@@ -339,7 +340,7 @@ TEST_CASE("TensorRT's frees without a stream are in the order of the default one
     CHECK(found.find("left behind") == std::string::npos);
 }
 
-TEST_CASE("Calls in TensorRT's way are submissions, with scratch in their tenant's memory", "[cuda][interop]") {
+TEST_CASE("calls in the style of TensorRT are submissions, with scratch in their tenant's memory", "[cuda][interop]") {
     fixture f;
     auto& chat = f.chat;
     auto& node = f.devices;
@@ -364,7 +365,7 @@ TEST_CASE("Calls in TensorRT's way are submissions, with scratch in their tenant
     chat.memory().deallocate(nearly_all, 6 * MiB);
 }
 
-TEST_CASE("Temporary storage of a captured algorithm is the graph's until that is gone", "[cuda][interop]") {
+TEST_CASE("temporary storage of a captured algorithm is the graph's until the graph is gone", "[cuda][interop]") {
     fixture f;
     const auto captured = raw::make_stream();
     auto borrowed = f.devices.borrow(captured);
@@ -437,7 +438,7 @@ TEST_CASE("cuBLAS's workspace is charged to the tenant for as long as the handle
     CHECK(f.charged() == 0);
 }
 
-TEST_CASE("A workspace that can't be had, or that cuBLAS refuses, is charged to nobody", "[cuda][interop]") {
+TEST_CASE("a workspace that can't be allocated, or that cuBLAS refuses, is charged to no tenant", "[cuda][interop]") {
     fixture f;
     fake_cublas blas;
     gpushare::stream_resource ordered{f.chat.memory(), f.stream};

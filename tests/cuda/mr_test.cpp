@@ -68,7 +68,7 @@ struct fixture {
 
 }  // namespace
 
-TEST_CASE("A quota holds behind libcu++'s reference to a resource", "[cuda]") {
+TEST_CASE("a quota holds behind libcu++'s reference to a resource", "[cuda]") {
     fixture f;
     void* const p = allocate_now(f.ref, 6 << 20);
     CHECK(f.chat.memory().free() == 2_MiB);
@@ -78,7 +78,7 @@ TEST_CASE("A quota holds behind libcu++'s reference to a resource", "[cuda]") {
     CHECK(f.chat.memory().free() == 8_MiB);
 }
 
-TEST_CASE("A free through libcu++ is credited once its stream has got there", "[cuda]") {
+TEST_CASE("a free through libcu++ is credited once its stream reaches the free", "[cuda]") {
     fixture f;
     void* const p = allocate(f.ref, f.handle, 6 << 20);
     standin::hold(f.stream.native_handle());
@@ -94,7 +94,7 @@ TEST_CASE("A free through libcu++ is credited once its stream has got there", "[
     CHECK(f.chat.memory().free() == 8_MiB);
 }
 
-TEST_CASE("The default stream is a stream: memory for it is had, and freed in its order", "[cuda]") {
+TEST_CASE("the default stream works like any stream: memory for it is allocated and freed in its order", "[cuda]") {
     standin::reset({.devices = 1, .memory = 64_MiB, .time = standin::timing::manual});
     {
         gpushare::cuda::node node;
@@ -119,7 +119,7 @@ TEST_CASE("The default stream is a stream: memory for it is had, and freed in it
     CHECK(found.find("left behind") == std::string::npos);
 }
 
-TEST_CASE("Memory for a per-thread default stream is refused, since nothing could be freed on it", "[cuda]") {
+TEST_CASE("memory for a per-thread default stream is refused, since nothing could be freed on it", "[cuda]") {
     fixture f;
     try {
         (void)allocate(f.ref, ::cuda::stream_ref{cudaStreamPerThread}, 1 << 20);
@@ -130,7 +130,7 @@ TEST_CASE("Memory for a per-thread default stream is refused, since nothing coul
     CHECK(f.chat.memory().free() == 8_MiB);
 }
 
-TEST_CASE("Blocks that are freed through libcu++ under a capture come back with its graph", "[cuda]") {
+TEST_CASE("blocks that are freed through libcu++ under a capture come back with its graph", "[cuda]") {
     fixture f;
     for (int turn = 0; turn < 3; ++turn) {
         REQUIRE(cudaStreamBeginCapture(f.handle.get(), cudaStreamCaptureModeThreadLocal) == cudaSuccess);
@@ -146,7 +146,7 @@ TEST_CASE("Blocks that are freed through libcu++ under a capture come back with 
     }
 }
 
-TEST_CASE("A block whose free names an impossible stream stays charged and is reported", "[cuda]") {
+TEST_CASE("a block whose free names an impossible stream stays charged and is reported", "[cuda]") {
     fixture f;
     void* const p = allocate(f.ref, f.handle, 2 << 20);
     deallocate(f.ref, ::cuda::stream_ref{cudaStreamPerThread}, p, 2 << 20);
@@ -155,7 +155,7 @@ TEST_CASE("A block whose free names an impossible stream stays charged and is re
     CHECK(f.chat.close().leaked_blocks == 1);
 }
 
-TEST_CASE("Resources are equal where one can free what the other gave", "[cuda]") {
+TEST_CASE("resources are equal if one can free the other's blocks", "[cuda]") {
     fixture f;
     auto other = f.shared.admit({.name = "batch", .memory = 8_MiB, .compute = 50_pct});
     const resource copy = f.adapted;

@@ -58,7 +58,7 @@ TEST_CASE("a workload asks for the stated load, whatever the trace", "[examples]
     }
 }
 
-TEST_CASE("the biggest groups become tenants by name, the others share one", "[examples]") {
+TEST_CASE("the biggest groups become tenants by name, and the others share a tenant", "[examples]") {
     const auto t = trace_replay::generate(3, 4000);
     auto o = small(2);
     o.tenants = 3;
@@ -86,7 +86,7 @@ TEST_CASE("the biggest groups become tenants by name, the others share one", "[e
     CHECK(std::ranges::count(w.tenants, true, &trace_replay::tenant_profile::urgent) == 1);
 }
 
-TEST_CASE("a trace that can't fill the options is refused in one line", "[examples]") {
+TEST_CASE("a trace that is too small for the options is refused in one line", "[examples]") {
     trace_replay::trace empty;
     CHECK_THROWS_WITH(trace_replay::make_workload(empty, small()), "the trace has no usable request");
     trace_replay::trace lonely;

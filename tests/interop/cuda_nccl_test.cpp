@@ -78,7 +78,7 @@ TEMPLATE_TEST_CASE("an all-reduce by NCCL links with its own library", "[interop
     CHECK(linked != nullptr);
 }
 
-TEST_CASE("errors are made of the codes and texts of NCCL's own library", "[interop][nccl]") {
+TEST_CASE("errors have the codes and texts of NCCL's own library", "[interop][nccl]") {
     for (const ncclResult_t code : {ncclInvalidArgument, ncclUnhandledCudaError, ncclSystemError, ncclRemoteError})
         CHECK(std::string_view{ncclGetErrorString(code)}.size() > 3);
     CHECK(gs::to_errc(ncclCommAbort(nullptr)) == gs::errc::none);  // of nothing: NCCL lets it pass

@@ -47,7 +47,7 @@ struct fixture : two_tenants {
 
 }  // namespace
 
-TEST_CASE("A device_vector is charged to its tenant and refused over its quota", "[interop][thrust]") {
+TEST_CASE("a device_vector is charged to its tenant and refused over its quota", "[interop][thrust]") {
     fixture f;
     {
         vector<int> v(MiB, 7, f.mine);
@@ -73,7 +73,7 @@ TEST_CASE("A device_vector is charged to its tenant and refused over its quota",
     CHECK(f.wrong_frees().empty());
 }
 
-TEST_CASE("Vectors of two tenants that are swapped, moved or copied leave no tenant charged for the other's",
+TEST_CASE("vectors of two tenants that are swapped, moved or copied leave no tenant charged for the other's memory",
           "[interop][thrust]") {
     fixture f;
     {
@@ -117,7 +117,7 @@ TEST_CASE("Vectors of two tenants that are swapped, moved or copied leave no ten
     CHECK(f.wrong_frees().empty());
 }
 
-TEST_CASE("Any sequence of swaps, moves, copies and resizes gives each block back to who gave it",
+TEST_CASE("any sequence of swaps, moves, copies and resizes gives each block back to its resource",
           "[interop][thrust]") {
     const auto seed = support::seed(3);
     CAPTURE(seed);
@@ -150,7 +150,7 @@ TEST_CASE("Any sequence of swaps, moves, copies and resizes gives each block bac
     CHECK(chat.wrong_frees() + batch.wrong_frees() == 0);
 }
 
-TEST_CASE("Temporary storage of Thrust's algorithms is the tenant's", "[interop][thrust]") {
+TEST_CASE("temporary storage of Thrust's algorithms is the tenant's", "[interop][thrust]") {
     fixture f;
     const auto seed = support::seed(4);
     CAPTURE(seed);

@@ -120,7 +120,7 @@ void check_tokens(in_arena::tenancy::tenant& chat, model& engine, int tokens) {
 
 }  // namespace
 
-TEST_CASE("Buffers of ggml lie in a tenant's arena, or are refused", "[interop][ggml]") {
+TEST_CASE("buffers of ggml lie in a tenant's arena, or are refused", "[interop][ggml]") {
     in_arena f;
     ggml_buffers mine{f.chat.memory()};
     {
@@ -142,7 +142,7 @@ TEST_CASE("Buffers of ggml lie in a tenant's arena, or are refused", "[interop][
     CHECK(f.chat.close().leaked_blocks == 0);
 }
 
-TEST_CASE("Each token of an engine on ggml is a submission", "[interop][ggml]") {
+TEST_CASE("each token of an engine on ggml is a submission", "[interop][ggml]") {
     two_tenants f;
     model engine{ggml_backend_cpu_buffer_type()};
     REQUIRE(engine.ready());
@@ -151,7 +151,7 @@ TEST_CASE("Each token of an engine on ggml is a submission", "[interop][ggml]") 
     CHECK(f.batch.usage().device_time == gpushare::ns{});
 }
 
-TEST_CASE("An engine on ggml has a tenant's arena and its turns", "[interop][ggml]") {
+TEST_CASE("an engine on ggml uses a tenant's arena and takes the tenant's turns", "[interop][ggml]") {
     in_arena f;
     auto& chat = f.chat;
     ggml_buffers mine{chat.memory()};

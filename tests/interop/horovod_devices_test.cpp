@@ -388,7 +388,7 @@ TEST_CASE("while a rank has joined, what needs all ranks is refused with its num
     }
 }
 
-TEST_CASE("a rank that aborts ends what the others wait for, now and later, and is named", "[interop]") {
+TEST_CASE("a rank that aborts ends the other ranks' waits, now and later, and is named", "[interop]") {
     rig r(3);
     std::vector<std::vector<outcome>> seen(3);
     std::latch called(2);

@@ -95,7 +95,7 @@ TEST_CASE("arrays handed over in any order are combined by their names", "[inter
     CHECK(x == expected);
 }
 
-TEST_CASE("a set without limit to its patience waits for the last arrays of others", "[interop]") {
+TEST_CASE("a set with unlimited patience waits for the other ranks' last arrays", "[interop]") {
     const gs::communicator group(2);
     std::vector<float> x{1.0F, 2.0F};
     std::vector<int> faults(2);
@@ -156,7 +156,7 @@ TEST_CASE("groups, broadcasts and other types", "[interop]") {
     CHECK(wrong == std::vector<int>(3));
 }
 
-TEST_CASE("sets of some ranks go on side by side", "[interop]") {
+TEST_CASE("sets of some of the ranks work side by side", "[interop]") {
     const gs::communicator everybody(4), odd(2), even(2);
     std::vector<float> sums(4), of_all(4);
     support::together(4, [&](unsigned r) {
@@ -173,7 +173,7 @@ TEST_CASE("sets of some ranks go on side by side", "[interop]") {
     CHECK(of_all == std::vector<float>(4, 6));
 }
 
-TEST_CASE("a set of some ranks over a link of the largest elements averages over these ranks", "[interop]") {
+TEST_CASE("over a link of the largest elements, a set of some ranks averages over these ranks", "[interop]") {
     const gs::communicator everybody(3), pair(2), between(2);
     const std::vector<std::vector<float>> steps[2]{{{8, 0, 2, -6}, {4, 4, 0, 0}}, {{0, 0, 0, 0}, {0, 1, 12, 2}}};
     std::vector<std::vector<std::vector<float>>> seen(2), expected(2);
@@ -209,7 +209,7 @@ TEST_CASE("a set of some ranks over a link of the largest elements averages over
     CHECK(of_all == std::vector<std::vector<float>>(3, {1}));
 }
 
-TEST_CASE("over a link of the largest elements an average is that of the ranks that haven't joined", "[interop]") {
+TEST_CASE("over a link of the largest elements, an average is over the ranks that haven't joined", "[interop]") {
     const gs::communicator group(3);
     std::vector<std::vector<float>> seen(3);
     support::together(3, [&](unsigned r) {
@@ -226,7 +226,7 @@ TEST_CASE("over a link of the largest elements an average is that of the ranks t
     CHECK(seen == std::vector<std::vector<float>>{{3, 3}, {3}, {3, 3}});
 }
 
-TEST_CASE("a link leaves halves as they are, also while a rank has joined", "[interop]") {
+TEST_CASE("a link leaves halves unchanged, also once a rank has joined", "[interop]") {
     const gs::communicator group(3);
     std::vector<std::vector<float>> seen(3);
     support::together(3, [&](unsigned r) {
@@ -243,7 +243,8 @@ TEST_CASE("a link leaves halves as they are, also while a rank has joined", "[in
     CHECK(seen == std::vector<std::vector<float>>{{3, 3}, {3}, {3, 3}});
 }
 
-TEST_CASE("ranks with fewer batches join: an average is that of the others, and all learn who was last", "[interop]") {
+TEST_CASE("ranks with fewer batches join: an average is over the others, and all ranks learn which one was last",
+          "[interop]") {
     const std::vector<int> batches{2, 4, 1};
     std::vector<std::vector<float>> seen(3);
     std::vector<std::vector<std::uint32_t>> last(3);
@@ -315,7 +316,7 @@ TEST_CASE("an array of another length or operator is refused on all ranks, and t
     CHECK(sums == std::vector<float>{2, 2});
 }
 
-TEST_CASE("a name that is under way is refused", "[interop]") {
+TEST_CASE("a name whose collective is in progress is refused", "[interop]") {
     errc twice = errc::none;
     const gs::communicator group(2);
     support::together(2, [&](unsigned r) {
@@ -416,7 +417,7 @@ TEST_CASE("arrays that are ready together are combined together, up to a size", 
     CHECK(x == std::vector<std::vector<float>>(5, {1}));
 }
 
-TEST_CASE("arrays that aren't ready are asked for again behind a cycle", "[interop]") {
+TEST_CASE("the set asks again about arrays that aren't ready after a cycle", "[interop]") {
     const gs::communicator group(2);
     int asked = 0;
     std::latch seen(1);
@@ -434,7 +435,7 @@ TEST_CASE("arrays that aren't ready are asked for again behind a cycle", "[inter
     CHECK(asked == 2);  // how many, and which
 }
 
-TEST_CASE("an end that the others don't come to aborts the group", "[interop]") {
+TEST_CASE("the end of a set for which the others don't come aborts the group", "[interop]") {
     const gs::communicator group(2);
     std::latch over(1);
     errc code = errc::none;
@@ -474,7 +475,7 @@ struct failing_transport : gs::thread_transport {
 
 }  // namespace
 
-TEST_CASE("an exception of a rank's thread is told to all by its code, and nested in the rank's own error",
+TEST_CASE("all ranks get the code of an exception on a rank's thread, and that rank's own error nests the exception",
           "[interop]") {
     const gs::communicator group(2);
     std::vector<errc> codes(2), later(2);
@@ -534,7 +535,7 @@ TEST_CASE("a process has one set of its own, however many threads make one", "[i
     }
 }
 
-TEST_CASE("a rank that aborts ends what the others wait for", "[interop]") {
+TEST_CASE("a rank that aborts ends the other ranks' waits", "[interop]") {
     const gs::communicator group(3);
     std::vector<errc> codes(3);
     support::together(3, [&](unsigned r) {

@@ -39,7 +39,7 @@ using adapted = gpushare::onnxruntime_allocator<Struct, Memory>;
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("A tenant's memory behind OrtAllocator", "[interop][onnxruntime]", allocator_1_0, allocator_1_25) {
+TEMPLATE_TEST_CASE("a tenant's memory behind OrtAllocator", "[interop][onnxruntime]", allocator_1_0, allocator_1_25) {
     two_tenants f;
     const int place = 0;
     const auto* const info = reinterpret_cast<const memory_info*>(&place);
@@ -110,7 +110,7 @@ public:
 
 }  // namespace
 
-TEST_CASE("The tensors of ONNX Runtime itself are charged to their tenant", "[interop][onnxruntime]") {
+TEST_CASE("the tensors of ONNX Runtime itself are charged to their tenant", "[interop][onnxruntime]") {
     two_tenants f;
     const own_library ort;
     void* const info = ort.create_cpu_info();
@@ -171,7 +171,7 @@ std::string model_of(std::uint64_t n) {
 
 }  // namespace
 
-TEST_CASE("A session of ONNX Runtime itself computes in its tenant's memory, or is refused", "[interop][onnxruntime]") {
+TEST_CASE("a session of ONNX Runtime itself computes in its tenant's memory, or is refused", "[interop][onnxruntime]") {
     two_tenants f;
     const own_library ort;
     void* const info = ort.create_cpu_info();
@@ -207,7 +207,7 @@ TEST_CASE("A session of ONNX Runtime itself computes in its tenant's memory, or 
     ort.release_info(info);
 }
 
-TEST_CASE("Sessions of ONNX Runtime itself keep the allocator that was registered when they were made",
+TEST_CASE("sessions of ONNX Runtime itself keep the allocator that was registered when they were made",
           "[interop][onnxruntime]") {
     two_tenants f;
     const own_library ort;
@@ -243,7 +243,7 @@ TEST_CASE("Sessions of ONNX Runtime itself keep the allocator that was registere
     ort.release_info(info);
 }
 
-TEST_CASE("Calls of ONNX Runtime itself are submissions, in its own memory and in a tenant's",
+TEST_CASE("calls of ONNX Runtime itself are submissions, in its own memory and in a tenant's",
           "[interop][onnxruntime]") {
     const bool in_tenant = GENERATE(false, true);
     two_tenants f;

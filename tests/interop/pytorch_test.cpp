@@ -107,7 +107,7 @@ TEST_CASE("PyTorch's blocks are charged to their tenant, on the device that PyTo
     torch.destroy_stream(s);
 }
 
-TEST_CASE("Out of memory is thrown at PyTorch, which doesn't check for null", "[interop][pytorch]") {
+TEST_CASE("PyTorch, which doesn't check for null, gets an exception if memory runs out", "[interop][pytorch]") {
     plugin torch;
     void* const p = torch.chat_malloc(6 * MiB, 1, nullptr);
     try {
@@ -136,7 +136,7 @@ TEST_CASE("Out of memory is thrown at PyTorch, which doesn't check for null", "[
     CHECK(torch.chat_charged(1) == 0);
 }
 
-TEST_CASE("Out of memory is null behind a MemPool, whose allocator frees its cache and asks again",
+TEST_CASE("a MemPool gets null if memory runs out: its allocator frees its cache and asks again",
           "[interop][pytorch]") {
     plugin torch;
     void* const cached = torch.chat_try_malloc(6 * MiB, 1, nullptr);
@@ -236,7 +236,7 @@ TEST_CASE("PyTorch's frees are in the order of the stream that they name", "[int
     torch.destroy_stream(other);
 }
 
-TEST_CASE("A free by PyTorch with another size frees the block, and is reported", "[interop][pytorch]") {
+TEST_CASE("a free by PyTorch with another size frees the block, and is reported", "[interop][pytorch]") {
     plugin torch;
     for (int i = 0; i < 100; ++i) {
         void* const p = torch.chat_try_malloc(MiB + 512, 0, nullptr);
@@ -248,7 +248,7 @@ TEST_CASE("A free by PyTorch with another size frees the block, and is reported"
     CHECK(torch.unfreed() == 0);
 }
 
-TEST_CASE("A wrong free by PyTorch changes nothing and is reported", "[interop][pytorch]") {
+TEST_CASE("a wrong free by PyTorch changes nothing and is reported", "[interop][pytorch]") {
     plugin torch;
     int local = 0;
     void* const p = torch.chat_malloc(1000, 0, nullptr);
@@ -288,7 +288,7 @@ TEST_CASE("PyTorch may call from several threads", "[interop][pytorch]") {
     CHECK(torch.wrong_frees() == 0);
 }
 
-TEST_CASE("A device is added once for PyTorch", "[interop][pytorch]") {
+TEST_CASE("a device is added once for PyTorch", "[interop][pytorch]") {
     two_tenants f;
     gpushare::pytorch_allocator<two_tenants::memory, two_tenants::node_type> mine{f.node};
     mine.add(0, {0}, f.chat.memory());

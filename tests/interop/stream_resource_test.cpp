@@ -58,14 +58,14 @@ struct algorithm {
 
 // ---- std::pmr
 
-TEST_CASE("A quota behind std::pmr does what every resource does", "[interop][pmr]") {
+TEST_CASE("a quota behind std::pmr keeps the contract of every resource", "[interop][pmr]") {
     two_tenants f;
     gpushare::pmr_adaptor adapted{f.chat.memory()};
     conformance::check_memory_resource(adapted);
     CHECK(f.charged(f.chat.memory()) == 0);
 }
 
-TEST_CASE("Containers of std::pmr are charged to their tenant and refused over its quota", "[interop][pmr]") {
+TEST_CASE("containers of std::pmr are charged to their tenant and refused over its quota", "[interop][pmr]") {
     two_tenants f;
     gpushare::pmr_adaptor chat{f.chat.memory()}, batch{f.batch.memory()};
     std::pmr::vector<std::byte> v(4 * MiB, &chat), w(&batch);
@@ -90,7 +90,7 @@ TEST_CASE("Containers of std::pmr are charged to their tenant and refused over i
     CHECK_THROWS_AS(chat.allocate(8, no_power_of_two), std::bad_alloc);
 }
 
-TEST_CASE("Resources of std::pmr are equal where one can free what the other gave, and only there", "[interop][pmr]") {
+TEST_CASE("resources of std::pmr are equal if and only if one can free the other's blocks", "[interop][pmr]") {
     two_tenants f;
     const gpushare::pmr_adaptor chat{f.chat.memory()}, same{f.chat.memory()}, batch{f.batch.memory()};
     CHECK(chat == same);
@@ -108,7 +108,7 @@ TEST_CASE("Resources of std::pmr are equal where one can free what the other gav
     CHECK(gpushare::pmr_adaptor{a} != chat);
 }
 
-TEST_CASE("A free through std::pmr with another size frees the block, and is reported", "[interop][pmr]") {
+TEST_CASE("a free through std::pmr with another size frees the block, and is reported", "[interop][pmr]") {
     two_tenants f;
     gpushare::pmr_adaptor chat{f.chat.memory()}, batch{f.batch.memory()};
     void* const p = chat.allocate(1000, 64);
@@ -121,7 +121,7 @@ TEST_CASE("A free through std::pmr with another size frees the block, and is rep
     CHECK(f.charged(f.chat.memory()) == 0);
 }
 
-TEST_CASE("A quota and a pool stand on a std::pmr resource as they are", "[interop][pmr]") {
+TEST_CASE("a quota and a pool can be built directly on a std::pmr resource", "[interop][pmr]") {
     gpushare::quota limit{1_MiB};
     std::array<std::byte, 4096> buffer{};
     std::pmr::monotonic_buffer_resource small(buffer.data(), buffer.size(), std::pmr::null_memory_resource());
@@ -140,14 +140,14 @@ TEST_CASE("A quota and a pool stand on a std::pmr resource as they are", "[inter
 
 // ---- stream order
 
-TEST_CASE("A resource in stream order does what every resource does", "[interop][stream]") {
+TEST_CASE("a resource in stream order keeps the contract of every resource", "[interop][stream]") {
     two_tenants f;
     ordered_memory ordered{f.chat.memory(), f.stream};
     conformance::check_memory_resource(ordered);
     CHECK(f.charged(f.chat.memory()) == 0);
 }
 
-TEST_CASE("What is freed in stream order is credited once the stream has got there", "[interop][stream]") {
+TEST_CASE("a block that is freed in stream order is credited once the stream reaches the free", "[interop][stream]") {
     two_tenants f;
     ordered_memory ordered{f.chat.memory(), f.stream};
     void* const p = ordered.allocate(6 * MiB);
@@ -162,7 +162,7 @@ TEST_CASE("What is freed in stream order is credited once the stream has got the
     CHECK(ordered.deallocate(q, 8 * MiB) == errc::none);
 }
 
-TEST_CASE("A pool frees in stream order as well", "[interop][stream]") {
+TEST_CASE("a pool frees in stream order as well", "[interop][stream]") {
     two_tenants f;
     using pool_of_tenant = gpushare::pool_resource<memory, stream::point>;
     static_assert(gpushare::stream_ordered_memory<pool_of_tenant, stream::point>);
@@ -189,7 +189,7 @@ TEST_CASE("A pool frees in stream order as well", "[interop][stream]") {
     CHECK(blocks.deallocate_after(f.stream.record(), q) == errc::unknown_block);
 }
 
-TEST_CASE("Wrong frees in stream order are told apart and change nothing", "[interop][stream]") {
+TEST_CASE("wrong frees in stream order are told apart and change nothing", "[interop][stream]") {
     two_tenants f;
     ordered_memory ordered{f.chat.memory(), f.stream}, others{f.batch.memory(), f.stream};
     void* const p = ordered.allocate(1000);
@@ -206,7 +206,7 @@ TEST_CASE("Wrong frees in stream order are told apart and change nothing", "[int
 
 // ---- scratch memory and CUB
 
-TEST_CASE("Scratch memory is there, as big as needed, for as long as it is used", "[interop][scratch]") {
+TEST_CASE("scratch memory is as large as needed, and exists for as long as it is used", "[interop][scratch]") {
     two_tenants f;
     ordered_memory ordered{f.chat.memory(), f.stream};
     {
@@ -237,7 +237,7 @@ TEST_CASE("Scratch memory is there, as big as needed, for as long as it is used"
     CHECK_THROWS_AS(gpushare::scratch_memory(ordered, MiB, 3), gpushare::memory_error);
 }
 
-TEST_CASE("Temporary storage of an algorithm in two phases stays until the stream is through with it",
+TEST_CASE("the temporary storage of an algorithm in two phases stays until the stream is done with the storage",
           "[interop][cub]") {
     two_tenants f;
     algorithm a{.needs = 5 * MiB, .asked = 0, .ran = 3};
@@ -258,7 +258,7 @@ TEST_CASE("Temporary storage of an algorithm in two phases stays until the strea
     CHECK(gpushare::with_temporary_storage(f.chat.memory(), f.stream, too_big) == 0);
 }
 
-TEST_CASE("An algorithm that can't say what it needs isn't run, and one that needs nothing isn't asked again",
+TEST_CASE("an algorithm that can't say how much it needs isn't run, and one that needs nothing isn't asked again",
           "[interop][cub]") {
     support::fault_resource upstream;
     algorithm fails{.needs = 100};
@@ -284,7 +284,7 @@ TEST_CASE("An algorithm that can't say what it needs isn't run, and one that nee
 
 // ---- frees without a size
 
-TEST_CASE("Blocks are freed by their address, once, where they came from", "[interop][sizeless]") {
+TEST_CASE("blocks are freed by their address, once, in the resource that they came from", "[interop][sizeless]") {
     two_tenants f{gpushare::memory_stack::direct};
     gpushare::sizeless_memory blocks{f.chat.memory()}, others{f.batch.memory()};
     void* const p = blocks.try_allocate(1000, 256);
@@ -315,7 +315,7 @@ TEST_CASE("Blocks are freed by their address, once, where they came from", "[int
     CHECK(f.wrong_frees().empty());
 }
 
-TEST_CASE("A block that the memory doesn't take back now can be freed later", "[interop][sizeless]") {
+TEST_CASE("a block that the memory doesn't take back now can be freed later", "[interop][sizeless]") {
     support::refusing_memory upstream;
     gpushare::sizeless_memory blocks{upstream};
     void* const p = blocks.allocate(100, 64);
@@ -334,7 +334,7 @@ TEST_CASE("A block that the memory doesn't take back now can be freed later", "[
     CHECK(upstream.deallocate(q, 100, 64) == errc::none);
 }
 
-TEST_CASE("An upstream that throws gives no memory, and a busy one stays exact", "[interop][sizeless]") {
+TEST_CASE("an upstream that throws gives no memory, and a busy one stays exact", "[interop][sizeless]") {
     support::fault_resource upstream;
     gpushare::sizeless_memory blocks{upstream};
     upstream.fail_next([] { throw std::runtime_error("device lost"); });

@@ -88,7 +88,7 @@ TEST_CASE("TensorRT's blocks are charged to the tenant, and credited in the orde
     CHECK(f.charged(f.chat.memory()) == 0);
 }
 
-TEST_CASE("Memory that isn't there is a null pointer for TensorRT, never an exception", "[interop][tensorrt]") {
+TEST_CASE("a lack of memory is a null pointer for TensorRT, never an exception", "[interop][tensorrt]") {
     fixture f;
     constexpr auto most = std::numeric_limits<std::uint64_t>::max();
     for (const std::uint64_t size : {std::uint64_t{0}, std::uint64_t{9 * MiB}, most / 2, most - 255, most})
@@ -105,7 +105,7 @@ TEST_CASE("Memory that isn't there is a null pointer for TensorRT, never an exce
     CHECK(f.trt.deallocateAsync(any, f.on));
 }
 
-TEST_CASE("What isn't out can't be freed by TensorRT, nor what is another tenant's", "[interop][tensorrt]") {
+TEST_CASE("TensorRT can't free a block that isn't allocated, nor another tenant's block", "[interop][tensorrt]") {
     fixture f;
     void* const p = f.trt.allocate(1000, 256, 0);
     CHECK(f.trt.deallocate(nullptr));
@@ -119,7 +119,7 @@ TEST_CASE("What isn't out can't be freed by TensorRT, nor what is another tenant
     CHECK(f.charged(f.chat.memory()) == 0);
 }
 
-TEST_CASE("A block grows for TensorRT as far as it has room, and else stays as it is", "[interop][tensorrt]") {
+TEST_CASE("a block grows for TensorRT if it has room, and stays unchanged otherwise", "[interop][tensorrt]") {
     fixture f;
     void* const p = f.trt.allocateAsync(1000, 256, 1, f.on);
     CHECK(f.trt.reallocate(p, 256, 1000) == p);
@@ -132,7 +132,7 @@ TEST_CASE("A block grows for TensorRT as far as it has room, and else stays as i
     CHECK(f.trt.reallocate(p, 256, 10) == nullptr);
 }
 
-TEST_CASE("The older and a later interface of TensorRT work as well", "[interop][tensorrt]") {
+TEST_CASE("an older and a later interface of TensorRT work as well", "[interop][tensorrt]") {
     fixture f;
     adapted<gpu_allocator> older{f.chat.memory(), f.node, device_id{0}};
     adapted<later_allocator> later{f.chat.memory(), f.node, device_id{0}};

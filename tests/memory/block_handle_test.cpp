@@ -71,7 +71,7 @@ TEST_CASE("a handle that was freed stays bad although its address is used again"
     CHECK(table.size() == 0);
 }
 
-TEST_CASE("a tenant can't free, resize or see another one's block", "[memory][handles]") {
+TEST_CASE("a tenant can't free, resize or see another tenant's block", "[memory][handles]") {
     tenants t;
     const auto h = t.chat.allocate(100, 8);
     CHECK(t.code.pointer(h) == nullptr);
@@ -83,7 +83,7 @@ TEST_CASE("a tenant can't free, resize or see another one's block", "[memory][ha
     CHECK(t.upstream.wrong_frees() == 0);
 }
 
-TEST_CASE("handles that never were are noticed", "[memory][handles]") {
+TEST_CASE("handles that never existed are noticed", "[memory][handles]") {
     tenants t;
     CHECK(t.chat.deallocate({}) == errc::unknown_block);
     const auto h = t.chat.allocate(8, 8);
@@ -93,7 +93,7 @@ TEST_CASE("handles that never were are noticed", "[memory][handles]") {
     CHECK(t.chat.deallocate(h) == errc::none);
 }
 
-TEST_CASE("resizing keeps the handle and what both sizes have in common", "[memory][handles]") {
+TEST_CASE("resizing keeps the handle and the bytes that both sizes have in common", "[memory][handles]") {
     tenants t;
     const auto h = t.chat.allocate(100, 16, "cache");
     std::memset(t.chat.pointer(h), 7, 100);
@@ -114,7 +114,7 @@ TEST_CASE("resizing keeps the handle and what both sizes have in common", "[memo
     CHECK(t.upstream.wrong_frees() == 0);
 }
 
-TEST_CASE("a resize that can't be says why, and the block is as it was", "[memory][handles]") {
+TEST_CASE("a resize that fails says why and leaves the block unchanged", "[memory][handles]") {
     tenants t;
     const auto h = t.chat.allocate(64, 8);
     void* const before = t.chat.pointer(h);
@@ -136,7 +136,8 @@ TEST_CASE("a resize that can't be says why, and the block is as it was", "[memor
     CHECK(t.upstream.blocks() == 0);
 }
 
-TEST_CASE("a block that the upstream doesn't take back in a resize goes back with its handle", "[memory][handles]") {
+TEST_CASE("a block that the upstream refuses to take back in a resize goes back when its handle is freed",
+          "[memory][handles]") {
     refusing_memory upstream;
     handle_table table;
     handle_resource mine{table, tenant_tag{1}, upstream};
@@ -179,7 +180,7 @@ TEST_CASE("an allocation that fails leaves no handle behind", "[memory][handles]
     CHECK(t.table.size() == 0);
 }
 
-TEST_CASE("of several threads that free one handle, one succeeds", "[memory][handles][threads]") {
+TEST_CASE("if several threads free one handle, one of them succeeds", "[memory][handles][threads]") {
     tenants t;
     std::vector<block_handle> handles;
     for (int i = 0; i < 500; ++i) handles.push_back(t.chat.allocate(8, 8));

@@ -141,7 +141,7 @@ NAMED_TEST = re.compile(r'^[A-Z_]*TEST_CASE[A-Z_]*\((?:\w+, )?"([^"]*)', re.M)
 def complaints_of_tests(text):
     """[(line, what is wrong)] in the names of tests."""
     return [(text[:test.start()].count("\n") + 1, f"a test's name without a head: {test[1][:60]}")
-            for test in NAMED_TEST.finditer(text) if re.match(rf"(?:{QUESTIONS}|where|whom)\b", test[1])]
+            for test in NAMED_TEST.finditer(text) if re.match(rf"(?:{QUESTIONS}|where|whom)\b", test[1], re.I)]
 
 
 def by_hand(text):

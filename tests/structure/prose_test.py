@@ -96,7 +96,8 @@ class ProseTest(unittest.TestCase):
         text = "".join(f'TEST_CASE("{name}", "[area]") {{}}\n' for name in names)
         text += 'TEMPLATE_TEST_CASE("what is lent costs nothing", "[area]", int) {}\nTEST_CASE_METHOD(rig, "whoever comes") {}\n'
         text += '//   TEST_CASE("what holds", "[area]") {}\n'
-        self.assertEqual([line for line, _ in prose.complaints_of_tests(text)], [1, 3, 5, 6])
+        text += 'TEST_CASE("What is freed is credited", "[area]") {}\n'
+        self.assertEqual([line for line, _ in prose.complaints_of_tests(text)], [1, 3, 5, 6, 8])
 
     def test_the_names_of_tests_are_looked_at(self):
         with tempfile.TemporaryDirectory() as folder:

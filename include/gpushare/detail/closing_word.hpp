@@ -12,7 +12,7 @@
 // only its own request's half. If the device is two requests behind, a third request finds no open
 // half. The word is closed then as well, and keep() takes the next half that the device opens.
 //
-// Not thread-safe on the host: the user must lock. The device writes concurrently.
+// Not thread-safe on the host: the user must lock. The device writes at any time.
 #pragma once
 
 #include <atomic>
@@ -67,7 +67,7 @@ public:
         const auto half = std::exchange(mine_, std::nullopt);
         return half && load(*half) != 0 ? half : std::nullopt;
     }
-    /// Opens the half that hand_over() returned, for the case that the device can't be told to.
+    /// Opens the half that hand_over() returned, if the device couldn't be asked to open it.
     void open(unsigned half) noexcept { store(half, 0); }
     /// Opens the word until the next keep() or close(), although there is a request. force() also
     /// opens halves that the device is going to open, since the device's write may lie behind a
@@ -80,7 +80,7 @@ public:
 
     /// Whether streams wait, as far as the host sees.
     [[nodiscard]] bool is_closed() const noexcept { return load(0) != 0 || load(1) != 0; }
-    /// How often the word was closed.
+    /// How many times the word was closed.
     [[nodiscard]] std::uint64_t closings() const noexcept { return closings_; }
     [[nodiscard]] closing_halves& memory() const noexcept { return *at_; }
 

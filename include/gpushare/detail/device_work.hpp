@@ -41,7 +41,7 @@ public:
     [[nodiscard]] auto record(std::size_t, Stream& stream) { return stream.record(); }
 };
 
-/// One value for each stream. The first ones lie in place.
+/// One value for each stream. The first values lie within the object.
 template <class T>
 class reserved_values {
 public:

@@ -1,8 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0
-// The gang order of a node that also knows which gangs are on its devices. Blocks of a gang wait
-// for each other, so all of them must be resident at once, and devices don't start gangs in the
-// order in which they were enqueued. So a gang that doesn't fit beside earlier gangs waits for them
-// on the devices.
+// SPDX-License-Identifier: Apache-2.0 The gang order of a node, with a record of the gangs that are
+// on its devices. Blocks of a gang wait for each other, so all of them must be resident at once,
+// and devices don't start gangs in the order in which they were enqueued. So a gang that doesn't
+// fit beside earlier gangs waits for them on the devices.
 //
 //   gpushare::detail::gang_residents<stream::point> gangs{node.num_devices()};
 //   auto entered = gangs.enter(devices);
@@ -39,13 +38,14 @@ namespace detail {
 /// channel adds three operations.
 template <timeline_point Point>
 class gang_residents {
-    // Gangs of a channel run one after the other: there is one entry for the last of them.
+    // Gangs of a channel run one after the other, so one entry for the last of them suffices.
     struct resident {
         Point done;
         std::uint64_t part;
         const void* channel;
         std::uint64_t gang;
-        // The previous gang, with its part of the device until it is done: that gang may still run.
+        // The previous gang of the channel, which may still run, and its part of the device until
+        // it ends.
         Point before_done{};
         std::uint64_t before_part = 0;
 
@@ -60,8 +60,8 @@ public:
     static constexpr std::uint64_t whole_device = std::uint64_t{1} << 32;
 
     /// The part of a device that `blocks` take if `at_most` blocks of their kind fit. Several kinds
-    /// fit together if the sum of their parts does. That is exact if each block takes a whole SM.
-    /// If blocks share SMs, it is as exact as the device spreads blocks evenly.
+    /// fit together if the sum of their parts does. The sum is exact if each block takes a whole
+    /// SM. If blocks share SMs, the sum is exact only if the device spreads blocks evenly.
     [[nodiscard]] static constexpr std::uint64_t part_of(std::uint32_t blocks, std::uint32_t at_most) noexcept {
         return blocks >= at_most ? (blocks == at_most ? whole_device : 2 * whole_device)
                                  : whole_device / at_most * blocks;
@@ -126,9 +126,9 @@ public:
         std::uint64_t gang_;
     };
 
-    /// As device_order_lock.
+    /// See device_order_lock.
     explicit gang_residents(std::uint32_t devices) : order_(devices), residents_(devices) {}
-    /// As device_order_lock::enter.
+    /// See device_order_lock::enter.
     [[nodiscard]] guard enter(std::span<const device_id> devices) { return guard(*this, order_.enter(devices)); }
 
 private:

@@ -17,7 +17,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// A value. Each number is there once.
+/// A value. Holds each number at most once.
 class index_set {
 public:
     /// For numbers below `n`. Throws std::bad_alloc.

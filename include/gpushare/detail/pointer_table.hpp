@@ -18,14 +18,14 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Not thread-safe. The null pointer is no key: it is never found.
+/// Not thread-safe. The null pointer isn't a valid key, and find() never finds it.
 template <class T>
 class pointer_table {
 public:
     [[nodiscard]] std::size_t size() const noexcept { return size_; }
 
-    /// Replaces the value of a key that is there. Throws std::bad_alloc, and then nothing has
-    /// changed.
+    /// Adds a key, or replaces the value of a key that is in the table. Throws std::bad_alloc, and
+    /// then nothing has changed.
     void insert(void* key, const T& value) {
         static_assert(std::is_trivially_copyable_v<T>);  // values move within the table
         if (slots_.size() < 2 * (size_ + kept_ + 1)) grow();
@@ -35,7 +35,7 @@ public:
         s.value = value;
     }
 
-    /// Null if it isn't there. Valid until the table changes.
+    /// Null if the key isn't in the table. The pointer is valid until the table changes.
     [[nodiscard]] const T* find(const void* key) const noexcept {
         if (size_ == 0) return nullptr;
         const slot& s = slots_[seek(key)];
@@ -76,7 +76,7 @@ public:
         size_ = 0;
     }
 
-    /// Calls f(value) for each, in no order. `f` doesn't change the table.
+    /// Calls f(value) for each entry, in no particular order. `f` must not change the table.
     template <class F>
     void for_each(F f) const {
         for (const slot& s : slots_)
@@ -116,7 +116,7 @@ private:
 
     plain_list<slot> slots_;  // none, or a power of two
     std::size_t size_ = 0;
-    std::size_t kept_ = 0;  // how many more there is room for
+    std::size_t kept_ = 0;  // for how many more entries there is room
 };
 
 }  // namespace detail

@@ -13,14 +13,13 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// For a wait in which nothing wakes the thread, or not for every reason to go on: the thread looks
-/// again after this time.
+/// For a wait in which not every event wakes the thread: the thread looks again after this time.
 inline constexpr ns look_slice = std::chrono::milliseconds(2);
-/// The same for a wait that is usually short, or for a deadline of a clock that isn't that of
+/// The same for a wait that is usually short, or for a deadline by another clock than that of
 /// condition variables.
 inline constexpr ns short_look_slice = std::chrono::milliseconds(1);
-/// For a wait in which something wakes the thread: without a limit, the time of a far deadline
-/// could overflow.
+/// For a wait in which every event wakes the thread. The limit only keeps the time of a far
+/// deadline from overflowing.
 inline constexpr ns longest_sleep = std::chrono::minutes(1);
 
 }  // namespace detail

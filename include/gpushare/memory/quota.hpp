@@ -1,24 +1,23 @@
-// SPDX-License-Identifier: Apache-2.0
-// A quota: how many bytes may be in use at once, exact to the byte under any concurrency. Quotas
-// form a tree. A child's guaranteed bytes are set aside in its parent when the child is made; its
-// burst is lent by the parent while the parent has it free. A quota only counts; quota_resource
-// ties it to an allocator.
+// SPDX-License-Identifier: Apache-2.0 A quota bounds the bytes that are in use at once, exactly to
+// the byte under any concurrency. Quotas form a tree. A new child sets aside its guaranteed bytes
+// in its parent; the parent lends the child's burst while it has the bytes free. A quota only
+// counts; quota_resource ties it to an allocator.
 //
 //   gpushare::quota device{80_GiB};
 //   // 20 GiB whatever others do, 4 more while they are free
 //   gpushare::quota chat{device, 20_GiB, 4_GiB};
 //   if (chat.try_charge(512_MiB) == gpushare::errc::none) { ...; chat.release(512_MiB); }
 //
-// Why it is exact: one atomic word holds the bytes that are still free, not the bytes in use. So a
-// single compare-and-swap decides a charge, even beside a resize. Only when the word holds too few
-// bytes does a charge take the mutex of the tree, freeze the word (mark it, so that other charges
-// and releases take the mutex, too) and ask the parent for the difference.
+// Why a quota is exact: one atomic word holds the bytes that are still free, not the bytes in use.
+// So a single compare-and-swap decides a charge, even beside a resize. Only when the word holds too
+// few bytes does a charge take the mutex of the tree, freeze the word (mark it, so that other
+// charges and releases take the mutex, too) and ask the parent for the difference.
 //
-// Why it is fast at any depth: a loan stays with the child when its bytes are released, so the next
-// charge there is again one compare-and-swap, however many levels lie above. Before a quota refuses
-// a charge or raises its peak, it freezes all quotas below it at one moment and takes back the
-// loans that they don't use. So an idle loan never makes a charge fail, and no figure counts it as
-// used.
+// Why a quota is fast at any depth: a loan stays with the child when its bytes are released, so the
+// next charge there is again one compare-and-swap, however many levels lie above. Before a quota
+// refuses a charge or raises its peak, it freezes all quotas below it at one moment and takes back
+// the loans that they don't use. So an idle loan never makes a charge fail, and no figure counts it
+// as used.
 //
 // quota_change.hpp charges and resizes several quotas at once. quota_wait.hpp waits for bytes.
 // While a request waits, the words that its bytes may come from stay frozen, which sends every
@@ -74,13 +73,13 @@ public:
     quota(const quota&) = delete;
     quota& operator=(const quota&) = delete;
 
-    /// Gives the bytes that aren't charged back to the parent. Bytes that are still charged here
-    /// stay charged to the parent.
+    /// Gives the uncharged bytes back to the parent. Bytes that are still charged here stay charged
+    /// to the parent.
     ~quota();
 
     /// Charges `n` bytes or none. over_quota: beyond this quota's own limit; out_of_memory: the
-    /// parent hasn't got the burst now; size_overflow: more than any quota can hold; closed. Takes
-    /// no lock unless it must borrow, or refuses while something is lent.
+    /// parent doesn't have the burst bytes free now; size_overflow: more than any quota can hold;
+    /// closed. Takes no lock unless it must borrow, or refuses while something is lent.
     [[nodiscard]] errc try_charge(bytes n) noexcept;
 
     /// Returns `n` bytes. False, and nothing changes, if fewer bytes are charged: no charge of that
@@ -141,14 +140,14 @@ public:
     /// go to the parent. Calls no close_callback: the first half of close().
     void stop() noexcept;
     /// Ends the quota: stop(), and then resources that registered with closing() give back the
-    /// memory they keep. True once they have. False if some of it is in use at the deadline: call
-    /// again. Bytes that stay charged after that belong to allocated blocks, and to granted claims
-    /// (quota_wait.hpp) that still exist.
+    /// memory they keep. True once all of it is back. False if some of it is still in use at the
+    /// deadline: call again. Bytes that stay charged after that belong to allocated blocks, and to
+    /// granted claims (quota_wait.hpp) that still exist.
     bool close(instant deadline) noexcept;
     /// Whether stop() or close() has been called.
     [[nodiscard]] bool closed() const noexcept { return stopped(); }
-    /// For resources that keep memory charged here: tells them when the quota closes. See
-    /// closing.hpp.
+    /// The token with which resources that keep memory charged here learn that the quota closes.
+    /// See closing.hpp.
     [[nodiscard]] close_token closing() const noexcept { return closing_.token(); }
 
     /// Whether charges here also count in `other`, because `other` is this quota or one above it.
@@ -161,13 +160,13 @@ public:
 
     /// After a refusal of `n` bytes: asks hooks (quota_wait.hpp), from `asked` on, until one has
     /// freed some. True: try the charge again. False: all have been asked. `below`: the quota had
-    /// the bytes, but the memory below it hadn't. Runs user code, under no lock. Each request
+    /// the bytes, but the memory below it didn't. Runs user code, under no lock. Each request
     /// begins with a new cursor.
     [[nodiscard]] bool ask_next(detail::hook_cursor& asked, bytes n, bool below = false) noexcept;
 
     /// Whether that thread is in a call of one of the tree's hooks. Such a thread doesn't have its
     /// requested memory yet, and may wait for anything: a lock, another thread. So a thread that
-    /// waits for calls which call hooks mustn't wait for such a thread.
+    /// waits for calls that may run hooks must not wait for such a thread.
     [[nodiscard]] bool in_hook(std::thread::id thread) const noexcept;
 
     /// The figures of a refusal of `n` bytes, for error messages.
@@ -184,7 +183,7 @@ private:
     quota(quota* parent, bytes guaranteed, bytes burst);
 
     [[gnu::noinline]] void raise_peak(std::uint64_t current) noexcept {
-        if (idle_below_.load(std::memory_order_relaxed)) {  // unused loans are no peak
+        if (idle_below_.load(std::memory_order_relaxed)) {  // unused loans don't count as a peak
             const std::lock_guard lock(root_->mutex_);
             freeze();
             const auto word = gather(nullptr);

@@ -238,7 +238,7 @@ template <clock Clock>
     if (why != errc::none) why = detail::quota_waiter(q, n).wait(until);
     return why == errc::none ? failure{} : q.explain(why, n);
 }
-/// The old name of try_charge with a patience. It goes with 0.3.
+/// The old name of try_charge with a patience. 0.3 removes it.
 template <clock Clock>
 [[deprecated("use try_charge with a patience")]] [[nodiscard]] failure charge_until(
     quota& q, bytes n, const patience<Clock>& until) noexcept {

@@ -1,7 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// A tenant's memory at addresses that never change. An address range is reserved once; physical
-// chunks are mapped into it and taken out again. Growing moves no pointer, and chunks that are
-// given up go to another tenant without a copy.
+// SPDX-License-Identifier: Apache-2.0 A tenant's memory at addresses that never change. An arena
+// reserves an address range once, and then maps physical chunks into it and unmaps them. Growing
+// moves no pointer, and chunks that an arena gives up go to another tenant without a copy.
 //
 //   // one per device: 1 GiB of 2 MiB chunks
 //   gpushare::chunk_pool pool{memory, stream, {.capacity = 512}};
@@ -43,19 +42,19 @@ class virtual_arena;
 /// The chunks that the arenas of a device share. Thread-safe: no lock of the pool is held while the
 /// driver maps or unmaps chunks of an arena, nor while a thread waits for a stream. Calls for the
 /// same arena wait for each other. A call for another arena waits for them only if it finds memory
-/// of the first arena to take back, or is about to be refused. `stream` scrubs; its points are
-/// those of the streams that use the arenas. Memory and stream must outlive the pool, and the pool
-/// the arenas. A quota must live until all bytes that were charged to it are back, or until it is
-/// closed (quota::close). Free chunks are charged to nobody. If the device lacks memory for a
-/// request that its quota allows, and that quota is in the tree of an arena's quota, free chunks go
-/// back to the device.
+/// of the first arena to take back, or is about to be refused. `stream` scrubs, and has the same
+/// type of points as the streams that use the arenas. Memory and stream must outlive the pool, and
+/// the pool the arenas. A quota must live until all bytes that were charged to it are back, or
+/// until it is closed (quota::close). Free chunks are charged to no quota. If the device lacks
+/// memory for a request that its quota allows, and that quota is in the tree of an arena's quota,
+/// free chunks go back to the device.
 template <virtual_memory Memory, scrubber Stream>
 class chunk_pool {
 public:
     /// The point that `Stream` records.
     using point = typename Stream::point;
 
-    /// Throws memory_error (out_of_memory) if the device hasn't `options.initial` chunks,
+    /// Throws memory_error (out_of_memory) if the device doesn't have `options.initial` chunks,
     /// operation_error (invalid_specification) for options that contradict each other.
     chunk_pool(Memory& memory, Stream& stream, const chunk_pool_options& options) : chunks_(memory, stream, options) {}
     chunk_pool(const chunk_pool&) = delete;
@@ -107,7 +106,7 @@ template <virtual_memory Memory, scrubber Stream>
 class virtual_arena {
 public:
     using pool_type = chunk_pool<Memory, Stream>;  ///< the pool of its chunks
-    using point = typename pool_type::point;       ///< of the streams that use the arena
+    using point = typename pool_type::point;       ///< the point of the streams that use the arena
 
     /// Reserves `reserve` bytes of addresses. The pool must outlive the arena, and the quota
     /// everything that is charged to it (see close()). `owner` names the tenant in error messages
@@ -124,8 +123,8 @@ public:
         std::swap(space_, mine.space_);
         return *this;
     }
-    /// As close() without points: the only work that may still use the arena is that before the
-    /// points given to decommit_after() or close().
+    /// Works as close() without points. Only work before the points given to decommit_after() or
+    /// close() may still use the arena.
     ~virtual_arena() {
         if (space_ != nullptr) (void)pool_->chunks_.close(space_, {});
     }
@@ -169,7 +168,7 @@ public:
     void commit(bytes offset, bytes size, const patience<Clock>& until) {
         check(try_commit(offset, size, until), "commit");
     }
-    /// The old name of commit() with a patience. It goes with 0.3.
+    /// The old name of commit() with a patience. 0.3 removes it.
     template <class... Args>
     requires(detail::is_patience<Args> || ...)
         [[deprecated("use commit with a patience")]] void commit_until(const Args&... args) {
@@ -193,7 +192,7 @@ public:
     }
 
     /// Unmaps [offset, offset + size) once all `points` are reached, one for each stream that uses
-    /// it. deadline_exceeded, and nothing has happened, if they aren't reached by the deadline;
+    /// it. deadline_exceeded if they aren't reached by the deadline, and then nothing has happened;
     /// unknown_block if not all of it is committed; device_lost and the like if it can't be
     /// unmapped.
     failure try_decommit(bytes offset, bytes size, std::span<const point> points, instant deadline = never) noexcept {
@@ -207,7 +206,7 @@ public:
     }
 
     /// As try_decommit(), without waiting: only work before the points may still use the memory.
-    /// The memory is unmapped and credited when the points are reached and a thread commits or
+    /// The pool unmaps and credits the memory when the points are reached and a thread commits or
     /// calls the pool's collect().
     failure try_decommit_after(bytes offset, bytes size, std::span<const point> points) noexcept {
         return within(offset, size, [&](std::size_t first, std::size_t count) {
@@ -225,7 +224,7 @@ public:
     /// has happened on deadline_exceeded before the points are reached, on unknown_block, on
     /// refusals of the other arena's quota, and on invalid_specification (memory is mapped there
     /// already, or another pool). If it fails later (the deadline comes during scrubbing; closed; a
-    /// lost device; somebody else takes the burst meanwhile), the chunks are free in the pool.
+    /// lost device; another tenant borrows the burst meanwhile), the chunks are free in the pool.
     failure try_hand_over(bytes offset, bytes size, virtual_arena& to, bytes to_offset, std::span<const point> points,
                           instant deadline = never) noexcept {
         if (to.pool_ != pool_) return {.code = errc::invalid_specification, .because = reason::other_pool};
@@ -241,7 +240,7 @@ public:
         check(try_hand_over(offset, size, to, to_offset, points, deadline), "hand over");
     }
 
-    /// Gives everything up for good once the points are reached. Never blocks. errc::closed from
+    /// Gives up all memory for good once the points are reached. Never blocks. errc::closed from
     /// the second call on. The quota may be destroyed when leaving() and committed() are zero. An
     /// arena closes by itself when its quota closes.
     failure close(std::span<const point> points = {}) noexcept {

@@ -170,7 +170,7 @@ struct partition_of {
     /// The total over all devices.
     [[nodiscard]] typename amount_traits<Amount>::total_type total() const {
         using traits = amount_traits<Amount>;
-        // No overflow: the total was split before.
+        // This can't overflow: the total was split before.
         return traits::total(traits::count(per_device) * devices.size());
     }
 };
@@ -241,7 +241,7 @@ template <splittable Amount>
 [[nodiscard]] constexpr failure check_split(std::uint64_t total, std::uint64_t devices, std::uint64_t unit) noexcept {
     if (devices == 0 || unit == 0 || total == 0) return {errc::invalid_specification};
     const auto step = saturating_product(unit, devices);
-    // A saturated step may be larger in truth.
+    // If the step saturated, the true step is larger.
     if (step == std::numeric_limits<std::uint64_t>::max()) return {errc::not_whole, total, 0, step};
     if (total % step != 0) return {errc::not_whole, total, total - total % step, step};
     return {};
@@ -291,7 +291,7 @@ template <device_rooms Rooms>
     total_in<Rooms> total, const Rooms& devices, amount_in<Rooms> unit = detail::smallest<amount_in<Rooms>>) {
     using described = std::span<const room_of<amount_in<Rooms>>>;
     if constexpr (std::convertible_to<const Rooms&, described> && !std::same_as<Rooms, described>)
-        // So that vectors and spans share one instantiation.
+        // Vectors and spans then share one instantiation.
         return try_equal_split_over(total, described(devices), unit);
     else
         return detail::split_over(total, devices, unit);
@@ -309,7 +309,7 @@ template <device_rooms Rooms>
         broken.code != errc::none)
         return broken;
     std::vector<room> sorted(std::ranges::begin(devices), std::ranges::end(devices));
-    // Two orders of one type, so that only one sort is compiled.
+    // Both orders have one type, so that the compiler instantiates one sort.
     using order = bool (*)(const room&, const room&);
     const order by_room = [](const room& a, const room& b) {
         // Clang parses `node <` as template arguments.

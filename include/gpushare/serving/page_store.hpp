@@ -167,7 +167,7 @@ public:
             return {.again = true, .until = std::min(until.deadline, now + detail::short_look_slice)};
         });
     }
-    /// The old name of try_allocate() with a patience. It goes with 0.3.
+    /// The old name of try_allocate() with a patience. 0.3 removes it.
     [[deprecated("use try_allocate with a patience")]] failure try_allocate_until(std::span<std::uint32_t> to,
                                                                                   const auto& until) noexcept {
         return try_allocate(to, until);

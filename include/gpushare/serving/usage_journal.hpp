@@ -3,7 +3,8 @@
 // is a file of lines, and invoices add the lines up.
 //
 // A journal only ever adds lines. A process that is killed loses at most the line that it was
-// writing. A file that has become large is put aside under a number. Needs POSIX.
+// writing. The journal rotates a file that has become large: it gives the file a number and begins
+// a new one. Needs POSIX.
 //
 //   gpushare::usage_journal journal{"/var/lib/server/usage"};
 //   journal.append(lines);  // from usage_meter::read
@@ -12,8 +13,8 @@
 // Other programs may rotate the file, too. Each append checks whether the path still leads to this
 // file (inode), and checks the file's length. If the file was renamed or removed, the journal
 // begins a new file; if the file was truncated, the journal goes on from there. A tool that copies
-// and truncates loses the lines that come between the two steps, so let the tool rename the file.
-// Exceeding a limit of a file's size (SIGXFSZ) is an error like a full disk.
+// and truncates loses the lines that come between the two steps, so let the tool rename the file. A
+// write beyond the process's file size limit (SIGXFSZ) is an error like a full disk.
 //
 // A usage_line is a tenant's usage between two points in time. All figures are whole numbers, so
 // invoices of adjacent periods sum to the invoice of the whole period, to the last ns and byte.
@@ -93,7 +94,7 @@ public:
     friend constexpr bool operator==(byte_time, byte_time) = default;
     /// The sum.
     friend constexpr byte_time operator+(byte_time a, byte_time b) noexcept { return byte_time{a.count_ + b.count_}; }
-    /// The rest of `a`, which must not be less than `b`.
+    /// The difference. `a` must not be less than `b`.
     friend constexpr byte_time operator-(byte_time a, byte_time b) noexcept { return byte_time{a.count_ - b.count_}; }
     /// Adds an amount.
     constexpr byte_time& operator+=(byte_time b) noexcept { return *this = *this + b; }
@@ -394,7 +395,7 @@ public:
         return l;
     }
 
-    /// Says that counters have begun again since the last reading, as they do for a tenant that was
+    /// Says that the counters restarted since the last reading, as they do for a tenant that was
     /// admitted again. The next line counts from the counters of `from`. For a counter that is kept
     /// elsewhere and went on, pass its latest value. Not needed before the first reading.
     void restarted(const usage_reading& from = {}) noexcept {
@@ -433,7 +434,7 @@ private:
 
 /// Options of a usage_journal.
 struct journal_options {
-    bytes rotate_at{std::uint64_t{64} << 20};  ///< a file that would be larger is put aside first
+    bytes rotate_at{std::uint64_t{64} << 20};  ///< a file that would be larger is rotated first
     /// Whether each append waits until the disk has the lines. They then survive a power cut, and
     /// not only a killed process.
     bool sync = false;
@@ -441,9 +442,9 @@ struct journal_options {
 
 namespace detail {
 
-/// While the object lives, a limit of a file's size doesn't end the process: the call that exceeds
-/// the limit fails with EFBIG, as if the signal were ignored. Affects only the calling thread. A
-/// signal that was pending before stays pending.
+/// While the object lives, the file size limit doesn't end the process: the call that exceeds the
+/// limit fails with EFBIG, as if the signal were ignored. Affects only the calling thread. A signal
+/// that was pending before stays pending.
 class no_file_size_signal {
 public:
     no_file_size_signal() noexcept {
@@ -479,10 +480,9 @@ private:
 /// time uses it. A second journal of the same file is refused, even in another process.
 class usage_journal {
 public:
-    /// Opens or makes `path`. Files that are put aside are `path`.1, `path`.2 and so on, from the
-    /// oldest. A partial line of a killed process stays in the file, marked as torn. Throws
-    /// operation_error: io_failed with errno in `asked`, or in_flight if another journal has the
-    /// file.
+    /// Opens or makes `path`. Rotated files are `path`.1, `path`.2 and so on, from the oldest. A
+    /// partial line of a killed process stays in the file, marked as torn. Throws operation_error:
+    /// io_failed with errno in `asked`, or in_flight if another journal has the file.
     explicit usage_journal(std::string path, journal_options o = {}) : path_(std::move(path)), options_(o) {
         if (const failure why = open(); why.code != errc::none) raise(why, {}, "opening a usage journal");
     }
@@ -542,9 +542,9 @@ public:
             raise(why, {}, "appending to a usage journal");
     }
 
-    /// Puts the file aside and begins a new file. Fails as try_append does.
+    /// Rotates the file: renames it with a number, and begins a new one. Fails as try_append does.
     failure rotate() noexcept try {
-        // An earlier call put the file aside, but couldn't begin a new file.
+        // An earlier call renamed the file, but couldn't begin a new one.
         if (file_ < 0) return open();
         if (const failure why = take_back(); why.code != errc::none) return why;
         if (is_at_path()) {
@@ -553,7 +553,7 @@ public:
             int why = EEXIST;
             for (auto number = aside.empty() ? 1 : aside.back() + 1; why == EEXIST; ++number)
                 why = put_aside(path_ + '.' + std::to_string(number));
-            // ENOENT: another process has put it aside.
+            // ENOENT: another process has rotated it.
             if (why != 0 && why != ENOENT) return {.code = errc::io_failed, .asked = static_cast<std::uint64_t>(why)};
         }
         close();
@@ -564,12 +564,12 @@ public:
         return detail::no_host_memory;
     }
 
-    /// Calls `each(line)` for each line, the oldest first, including the lines in files put aside.
+    /// Calls `each(line)` for each line, the oldest first, including the lines in rotated files.
     /// Returns the number of torn lines. Also works while a journal writes. Throws operation_error
     /// (io_failed), std::bad_alloc, and the exceptions of `each`.
     template <class F>
     static std::size_t read(const std::string& path, F each) {
-        // opened first, so that a file that is put aside in the meantime isn't read twice
+        // opened first, so that a file that is rotated in the meantime isn't read twice
         const file current(path);
         std::size_t torn = 0;
         for (const auto n : numbers_aside(path)) {
@@ -632,7 +632,7 @@ private:
         close();
         return open();
     }
-    // The names of new files and of files put aside must survive a power cut as well.
+    // The names of new and of rotated files must survive a power cut as well.
     [[nodiscard]] failure sync_folder() const noexcept try {
         const int folder = ::open(folder_of(path_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
         if (folder < 0) return failed();

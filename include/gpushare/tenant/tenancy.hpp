@@ -149,7 +149,7 @@ public:
     } catch (const operation_error& e) {
         return e.figures();
     }
-    /// The old name of admit() with a patience. It goes with 0.3.
+    /// The old name of admit() with a patience. 0.3 removes it.
     [[deprecated("use admit with a patience")]] [[nodiscard]] tenant admit_until(const tenant_spec& spec,
                                                                                  const auto& until) {
         return admit(spec, until);

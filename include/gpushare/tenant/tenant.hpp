@@ -348,7 +348,7 @@ public:
                                                           std::size_t part = 0) {
         return declare<true>(size, part, [&](quota& from) { return gpushare::try_charge(from, size, until); });
     }
-    /// The old name of declare_workspace() with a patience. It goes with 0.3.
+    /// The old name of declare_workspace() with a patience. 0.3 removes it.
     template <class... Args>
     requires(detail::is_patience<Args> || ...)
         [[deprecated("use declare_workspace with a patience")]] [[nodiscard]] workspace
@@ -504,7 +504,7 @@ public:
     } catch (const operation_error& e) {
         return e.figures();
     }
-    /// The old name of resize() with a patience. It goes with 0.3.
+    /// The old name of resize() with a patience. 0.3 removes it.
     [[deprecated("use resize with a patience")]] void resize_until(const tenant_change& change, const auto& until) {
         resize(change, until);
     }

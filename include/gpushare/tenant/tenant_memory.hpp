@@ -114,13 +114,13 @@ public:
         if (why != nullptr) *why = closed() ? failure{.code = errc::closed, .asked = size} : refusal;
         return refused();
     }
-    /// The old name of allocate() with a patience. It goes with 0.3.
+    /// The old name of allocate() with a patience. 0.3 removes it.
     template <class... Args>
     requires(detail::is_patience<Args> || ...)
         [[deprecated("use allocate with a patience")]] [[nodiscard]] void* allocate_until(const Args&... args) {
         return allocate(args...);
     }
-    /// The old name of try_allocate() with a patience. It goes with 0.3.
+    /// The old name of try_allocate() with a patience. 0.3 removes it.
     template <class... Args>
     requires(detail::is_patience<Args> || ...)
         [[deprecated("use try_allocate with a patience")]] [[nodiscard]] void* try_allocate_until(

@@ -157,7 +157,7 @@ TEST_CASE("a free on the stream of the allocation makes no call, and is used aga
     }
 }
 
-TEST_CASE("a block goes to another stream once its own has done the work", "[interop][torch]") {
+TEST_CASE("a block goes to another stream once its own stream has done the work", "[interop][torch]") {
     rig r;
     gpushare::torch_scope scope{r.node, *r.chat};
     const auto own = r.chat->work_stream().native_handle();
@@ -175,7 +175,7 @@ TEST_CASE("a block goes to another stream once its own has done the work", "[int
     CHECK(bytes_of(40 * MiB).get() != nullptr);
 }
 
-TEST_CASE("a block that another stream uses waits for that, too", "[interop][torch]") {
+TEST_CASE("a block that another stream uses waits for that stream, too", "[interop][torch]") {
     rig r;
     gpushare::torch_scope scope{r.node, *r.chat};
     const auto inside = scope.enter();
@@ -197,7 +197,7 @@ TEST_CASE("a block that another stream uses waits for that, too", "[interop][tor
     CHECK(scope.usage().pending == 0_B);
 }
 
-TEST_CASE("in a scope, what is allocated on a stream of torch's own is the tenant's", "[interop][torch]") {
+TEST_CASE("in a scope, an allocation on a stream of torch's own is the tenant's", "[interop][torch]") {
     rig r;
     gpushare::torch_scope scope{r.node, *r.chat};
     const auto inside = scope.enter();
@@ -230,7 +230,7 @@ TEST_CASE("out of memory is torch's own error, with the tenant's figures", "[int
     CHECK(r.charged() <= 64_MiB);
 }
 
-TEST_CASE("torch's cache stands in no tenant's way: blocks of all sizes, and then one of all memory",
+TEST_CASE("torch's cache stands in no tenant's way: blocks of all sizes, and then a block of all memory",
           "[interop][torch]") {
     rig r;
     gpushare::torch_scope scope{r.node, *r.chat};
@@ -327,7 +327,7 @@ TEST_CASE("a tenant in a slice of SMs gets no scope, and the error says why", "[
     }
 }
 
-TEST_CASE("a closed tenant's scope lets nobody in and allocates nothing", "[interop][torch]") {
+TEST_CASE("a closed tenant's scope lets no thread in and allocates nothing", "[interop][torch]") {
     rig r;
     gpushare::torch_scope scope{r.node, *r.chat};
     const auto own = r.chat->work_stream().native_handle();
@@ -474,7 +474,7 @@ TEST_CASE("cuBLAS's workspace of a stream goes with its scope", "[interop][torch
     CHECK(r.chat->close().leaked_blocks == 0);
 }
 
-TEST_CASE("torch's raw allocations and its questions about blocks fit tenants' blocks", "[interop][torch]") {
+TEST_CASE("torch's raw allocations and its queries about blocks work for tenants' blocks", "[interop][torch]") {
     rig r;
     gpushare::torch_scope scope{r.node, *r.chat};
     const auto inside = scope.enter();

@@ -199,8 +199,8 @@ private:
     [[nodiscard]] GPUSHARE_HD std::size_t scratch_bytes() const noexcept {
         return (what.width * sizeof(float) + interference_bytes - 1) / interference_bytes * interference_bytes;
     }
-    /// Whether this call goes by one shot. All blocks get the same answer. Otherwise one block
-    /// could leave a row to another rank whose block doesn't process it.
+    /// Whether this call takes one shot. All blocks get the same answer. Otherwise one block could
+    /// leave a row to another rank whose block doesn't process it.
     [[nodiscard]] GPUSHARE_HD bool works_alone(std::size_t slot, std::size_t rows,
                                                std::uint32_t blocks) const noexcept {
         if constexpr (Sharded || !epilogue<Stages...>::any_row) {

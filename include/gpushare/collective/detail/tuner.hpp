@@ -47,8 +47,8 @@ struct tune_options {
 
 namespace detail {
 
-/// Whether `of_block` bytes of a block go by `how` with a slot of `slot` bytes. Data that doesn't
-/// fit goes by another algorithm, so its time would count for the wrong algorithm.
+/// Whether `how` works for `of_block` bytes of a block with a slot of `slot` bytes. Data that
+/// doesn't fit takes another algorithm, so its time would count for the wrong algorithm.
 [[nodiscard]] constexpr bool fits_slot(algorithm how, std::uint64_t of_block, std::size_t slot) noexcept {
     if (how == algorithm::one_shot) return of_block <= slot;
     return how != algorithm::ring || slot >= smallest_ring_slot;

@@ -180,9 +180,9 @@ GPUSHARE_EXEC_CHECK_DISABLE
         for (std::uint32_t b = 0; b < view.blocks; ++b) atomic_ref{view.state(r, b).closed}.store_crossing(1);
 }
 
-/// The valid proposal: among the ranks that have made a proposal, the first rank's, from its first
-/// block with a proposal. If no rank has made a proposal, the host's; 0 if there is none. relaxed:
-/// each word stands alone, and a rank's proposal is there once the rank has left.
+/// The valid proposal: that of the first rank that has made one, from that rank's first block with
+/// a proposal. If no rank has made a proposal, the host's; 0 if there is none. relaxed: each word
+/// stands alone, and a rank's proposal is there once the rank has left.
 GPUSHARE_EXEC_CHECK_DISABLE
 [[nodiscard, gnu::noinline]] GPUSHARE_HD inline std::uint64_t chosen_proposal(workspace_view view) noexcept {
     for (std::uint32_t r = 0; r < view.ranks; ++r)

@@ -1,7 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// One worker's cache of a pool: freed blocks, sorted into bins by size class. The next allocation
-// of the same class takes one without asking the pool. The pool can empty the bins at any time,
-// also while the worker sleeps.
+// SPDX-License-Identifier: Apache-2.0 One worker's cache of a pool: freed blocks, sorted into bins
+// by size class. The next allocation of the same class takes such a block without asking the pool.
+// The pool can empty the bins at any time, also while the worker sleeps.
 //
 //   gpushare::detail::pool_bins mine;
 //   if (gpushare::detail::pool_block* b = mine.take(granules, alignment, size)) return b->begin;
@@ -126,7 +125,7 @@ struct pool_traffic {
         freed += more.freed;
         return *this;
     }
-    /// Allocated bytes. Never below 0, even while calls under way are counted in part.
+    /// Allocated bytes. Never below 0, although a call in progress may be counted only in part.
     [[nodiscard]] std::uint64_t requested() const noexcept { return allocated - std::min(allocated, freed); }
 };
 
@@ -230,8 +229,8 @@ public:
     /// caller keeps the block.
     [[nodiscard]] bool stock(pool_block& block) noexcept;
 
-    /// Hands some blocks for such requests on to `other`, which is never asked for any. Each block
-    /// is always in one of the two.
+    /// Passes some blocks for such requests on to `other`, from which no blocks are ever passed on.
+    /// Each block is always in one of the two.
     void share(std::uint64_t granules, pool_bins& other) noexcept;
 
     /// Keeps as many of `blocks` as there is room for, but none from a segment of large blocks.
@@ -241,7 +240,7 @@ public:
     /// Whether blocks are kept from now on. If not, no bin has room; blocks in the bins stay.
     void keep(bool more) noexcept;
 
-    /// Returns once every thread that was in here at the call has left.
+    /// Returns once every thread that was inside a member function at the call has left it.
     void pass() noexcept { const std::lock_guard lock(lock_); }
 
     /// Takes out the smallest block of at least that many granules that may be cut, or null.
