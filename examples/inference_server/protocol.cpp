@@ -49,7 +49,7 @@ template <class List, class Name>
 void check_once(std::string_view what, const List& all, Name name) {
     for (auto at = all.begin(); at != all.end(); ++at)
         if (std::ranges::find(all.begin(), at, std::invoke(name, *at), name) != at)
-            throw refused(400, std::string(what) + " '" + std::invoke(name, *at) + "' is there twice");
+            throw refused(400, std::string(what) + " '" + std::invoke(name, *at) + "' is given twice");
 }
 
 /// Takes the tensor's binary data from the front of `rest`.

@@ -129,7 +129,7 @@ public:
                 wrong("must be an input and its extents, such as INPUT:1x3x64x64, once for each input");
             return true;
         }
-        if (!given_.insert(std::string(key)).second) wrong("is there twice");
+        if (!given_.insert(std::string(key)).second) wrong("is given twice");
         if (key == "engine") {
             m.engine = value;
         } else if (key == "cut_to") {
@@ -221,7 +221,7 @@ tenants_file parse_tenants(std::string_view text, std::string_view file) {
             says_none = true;
             blank_out(rest, at, word.size());
         }
-        if (word.find(key_is, 1) != std::string_view::npos) fail({}, "has no blank before it, or is there twice");
+        if (word.find(key_is, 1) != std::string_view::npos) fail({}, "has no blank before it, or is given twice");
         if (word.starts_with(key_is)) {
             // Otherwise a key in front of a tenant's line would belong to the tenant above.
             if (at == 0 || text[at - 1] == '\n') fail({}, "belongs behind a tenant's name; a line of keys is indented");

@@ -93,7 +93,7 @@ way, and draws shares and latencies over time.
   --seed N        the seed of the generator, and of the window taken from the trace (1)
   --svg FILE      the file for the chart (trace_replay.svg)
   --data FILE     a file for the chart's data and the description of the measurement, as JSON
-  --draw FILE     draw a file of --data again, and replay nothing
+  --draw FILE     draw the chart from a file that --data wrote, and replay nothing
   --timeline FILE a file for a timeline of the third run, for ui.perfetto.dev: waits, permits, kernels, bounds
   --help          print this text
 

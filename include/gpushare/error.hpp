@@ -90,7 +90,7 @@ enum class errc : std::uint8_t {
         case errc::over_quota: return "over the quota";
         case errc::out_of_memory: return "out of device memory";
         case errc::size_overflow: return "more than any device has";
-        case errc::bad_alignment: return "no such alignment";
+        case errc::bad_alignment: return "invalid alignment";
         case errc::unknown_block: return "block is not allocated here";
         case errc::wrong_size: return "block was allocated with another size or alignment";
         case errc::invalid_specification: return "invalid specification";
@@ -100,7 +100,7 @@ enum class errc : std::uint8_t {
         case errc::duplicate_device: return "the same device twice";
         case errc::different_nodes: return "devices are not on one node";
         case errc::no_room: return "not enough unpromised memory";
-        case errc::share_exceeded: return "shares would sum over the whole device";
+        case errc::share_exceeded: return "shares would exceed the whole device";
         case errc::too_few_sms: return "not enough SMs";
         case errc::slo_unreachable: return "others' longest work makes the objective impossible";
         case errc::deadline_exceeded: return "deadline exceeded";
@@ -109,18 +109,18 @@ enum class errc : std::uint8_t {
         case errc::queue_full: return "queue is full";
         case errc::quarantined: return "quarantined after repeated failures";
         case errc::asleep: return "asleep";
-        case errc::too_many_blocks: return "blocks cannot all be resident";
-        case errc::submission_failed: return "enqueuing the work threw";
+        case errc::too_many_blocks: return "blocks cannot all be resident at once";
+        case errc::submission_failed: return "enqueuing the work threw an exception";
         case errc::kernel_failed: return "the work failed on the device";
         case errc::stuck: return "the work does not end";
         case errc::device_lost: return "device lost";
         case errc::no_driver: return "no usable device driver";
         case errc::not_supported: return "not supported by the driver or device";
-        case errc::capturing: return "not during a graph capture";
+        case errc::capturing: return "not allowed during a graph capture";
         case errc::backend_failed: return "the device's runtime refused the call";
         case errc::no_device: return "no such device";
         case errc::io_failed: return "a file could not be read or written";
-        case errc::in_flight: return "something that must be done first is in flight";
+        case errc::in_flight: return "an earlier operation is still in flight";
         case errc::mismatch: return "the ranks called different collectives";
         case errc::aborted: return "aborted";
     }
@@ -247,29 +247,30 @@ struct sentence {
 /// One line for each reason, in their order.
 inline constexpr std::array<sentence, static_cast<std::size_t>(reason::all)> sentences{{
     {reason::unsaid, errc::none, figure_unit::none, "{code}"},
-    {reason::size, errc::none, figure_unit::bytes, "asked {asked} ({code})"},
-    {reason::size_left, errc::none, figure_unit::bytes, "asked {asked}, {left} of {limit} left ({code})"},
-    {reason::size_limit, errc::none, figure_unit::bytes, "asked {asked}, at most {limit} is allowed ({code})"},
-    {reason::count_limit, errc::none, figure_unit::count, "asked {asked}, at most {limit} is allowed ({code})"},
+    {reason::size, errc::none, figure_unit::bytes, "asked for {asked} ({code})"},
+    {reason::size_left, errc::none, figure_unit::bytes, "asked for {asked}, {left} of {limit} left ({code})"},
+    {reason::size_limit, errc::none, figure_unit::bytes, "asked for {asked}, at most {limit} is allowed ({code})"},
+    {reason::count_limit, errc::none, figure_unit::count, "asked for {asked}, at most {limit} is allowed ({code})"},
     {reason::wrong_count, errc::none, figure_unit::count, "{asked} given, {limit} needed ({code})"},
     {reason::system_error, errc::none, figure_unit::error_number, "{code}: {asked}"},
     {reason::text_line, errc::invalid_specification, figure_unit::position, "line {asked} can't be read"},
     {reason::host_memory, errc::out_of_memory, figure_unit::none, "the host, not the device, is out of memory"},
     {reason::quota_above, errc::out_of_memory, figure_unit::bytes,
-     "asked {asked}, {left} of {limit} left (the rest is with others who share the memory)"},
+     "asked for {asked}, {left} of {limit} left (others who share the memory have the rest)"},
     {reason::guaranteed_to_others, errc::none, figure_unit::bytes,
-     "asked {asked}, but others' guarantees leave at most {left} of {limit} ({code})"},
-    {reason::beyond_device, errc::out_of_memory, figure_unit::bytes, "asked {asked}, and the device has {limit}"},
+     "asked for {asked}, but others' guarantees leave at most {left} of {limit} ({code})"},
+    {reason::beyond_device, errc::out_of_memory, figure_unit::bytes,
+     "asked for {asked}, but the device has only {limit}"},
     {reason::largest_block, errc::none, figure_unit::bytes,
-     "asked {asked} in one block, and the largest free one has {left}, of {limit} free in all ({code})"},
-    {reason::no_power_of_two, errc::bad_alignment, figure_unit::count, "alignment {asked} is no power of two"},
+     "asked for {asked} in one block, but the largest free block has {left}, of {limit} free in all ({code})"},
+    {reason::no_power_of_two, errc::bad_alignment, figure_unit::count, "alignment {asked} isn't a power of two"},
     {reason::alignment_too_large, errc::bad_alignment, figure_unit::count,
-     "alignment {asked} can't be had: at most {limit}"},
+     "alignment {asked} isn't available: at most {limit}"},
     {reason::whole_sizes, errc::not_whole, figure_unit::bytes,
-     "asked {asked}, which must be more than 0 and a multiple of {limit}"},
+     "asked for {asked}, which must be more than 0 and a multiple of {limit}"},
     {reason::no_addresses, errc::none, figure_unit::bytes, "no range of addresses is left for {asked}"},
     {reason::beyond_arena, errc::size_overflow, figure_unit::bytes,
-     "asked {asked} at an offset with {left} of {limit} behind it"},
+     "asked for {asked} at an offset with {left} of {limit} behind it"},
     {reason::occupied, errc::invalid_specification, figure_unit::none,
      "memory is there already, or two ranges overlap"},
     {reason::other_pool, errc::invalid_specification, figure_unit::none, "the two arenas are of different pools"},
@@ -282,16 +283,16 @@ inline constexpr std::array<sentence, static_cast<std::size_t>(reason::all)> sen
     {reason::pages_of_nothing, errc::invalid_specification, figure_unit::bytes,
      "a page of {asked}: a page has at least 1 B, and a store has 1 to 2^30 pages"},
     {reason::shares_exceeded, errc::share_exceeded, figure_unit::permille,
-     "asked {asked} of the device's time, {left} of {limit} left ({code})"},
-    {reason::too_few_devices, errc::none, figure_unit::count, "asked {asked} devices, and there are {left}"},
+     "asked for {asked} of the device's time, {left} of {limit} left ({code})"},
+    {reason::too_few_devices, errc::none, figure_unit::count, "asked for {asked} devices, but there are only {left}"},
     {reason::share_there, errc::share_exceeded, figure_unit::permille,
-     "asked {asked} of a device's time, and the best place has {left}"},
-    {reason::memory_there, errc::no_room, figure_unit::bytes, "asked {asked}, and the best place has {left}"},
+     "asked for {asked} of a device's time, but the best place has only {left}"},
+    {reason::memory_there, errc::no_room, figure_unit::bytes, "asked for {asked}, but the best place has only {left}"},
     {reason::cpu_there, errc::no_room, figure_unit::count,
-     "asked {asked} thousandths of a CPU, and the best node has {left}"},
+     "asked for {asked} thousandths of a CPU, but the best node has only {left}"},
     {reason::no_such_node, errc::no_device, figure_unit::none, "no node has the requested model in an allowed place"},
     {reason::named_devices, errc::invalid_specification, figure_unit::count,
-     "asked {asked} devices, and the placement names {left}"},
+     "asked for {asked} devices, but the placement names {left}"},
     {reason::node_size, errc::invalid_specification, figure_unit::count,
      "nodes of this type don't come with {asked} devices (at most {limit})"},
     {reason::weights_exceeded, errc::share_exceeded, figure_unit::permille, "the shares sum to {asked} of the device"},
@@ -302,8 +303,8 @@ inline constexpr std::array<sentence, static_cast<std::size_t>(reason::all)> sen
     {reason::no_such_device, errc::no_device, figure_unit::position, "no device {asked}: there are {limit}, from 0"},
     {reason::no_such_slice, errc::invalid_specification, figure_unit::position,
      "no slice {asked}: the device has {limit}, from 0"},
-    {reason::sms_left, errc::too_few_sms, figure_unit::count, "asked {asked} SMs, {left} of {limit} left"},
-    {reason::whole_sms, errc::not_whole, figure_unit::count, "asked {asked} SMs, which come in units of {limit}"},
+    {reason::sms_left, errc::too_few_sms, figure_unit::count, "asked for {asked} SMs, {left} of {limit} left"},
+    {reason::whole_sms, errc::not_whole, figure_unit::count, "asked for {asked} SMs, which come in units of {limit}"},
     {reason::no_memory_named, errc::invalid_specification, figure_unit::none, "needs memory, or burst: both are 0"},
     {reason::burst_limit, errc::invalid_specification, figure_unit::bytes,
      "memory and burst are {asked} on a device, and a quota has at most {limit}"},
@@ -325,8 +326,9 @@ inline constexpr std::array<sentence, static_cast<std::size_t>(reason::all)> sen
     {reason::unknown_number, errc::invalid_specification, figure_unit::position,
      "this tenant has nothing with the number {asked}, or it is over"},
     {reason::objective_too_short, errc::slo_unreachable, figure_unit::nanoseconds,
-     "{code} (asked {asked}, needed {limit})"},
-    {reason::queue_limit, errc::queue_full, figure_unit::count, "{code}: {limit} submissions wait, as many as may"},
+     "{code} (asked for {asked}, at least {limit} needed)"},
+    {reason::queue_limit, errc::queue_full, figure_unit::count,
+     "{code}: {limit} submissions wait, the most that may wait"},
     {reason::no_caps, errc::invalid_specification, figure_unit::none,
      "the policy has no caps: weighted_fair has caps, and capped<> adds them to any policy"},
     {reason::no_classes, errc::invalid_specification, figure_unit::none,
@@ -351,7 +353,7 @@ inline constexpr std::array<sentence, static_cast<std::size_t>(reason::all)> sen
     {reason::no_such_channel, errc::invalid_specification, figure_unit::position,
      "no channel {asked}: there are {limit}, from 0"},
     {reason::tuned_sizes, errc::invalid_specification, figure_unit::bytes,
-     "asked sizes from {asked} to {limit}: sizes are from 4 B to 4 EiB"},
+     "asked for sizes from {asked} to {limit}: sizes are from 4 B to 4 EiB"},
     {reason::unequal_parts, errc::mismatch, figure_unit::count,
      "{asked} elements don't divide into {limit} equal parts"},
     {reason::no_such_link, errc::invalid_specification, figure_unit::position,
@@ -572,8 +574,8 @@ GPUSHARE_INLINE void message::append_error(int number) noexcept {
 
 #endif  // GPUSHARE_BODIES
 
-/// Why no memory has a block of that size and alignment: the alignment is no power of two or above
-/// `most`, or the size is more than any device has.
+/// Why no memory has a block of that size and alignment: the alignment isn't a power of two or
+/// above `most`, or the size is more than any device has.
 [[nodiscard]] constexpr failure impossible_block(std::uint64_t size, std::uint64_t alignment,
                                                  std::uint64_t most = ~std::uint64_t{0}) noexcept {
     if (!std::has_single_bit(alignment))
@@ -608,7 +610,7 @@ inline constexpr failure no_host_memory{.code = errc::out_of_memory, .because = 
 /// Characters of a name that errors keep.
 inline constexpr std::size_t longest_name = tenant_name::longest;
 
-/// "tenant 'chat': asked 512 MiB, 37 MiB of 4 GiB left (over the quota)"
+/// "tenant 'chat': asked for 512 MiB, 37 MiB of 4 GiB left (over the quota)"
 [[nodiscard]] inline message describe(const failure& f, std::string_view tenant, std::string_view what) noexcept {
     message m;
     m.of(tenant);

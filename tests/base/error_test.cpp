@@ -62,12 +62,12 @@ TEST_CASE("every error code has a text of its own", "[base][error]") {
 }
 
 TEST_CASE("a memory refusal says who asked for what, and how much is left", "[base][error]") {
-    CHECK(text_of(over, "chat") == "tenant 'chat': asked 512 MiB, 37 MiB of 4 GiB left (over the quota)");
+    CHECK(text_of(over, "chat") == "tenant 'chat': asked for 512 MiB, 37 MiB of 4 GiB left (over the quota)");
     CHECK(text_of(over, "chat", "allocate") ==
-          "tenant 'chat': allocate: asked 512 MiB, 37 MiB of 4 GiB left (over the quota)");
-    CHECK(text_of(over) == "asked 512 MiB, 37 MiB of 4 GiB left (over the quota)");
+          "tenant 'chat': allocate: asked for 512 MiB, 37 MiB of 4 GiB left (over the quota)");
+    CHECK(text_of(over) == "asked for 512 MiB, 37 MiB of 4 GiB left (over the quota)");
     CHECK(text_of({errc::out_of_memory, 1, 0, 3 << 10}, "chat") ==
-          "tenant 'chat': asked 1 B, 0 B of 3 KiB left (out of device memory)");
+          "tenant 'chat': asked for 1 B, 0 B of 3 KiB left (out of device memory)");
 }
 
 TEST_CASE("sizes in messages are exact, or have the bytes beside the rounded figure", "[base][error]") {
@@ -89,12 +89,12 @@ TEST_CASE("every reason has a sentence and its figures' unit", "[base][error]") 
     using gpushare::figure_unit, gpushare::unit_of;
     using gpushare::reason;
     CHECK(text_of({.code = errc::bad_alignment, .asked = 3, .because = reason::no_power_of_two}, "chat") ==
-          "tenant 'chat': alignment 3 is no power of two");
-    CHECK(
-        text_of({errc::out_of_memory, (20_MiB).count(), (4_MiB).count(), (24_MiB).count(), reason::largest_block}) ==
-        "asked 20 MiB in one block, and the largest free one has 4 MiB, of 24 MiB free in all (out of device memory)");
+          "tenant 'chat': alignment 3 isn't a power of two");
+    CHECK(text_of({errc::out_of_memory, (20_MiB).count(), (4_MiB).count(), (24_MiB).count(), reason::largest_block}) ==
+          "asked for 20 MiB in one block, but the largest free block has 4 MiB, of 24 MiB free in all (out of device "
+          "memory)");
     CHECK(text_of({errc::share_exceeded, 501, 125, 1000}) ==
-          "asked 50.1 % of the device's time, 12.5 % of 100 % left (shares would sum over the whole device)");
+          "asked for 50.1 % of the device's time, 12.5 % of 100 % left (shares would exceed the whole device)");
     CHECK(text_of({.code = errc::io_failed, .asked = ENOENT}) ==
           "a file could not be read or written: No such file or directory (errno 2)");
     CHECK(unit_of({.code = errc::over_quota, .asked = 1}) == figure_unit::bytes);
@@ -185,8 +185,8 @@ TEST_CASE("unprintable characters are escaped, in names and in texts", "[base][e
     CHECK(name(std::string(60, 'x') + "\x1b").size() == 60);
     CHECK(name(std::string(59, 'x') + "\x1b").size() == 63);
     // The same in every text of an error.
-    CHECK(
-        text_of(over, "a\nb\0c"sv, "al\x1blocate").starts_with("tenant 'a\\x0ab\\x00c': al\\x1blocate: asked 512 MiB"));
+    CHECK(text_of(over, "a\nb\0c"sv, "al\x1blocate")
+              .starts_with("tenant 'a\\x0ab\\x00c': al\\x1blocate: asked for 512 MiB"));
     CHECK(std::string_view(operation_error(errc::closed, {}, "a\tb").what()) == "a\\x09b");
 }
 
@@ -194,7 +194,8 @@ TEST_CASE("no message is empty", "[base][error]") {
     CHECK(std::string_view(operation_error(errc::closed, {}, "").what()) == "closed");
     CHECK(std::string_view(operation_error({.code = errc::closed}, "a", gpushare::detail::message{}).what()) ==
           "tenant 'a': closed");
-    CHECK(std::string_view(memory_error(over, {}, gpushare::detail::message{}).what()).starts_with("asked 512 MiB"));
+    CHECK(
+        std::string_view(memory_error(over, {}, gpushare::detail::message{}).what()).starts_with("asked for 512 MiB"));
 }
 
 TEST_CASE("a memory refusal is a std::bad_alloc, a std::exception and a gpushare::error", "[base][error]") {
@@ -211,7 +212,7 @@ TEST_CASE("a memory refusal is a std::bad_alloc, a std::exception and a gpushare
         CHECK(e.figures().asked == over.asked);
         CHECK(e.figures().left == over.left);
         CHECK(e.figures().limit == over.limit);
-        CHECK(std::string_view(e.what()).starts_with("tenant 'chat': allocate: asked 512 MiB"));
+        CHECK(std::string_view(e.what()).starts_with("tenant 'chat': allocate: asked for 512 MiB"));
     }
 }
 
@@ -222,10 +223,10 @@ TEST_CASE("every other failure is a std::runtime_error, a std::exception and a g
     CHECK_THROWS_AS(raise(full, "chat"), error);
     CHECK_THROWS_AS(raise(full, "chat"), operation_error);
     CHECK(text_of(full, "chat", "submit") ==
-          "tenant 'chat': submit: queue is full: 64 submissions wait, as many as may");
+          "tenant 'chat': submit: queue is full: 64 submissions wait, the most that may wait");
     CHECK(text_of({.code = errc::closed}, "chat") == "tenant 'chat': closed");
     CHECK(text_of({errc::no_room, 2048, 1024, 4096}) ==
-          "asked 2 KiB, 1 KiB of 4 KiB left (not enough unpromised memory)");
+          "asked for 2 KiB, 1 KiB of 4 KiB left (not enough unpromised memory)");
 
     const operation_error own(errc::not_whole, "chat", "a text of its own");
     CHECK(std::string_view(own.what()) == "a text of its own");
@@ -236,7 +237,7 @@ TEST_CASE("every other failure is a std::runtime_error, a std::exception and a g
 TEST_CASE("a long tenant name is cut, the figures are not", "[base][error]") {
     const std::string name(1000, 'x');
     const auto text = text_of(over, name);
-    CHECK(text.find("asked 512 MiB, 37 MiB of 4 GiB left (over the quota)") != std::string::npos);
+    CHECK(text.find("asked for 512 MiB, 37 MiB of 4 GiB left (over the quota)") != std::string::npos);
     CHECK(memory_error(over, name, {}).tenant() == std::string(63, 'x'));
     CHECK(operation_error({.code = errc::closed}, name, {}).tenant() == std::string(63, 'x'));
     CHECK(memory_error(over, std::string(63, 'y'), {}).tenant().size() == 63);

@@ -394,13 +394,13 @@ TEST_CASE("a refusal of cuBLASLt is an error with the node", "[cuda][graph][cubl
         CHECK(refused().find("'MatMul0': cuBLASLt: the reference refuses") != std::string::npos);
         reference::now().product_status = 0;
         in.type = element::f16;
-        CHECK(refused().find("'x': an input that is no tensor of floats") != std::string::npos);
+        CHECK(refused().find("'x': an input that isn't a tensor of floats") != std::string::npos);
         in = {element::f32, {3, 4}, nullptr, 0};
         CHECK(refused().find("'x': an input isn't there") != std::string::npos);
         in = {element::f32, {3, 5}, x.at.data, x.at.capacity};
         CHECK(refused() != "nothing");  // larger than its buffer
         in.shape = {2, 3};
-        CHECK(refused().find("'MatMul0': its inputs are no matrices that fit") != std::string::npos);
+        CHECK(refused().find("'MatMul0': its inputs aren't matrices of matching sizes") != std::string::npos);
         in = x.at;
         in.data = static_cast<std::byte*>(x.at.data) + 2;
         in.shape = {2, 4};

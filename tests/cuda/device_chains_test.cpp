@@ -359,7 +359,7 @@ TEST_CASE("a refusal of the library's chains is an error with the node or the in
             return std::string("nothing");
         };
         in.type = element::f16;
-        CHECK(refused().find("'x': an input that is no tensor of floats") != std::string::npos);
+        CHECK(refused().find("'x': an input that isn't a tensor of floats") != std::string::npos);
         in = {element::f32, {3, 40}, nullptr, 0};
         CHECK(refused().find("'x': an input isn't there") != std::string::npos);
         in = {element::f32, {3, 41}, x.at.data, x.at.capacity};

@@ -250,7 +250,7 @@ TEST_CASE("a piece that isn't products alone is refused with the node and the re
     SECTION("an output twice") {
         b.output(p);
         b.output(p);
-        CHECK(refusal(b.p).second.find("there twice") != std::string::npos);
+        CHECK(refusal(b.p).second.find("given twice") != std::string::npos);
     }
     CHECK(refusal({}).second.find("without nodes") != std::string::npos);
 }

@@ -122,7 +122,7 @@ TEST_CASE("the tensors of ONNX Runtime itself are charged to their tenant", "[in
     ort.data(tensor)[MiB - 1] = 1;
 
     void* too_big = nullptr;
-    const std::string refusal = "tenant 'chat': allocate: asked 8 MiB, 4 MiB of 8 MiB left (over the quota)";
+    const std::string refusal = "tenant 'chat': allocate: asked for 8 MiB, 4 MiB of 8 MiB left (over the quota)";
     CHECK(ort.create_tensor(&mine, 2 * MiB, too_big) == refusal);
     CHECK(too_big == nullptr);
     std::string why;
@@ -197,7 +197,7 @@ TEST_CASE("a session of ONNX Runtime itself computes in its tenant's memory, or 
     session = ort.create_session(env, model_of(2 * MiB));  // x has all 8 MiB that the tenant has here
     CHECK(ort.create_tensor(&mine, 2 * MiB, x) == "");
     z = nullptr;
-    CHECK_THAT(ort.run(session, x, z), Catch::Contains("tenant 'chat': allocate: asked 8 MiB, 0 B of 8 MiB left"));
+    CHECK_THAT(ort.run(session, x, z), Catch::Contains("tenant 'chat': allocate: asked for 8 MiB, 0 B of 8 MiB left"));
     CHECK(z == nullptr);
     ort.release_value(x);
     ort.release_session(session);

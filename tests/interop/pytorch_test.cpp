@@ -114,7 +114,8 @@ TEST_CASE("PyTorch, which doesn't check for null, gets an exception if memory ru
         (void)torch.chat_malloc(3 * MiB, 1, nullptr);
         FAIL("allocated");
     } catch (const std::bad_alloc& e) {  // across the C functions and the boundary of the shared object
-        CHECK(std::string(e.what()) == "tenant 'chat': allocate: asked 3 MiB, 2 MiB of 8 MiB left (over the quota)");
+        CHECK(std::string(e.what()) ==
+              "tenant 'chat': allocate: asked for 3 MiB, 2 MiB of 8 MiB left (over the quota)");
         const auto* const why = dynamic_cast<const gpushare::error*>(&e);
         REQUIRE(why != nullptr);
         CHECK(why->code() == errc::over_quota);

@@ -267,7 +267,7 @@ TEST_CASE("errors name the tenant and the figures", "[memory][arena]") {
         CHECK(e.code() == errc::over_quota);
         CHECK(e.tenant() == "chat");
         CHECK(std::string_view(e.what()) ==
-              "tenant 'chat': commit: asked 208 KiB, 192 KiB of 192 KiB left (over the quota)");
+              "tenant 'chat': commit: asked for 208 KiB, 192 KiB of 192 KiB left (over the quota)");
     }
     CHECK_THROWS_AS(arena.decommit(0_B, rig.chunk, {}), gpushare::operation_error);
     CHECK_THROWS_AS(arena.decommit_after(0_B, rig.chunk, {}), gpushare::operation_error);

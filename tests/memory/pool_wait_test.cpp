@@ -109,7 +109,7 @@ TEST_CASE("a wait for a pool's memory ends at its deadline, and says why in its 
     CHECK(why.limit == 4 * MiB);
     CHECK_THROWS_WITH(
         (void)f.pool.allocate(MiB, 256, within(1ms)),
-        "tenant 'chat': allocate from a pool: asked 1 MiB, 0 B of 4 MiB left (deadline exceeded); the pool "
+        "tenant 'chat': allocate from a pool: asked for 1 MiB, 0 B of 4 MiB left (deadline exceeded); the pool "
         "holds 4 MiB, of which 0 B are free, 0 B in one block");
     CHECK_THROWS_AS((void)f.pool.allocate(MiB, 256, within(0ms)), std::bad_alloc);
     auto cache = f.pool.make_cache();

@@ -351,7 +351,7 @@ TEST_CASE("a borrower that doesn't give back is named in the refusal, and keeps 
     quota_resource mine{chat, upstream, "chat"};
     CHECK_THROWS_WITH(
         (void)mine.allocate(500, 4, within(2ms)),
-        "tenant 'chat': allocate: asked 500 B, 0 B of 1000 B left (deadline exceeded); 700 B lent to 'code'");
+        "tenant 'chat': allocate: asked for 500 B, 0 B of 1000 B left (deadline exceeded); 700 B lent to 'code'");
     CHECK(asked == 1);
     CHECK(code.usage().current == 900_B);
     CHECK(code.release(900_B));

@@ -94,7 +94,7 @@ TEST_CASE("a refusal names the tenant, what was asked and what is left, and asks
     fault_resource upstream;
     quota_resource mine{q, upstream, "chat"};
     CHECK_THROWS_WITH((void)mine.allocate(512 * mib, 256),
-                      "tenant 'chat': allocate: asked 512 MiB, 37 MiB of 4 GiB left (over the quota)");
+                      "tenant 'chat': allocate: asked for 512 MiB, 37 MiB of 4 GiB left (over the quota)");
     CHECK_THROWS_AS((void)mine.allocate(512 * mib, 256), std::bad_alloc);
     failure why;
     CHECK(mine.try_allocate(512 * mib, 256, &why) == nullptr);
@@ -155,7 +155,7 @@ TEMPLATE_TEST_CASE("sizes near SIZE_MAX don't wrap to something small (rmm's lim
     CHECK(q.usage().peak == 0_B);
 }
 
-TEST_CASE("an alignment that is no power of two is refused", "[memory][resource]") {
+TEST_CASE("an alignment that isn't a power of two is refused", "[memory][resource]") {
     quota q{1_MiB};
     fault_resource upstream;
     quota_resource mine{q, upstream, "chat"};
@@ -220,7 +220,8 @@ TEST_CASE("an upstream that throws leaks nothing, and what it throws passes thro
     }
     SECTION("null from the upstream is a refusal too") {
         upstream.null_next();
-        CHECK_THROWS_WITH((void)mine.allocate(1000, 8), "tenant 'chat': allocate: asked 1000 B (out of device memory)");
+        CHECK_THROWS_WITH((void)mine.allocate(1000, 8),
+                          "tenant 'chat': allocate: asked for 1000 B (out of device memory)");
         upstream.null_next();
         CHECK(mine.try_allocate(1000, 8) == nullptr);
         CHECK(q.usage().current == 0_B);
@@ -359,7 +360,7 @@ TEST_CASE("a tenant sees its quota as its device, and others' burst as taken (rm
     CHECK(mine.taken_by_others() == 20_KiB);
     CHECK_THROWS_WITH(
         (void)mine.allocate(6 * 1024, 8),
-        "tenant 'chat': allocate: asked 6 KiB, 5 KiB of 70 KiB left (the rest is with others who share the memory)");
+        "tenant 'chat': allocate: asked for 6 KiB, 5 KiB of 70 KiB left (others who share the memory have the rest)");
     CHECK(mine.deallocate(p, 45 * 1024, 8) == errc::none);
     CHECK(b.release(50_KiB));
 }

@@ -60,7 +60,7 @@ TEST_CASE("a wait ends at its deadline, and says what was left and who holds the
     CHECK(why.limit == (4_MiB).count());
     CHECK_THROWS_WITH(
         (void)mine.allocate(2 << 20, 256, within(1ms)),
-        "tenant 'chat': allocate: asked 2 MiB, 1 MiB of 4 MiB left (deadline exceeded); 3 MiB lent to 'code'");
+        "tenant 'chat': allocate: asked for 2 MiB, 1 MiB of 4 MiB left (deadline exceeded); 3 MiB lent to 'code'");
     CHECK_THROWS_AS((void)mine.allocate(2 << 20, 256, within(0ms)), std::bad_alloc);
     CHECK(device.usage().waiting == 0);
     CHECK(code.try_charge(1_B) == errc::out_of_memory);  // the guarantee of chat

@@ -64,7 +64,8 @@ TEST_CASE("a pool's refusal names the tenant below it, with the figures of its q
     void* const r = pool.allocate(64 * KiB, 256);
     CHECK(pool.deallocate(q, 128 * KiB, 256) == errc::none);
     const auto* const text =
-        "tenant 'chat': allocate from a pool: asked 1 MiB, 0 B of 8 MiB left (over the quota); the pool holds 8 MiB, "
+        "tenant 'chat': allocate from a pool: asked for 1 MiB, 0 B of 8 MiB left (over the quota); the pool holds 8 "
+        "MiB, "
         "of "
         "which 960 KiB are free, 832 KiB in one block";
     CHECK_THROWS_WITH((void)pool.allocate(MiB, 256), text);

@@ -94,7 +94,7 @@ TEST_CASE("a request must divide into whole units", "[partition]") {
 
 TEST_CASE("there must be enough devices on one node", "[partition]") {
     const rooms node{room(0, 64_GiB), room(1, 64_GiB), room(2, 64_GiB, 1)};
-    CHECK_THROWS_WITH(equal_split(6_GiB, 3, node, 1_GiB), "split of 6 GiB over 3 devices: only 2 there");
+    CHECK_THROWS_WITH(equal_split(6_GiB, 3, node, 1_GiB), "split of 6 GiB over 3 devices: there are only 2");
     CHECK(try_equal_split(6_GiB, 3, node).code() == errc::too_few_devices);
     CHECK(try_equal_split(6_GiB, 1, rooms{}).code() == errc::too_few_devices);
 }

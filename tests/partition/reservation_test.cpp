@@ -126,7 +126,7 @@ TEST_CASE("a reservation that one device refuses takes nothing and names the fig
         CHECK(held.why().limit == (1_GiB).count());
     }
     CHECK_THROWS_WITH(reservation::make(node.each(800_MiB), "chat"),
-                      "tenant 'chat': reservation: asked 800 MiB, 724 MiB of 1 GiB left (over the quota)");
+                      "tenant 'chat': reservation: asked for 800 MiB, 724 MiB of 1 GiB left (over the quota)");
     CHECK(try_commit_together(parts).code == errc::over_quota);
     CHECK(node.all[2].usage().current == 300_MiB);
     CHECK(node.all[2].release(300_MiB));

@@ -155,13 +155,13 @@ TEST_CASE("a refusal names what is missing, how much was asked for and what woul
     c.apply(
         {{.cpu_milli = 10'000, .memory = 60_GiB, .devices = 1, .each = 81_pct, .device_memory = 10_GiB}, {0}, {{0}}});
     const auto why = [&](const placement_request& r) { return text_of(c.why_not(r)); };
-    CHECK(why({.cpu_milli = 8'000}) == "cpu: asked 8000 milli, at most 6000 on node 0");
-    CHECK(why({.memory = 8_GiB}) == "memory: asked 8 GiB, at most 4 GiB on node 0");
-    CHECK(why({.devices = 2, .each = 100_pct}) == "whole devices: asked 2, at most 1 on node 0");
-    CHECK(why({.devices = 3, .each = 10_pct}) == "whole devices: asked 3, at most 2 on node 0");
-    CHECK(why({.devices = 2, .each = 47_pct}) == "device share: asked 470 permille, at most 190 on node 0");
+    CHECK(why({.cpu_milli = 8'000}) == "cpu: asked for 8000 milli, at most 6000 on node 0");
+    CHECK(why({.memory = 8_GiB}) == "memory: asked for 8 GiB, at most 4 GiB on node 0");
+    CHECK(why({.devices = 2, .each = 100_pct}) == "whole devices: asked for 2, at most 1 on node 0");
+    CHECK(why({.devices = 3, .each = 10_pct}) == "whole devices: asked for 3, at most 2 on node 0");
+    CHECK(why({.devices = 2, .each = 47_pct}) == "device share: asked for 470 permille, at most 190 on node 0");
     CHECK(why({.devices = 2, .each = 5_pct, .device_memory = 8_GiB}) ==
-          "device memory: asked 8 GiB, at most 6 GiB on node 0");
+          "device memory: asked for 8 GiB, at most 6 GiB on node 0");
     CHECK(why({.devices = 1, .each = 5_pct, .models = {{7}}}) == "device model: no node has an allowed one");
     CHECK(why({.near = label{1}}) == "affinity: no node satisfies it; the closest is node 0");
     CHECK(text_of(cluster{}.why_not({})) == "node");
@@ -205,7 +205,7 @@ TEST_CASE("a placement that doesn't match its request or the cluster is refused 
         FAIL("no exception");
     } catch (const gpushare::operation_error& e) {
         CHECK(e.code() == errc::invalid_specification);
-        CHECK(std::string_view(e.what()) == "devices of the placement: asked 1, named 2 of node 0");
+        CHECK(std::string_view(e.what()) == "devices of the placement: asked for 1, named 2 of node 0");
     }
 }
 

@@ -220,7 +220,7 @@ TEST_CASE("a library's workspace is the tenant's, and measured memory isn't set 
         CHECK(shared.remeasure() == 0_B);
         CHECK(shared.rooms()[0].free == 32_MiB);
         CHECK_THROWS_WITH((void)a.declare_workspace(25_MiB),
-                          "tenant 'a': declare a workspace: asked 25 MiB, 24 MiB of 32 MiB left (over the quota)");
+                          "tenant 'a': declare a workspace: asked for 25 MiB, 24 MiB of 32 MiB left (over the quota)");
         CHECK(code_of([&] { (void)a.declare_workspace(1_B, 1); }) == errc::no_device);
         const gpushare::patience brief{host::steady_clock{}, host::steady_clock::now() + 2ms};
         CHECK(a.try_declare_workspace(25_MiB).code() == errc::over_quota);
@@ -279,7 +279,7 @@ TEST_CASE("a tenant waits for its memory: for its streams, its neighbours' burst
     void* p = code.memory().allocate(56 << 20);
     const gpushare::patience soon{host::steady_clock{}, host::steady_clock::now() + 1ms};
     CHECK_THROWS_WITH((void)chat.memory().allocate(16 << 20, soon),
-                      "tenant 'chat': allocate: asked 16 MiB, 8 MiB of 64 MiB left (deadline exceeded); "
+                      "tenant 'chat': allocate: asked for 16 MiB, 8 MiB of 64 MiB left (deadline exceeded); "
                       "48 MiB lent to 'code'");
     CHECK(chat.usage().refused == 1);
     const gpushare::patience long_enough{host::steady_clock{}, host::steady_clock::now() + 1min};
@@ -338,7 +338,7 @@ TEST_CASE("an admission calls burst back, and names who doesn't give it", "[tena
         const gpushare::patience briefly{host::steady_clock{}, host::steady_clock::now() + 3ms};
         CHECK_THROWS_WITH(
             (void)shared.admit(chat, briefly),
-            "tenant 'chat': asked 32 MiB, 16 MiB of 64 MiB left (deadline exceeded); 40 MiB lent to 'code'");
+            "tenant 'chat': asked for 32 MiB, 16 MiB of 64 MiB left (deadline exceeded); 40 MiB lent to 'code'");
         CHECK(shared.try_admit(chat, briefly).code() == errc::deadline_exceeded);
         CHECK(code.memory().deallocate(p, 48 << 20) == errc::none);
     }

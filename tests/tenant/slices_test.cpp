@@ -105,7 +105,7 @@ TEST_CASE("a share is promised of one slice, and returns to it", "[tenant]") {
         return s;
     };
     CHECK_THROWS_WITH(shared.admit(on_0(named("big", 60_pct))),
-                      Contains("asked 60 % of the device's time, 50 % of 100 % left"));
+                      Contains("asked for 60 % of the device's time, 50 % of 100 % left"));
     CHECK(shared.admit(named("big", 60_pct)).spec().on == std::vector{device_id{1}});  // which is whole
     auto a = shared.admit(on_0(named("a", 30_pct))), b = shared.admit(on_0(named("b", 20_pct)));
     CHECK(b.slice() == 1);

@@ -314,7 +314,7 @@ TEST_CASE("coroutines, requests and pardons of a tenant", "[tenant][submit]") {
     chain();
     while (!ended) (void)t.usage();  // who asks drives, and calls back
     CHECK(t.usage().completed == 2);
-    CHECK(said == "good; tenant 'chat': enqueuing the work threw: no such page");
+    CHECK(said == "good; tenant 'chat': enqueuing the work threw an exception: no such page");
     {
         auto r = t.request({.deadline = clock::now() + 1s, .level = {1}});
         REQUIRE(r.submit(block(1us), {.key = 3}).wait(clock::now() + 5min));
@@ -398,12 +398,12 @@ TEST_CASE("an objective that others' longest work makes impossible isn't admitte
     const gpushare::tenant_spec chat{
         .name = "chat", .memory = 1_MiB, .compute = 10_pct, .level = {1}, .slo = 20ms, .longest = 1ms};
     CHECK_THROWS_WITH(shared.admit(chat), Catch::Matchers::Contains("tenant 'chat'") &&
-                                              Catch::Matchers::Contains("asked 20 ms, needed 76 ms"));
+                                              Catch::Matchers::Contains("asked for 20 ms, at least 76 ms needed"));
     auto later = chat;  // one that can be met; then that one
     later.slo = 80ms;
     auto t = shared.admit(later);
     CHECK_THROWS_WITH(t.resize({.slo = 20ms}), Catch::Matchers::Contains("tenant 'chat'") &&
-                                                   Catch::Matchers::Contains("asked 20 ms, needed 76 ms"));
+                                                   Catch::Matchers::Contains("asked for 20 ms, at least 76 ms needed"));
     const auto why = t.try_resize({.compute = 20_pct, .slo = 76ms - 1us});
     CHECK(why == errc::slo_unreachable);
     CHECK(why.asked == 75'999'000);

@@ -120,10 +120,11 @@ TEST_CASE("refusals name the tenant and say what would do", "[tenant]") {
     auto a = shared.admit({.name = "a", .memory = 32_MiB, .devices = 2, .compute = 40_pct});
     auto b = shared.admit({.name = "b", .memory = 30_MiB, .compute = 50_pct, .on = {{1}}});
     CHECK(text_of([&] { a.resize({.memory = 70_MiB}); }) ==
-          "tenant 'a': resize, on one device: asked 35 MiB, 34 MiB of 64 MiB left (not enough unpromised memory)");
-    CHECK(text_of([&] { a.resize({.compute = 50.1_pct}); }) ==
-          "tenant 'a': resize: asked 50.1 % of the device's time, 50 % of 100 % left (shares would sum over the whole "
-          "device)");
+          "tenant 'a': resize, on one device: asked for 35 MiB, 34 MiB of 64 MiB left (not enough unpromised memory)");
+    CHECK(
+        text_of([&] { a.resize({.compute = 50.1_pct}); }) ==
+        "tenant 'a': resize: asked for 50.1 % of the device's time, 50 % of 100 % left (shares would exceed the whole "
+        "device)");
     CHECK(text_of([&] { a.resize({.memory = 1_B}); }) ==
           "tenant 'a': memory = 1 B: must be whole in units of 1 B on each of its devices");
     a.resize({.memory = 68_MiB, .compute = 50_pct});  // as much as there is

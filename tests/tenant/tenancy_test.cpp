@@ -98,9 +98,10 @@ TEST_CASE("a refused admission takes nothing and says why", "[tenant]") {
         (void)shared.admit({.name = "second", .memory = 2_MiB, .compute = 40_pct});
         FAIL("admitted");
     } catch (const gpushare::error& e) {
-        CHECK(std::string(e.what()) ==
-              "tenant 'second': admission: asked 40 % of the device's time, 30 % of 100 % left (shares would sum over "
-              "the whole device)");
+        CHECK(
+            std::string(e.what()) ==
+            "tenant 'second': admission: asked for 40 % of the device's time, 30 % of 100 % left (shares would exceed "
+            "the whole device)");
         CHECK(e.tenant() == "second");
     }
     CHECK(admission(shared, {.name = "second", .memory = 2_MiB, .compute = 30_pct}) == errc::none);
@@ -183,7 +184,8 @@ TEST_CASE("a refusal names the tenant and the figures", "[tenant]") {
         (void)chat.memory().allocate(8 << 20);
         FAIL("allocated");
     } catch (const std::bad_alloc& e) {
-        CHECK(std::string(e.what()) == "tenant 'chat': allocate: asked 8 MiB, 6 MiB of 16 MiB left (over the quota)");
+        CHECK(std::string(e.what()) ==
+              "tenant 'chat': allocate: asked for 8 MiB, 6 MiB of 16 MiB left (over the quota)");
     }
     chat.memory().deallocate(p, 10 << 20);
 }
@@ -233,7 +235,8 @@ TEST_CASE("work runs, is charged, and its failures are the tenant's own", "[tena
         CHECK(tickets[i + 1].status() == errc::kernel_failed);
         CHECK(tickets[i + 2].status() == errc::submission_failed);
         CHECK_THROWS_WITH(tickets[i + 1].rethrow(), "tenant 'bad': the work failed on the device: illegal access");
-        CHECK_THROWS_WITH(tickets[i + 2].rethrow(), "tenant 'bad': enqueuing the work threw: no such engine");
+        CHECK_THROWS_WITH(tickets[i + 2].rethrow(),
+                          "tenant 'bad': enqueuing the work threw an exception: no such engine");
     }
     try {
         tickets[1].rethrow();
@@ -409,7 +412,7 @@ TEST_CASE("a pool over a tenant's memory is refused in the tenant's name, with i
     void* const p = pool.allocate(12 << 20, 256);
     CHECK_THROWS_WITH(
         (void)pool.allocate(5 << 20, 256),
-        "tenant 'chat': allocate from a pool: asked 5 MiB, 4 MiB of 16 MiB left (over the quota); the pool "
+        "tenant 'chat': allocate from a pool: asked for 5 MiB, 4 MiB of 16 MiB left (over the quota); the pool "
         "holds 12 MiB, of which 0 B are free, 0 B in one block");
     CHECK(pool.deallocate(p, 12 << 20, 256) == errc::none);
 }

@@ -32,11 +32,11 @@ struct limiter_options {
     ns first_guess = ns{100'000};
     /// How many submissions of one client may wait.
     std::uint32_t queue_limit = 65536;
-    /// More than `depth` submissions may be in flight as long as all of them together take no
-    /// longer than this, or than a quarter of this if a higher level has clients. If several
-    /// clients have work, the predicted time of all must also be at most a quarter of that. Each
-    /// submission counts as in limiter_core::bound_of: with the largest of its declared, seen and
-    /// already taken times.
+    /// More than `depth` submissions may be in flight while all of them together take no longer
+    /// than the horizon, or than a quarter of the horizon if a higher level has clients. If several
+    /// clients have work, the predicted time of all submissions must also be at most a quarter of
+    /// that limit. Each submission counts as in limiter_core::bound_of: with the largest of its
+    /// declared, seen and already taken times.
     ns horizon = ns{1'000'000};
     /// How long work of lower levels is held back between two submissions of a request.
     ns anticipation = ns{200'000};

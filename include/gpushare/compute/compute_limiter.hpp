@@ -1,7 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0
-// A compute limiter: shares one device's time among clients by holding submissions back and
-// admitting them one by one, a few in flight. At the gate (enqueue, acquire) the calling thread
-// waits and enqueues; the queue (submit) takes a callable and enqueues it when it is admitted.
+// SPDX-License-Identifier: Apache-2.0 A compute limiter: shares one device's time among clients by
+// holding submissions back and admitting them one by one, so that only a few are in flight. At the
+// gate (enqueue, acquire) the calling thread waits and enqueues; the queue (submit) takes a
+// callable and enqueues it when it is admitted.
 //
 //   // any backend's
 //   using limiter_type = gpushare::compute_limiter<gpushare::host::stream, gpushare::host::steady_clock>;
@@ -13,22 +13,23 @@
 //
 // The limiter has no thread: calling threads drive it, that is, they admit, enqueue and notice ends
 // for all clients. A server whose threads wait (at the gate, for a ticket) needs nothing else. A
-// server that only submits and never waits gives run() a thread. In detail: a submitting thread
-// admits at once all submissions that can go. One waiting thread at a time watches the device for
-// all. Before it runs a callable or a callback that isn't known to take less than 100 us, another
-// waiting thread takes over. Once a thread's own submission is enqueued, or its wait is over, it
-// runs callables and callbacks of other clients for at most 100 us, plus the one in progress. It
-// leaves the rest to a thread that waits in the limiter or, if there is none, to the next call.
+// server that only submits and never waits must let one of its threads call run(). In detail: a
+// submitting thread admits at once all submissions for which there is room. One waiting thread at a
+// time watches the device for all. Before it runs a callable or a callback that isn't known to take
+// less than 100 us, another waiting thread takes over. Once a thread's own submission is enqueued,
+// or its wait is over, it runs callables and callbacks of other clients for at most 100 us, plus
+// the one in progress. The thread leaves the rest to a thread that waits in the limiter or, if
+// there is none, to the next call.
 //
 // A thread that waits for each submission of its client doesn't wake the other waiting threads. The
 // limiter notices the end of work for which no thread waits within a millisecond.
 //
-// A client is charged the duration of its work, between the points (as CUDA's events) around it,
-// times its width, the part of the SMs that it can fill (submit_options::width, or learnt);
-// detail/charging.hpp says how. If points cost something, short submissions of a client that alone
-// uses the device share a pair (detail/batches.hpp). Their tickets are done together when the batch
-// ends, and a thread that waits or polls ends it. detail/limiter_engine.hpp shows the life of a
-// submission.
+// The limiter charges a client the duration of its work, between the points (CUDA's events) around
+// the work, times the work's width: the part of the SMs that it can fill (submit_options::width, or
+// learnt); detail/charging.hpp says how. If points cost something, short submissions of a client
+// that alone uses the device share a pair (detail/batches.hpp). Their tickets are done together
+// when the batch ends, and a thread that waits or polls ends it. detail/limiter_engine.hpp shows
+// the life of a submission.
 #pragma once
 
 #include <concepts>

@@ -1,7 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// The handles that a compute limiter gives. At the gate a thread gets a permit, the right to
-// enqueue one submission by itself. For a callable that it queues it gets a ticket. Both tell when
-// the work is done and whether it failed.
+// SPDX-License-Identifier: Apache-2.0 The handles that a compute limiter gives. At the gate a
+// thread gets a permit, the right to enqueue one submission by itself. For a callable that it
+// queues it gets a ticket. Both report when the work is done and whether it failed.
 //
 //   auto p = limiter.acquire(chat, deadline);            // result<permit>
 //   if (p) p->enqueue(stream, [&](auto& s) { s.launch(shape, kernel); });
@@ -19,9 +18,9 @@
 //   if (done.status != gpushare::errc::none) ...
 //
 // A request is for submissions of one client that belong together, one after the other, such as the
-// layers of an inference, with a deadline and a priority. While it is under way, and for a bounded
-// time between two of its submissions, work of lower levels is held back. So a chain of kernels
-// waits for a neighbour's work once, not once per kernel.
+// layers of an inference, with a deadline and a priority. While the request has work in flight, and
+// for a bounded time between two of its submissions, the limiter holds back work of lower levels.
+// So a chain of kernels waits for a neighbour's work once, not once per kernel.
 //
 //   gpushare::request r(limiter, chat, {.deadline = clock.now() + 50ms, .level = gpushare::priority{1}});
 //   for (auto& layer : layers) r.submit(stream, [&](auto& s) { s.launch(shape, layer); })->wait();
@@ -160,7 +159,7 @@ public:
         return enqueued_ && submission_->at.load(std::memory_order_acquire) == detail::submission_stage::done;
     }
     /// done(), after a look at the device. This call also admits waiting work of others. It never
-    /// waits for the device. It is the server's way to keep two or three iterations in flight.
+    /// waits for the device. With it, a server keeps two or three iterations in flight.
     bool poll() const { return wait(instant::min()); }
     /// Waits until done(), and drives the limiter meanwhile. False at the deadline, on a stop
     /// request, or at once for an unused permit. Throws operation_error (stuck) as ticket::wait
@@ -499,8 +498,8 @@ public:
 
     /// Waits for a permit of every member, as described above, at most until `deadline`; without
     /// all of them it holds none. The codes of Limiter::acquire, duplicate_device,
-    /// invalid_specification (no member). A thread must not call it while it holds a permit of one
-    /// of these limiters: it might wait for itself for ever.
+    /// invalid_specification (no member). A thread that holds a permit of one of these limiters
+    /// must not call it, since the thread might wait for itself for ever.
     [[nodiscard]] static result<gang_permit> acquire(std::span<const member> members, instant deadline = never,
                                                      const std::stop_token& stop = {}, const submit_options& o = {}) {
         if (members.empty()) return failure{.code = errc::invalid_specification, .because = reason::no_members};

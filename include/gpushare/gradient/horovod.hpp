@@ -597,7 +597,7 @@ private:
         const auto refuse = [](const auto& among, const std::string& name) {
             for (const auto& p : among)
                 if (p->name == name)
-                    raise({.code = errc::duplicate_name}, {}, "handing over an array by a name that is under way");
+                    raise({.code = errc::duplicate_name}, {}, "handing over an array by a name that is in use");
         };
         for (std::size_t k = 0; k < all.size(); ++k) {
             refuse(pending_, all[k]->name);

@@ -214,7 +214,7 @@ public:
         collect(over);
         for (const device_call& c : calls)
             if (calls_.has(rank, c.name))
-                raise({.code = errc::duplicate_name}, {}, c.name + ": handing over an array that is under way");
+                raise({.code = errc::duplicate_name}, {}, c.name + ": handing over an array that is in use");
         std::vector<request_ptr> mine;
         for (device_call& c : calls) {
             auto computed = lent(rank, c.stream).record();

@@ -222,7 +222,7 @@ private:
         p.biases.resize(p.steps.size());
         const auto add = [&](const void*& to, std::uint32_t v, float factor) {
             const auto& value = p.of.values[v];
-            if (value.type != element::f32) detail::refuse(value.name, "a constant that is no tensor of floats");
+            if (value.type != element::f32) detail::refuse(value.name, "a constant that isn't a tensor of floats");
             auto numbers = value.numbers;
             for (float& n : numbers) n *= factor;
             at.emplace_back(&to, host.size());
@@ -276,9 +276,9 @@ private:
         for (std::size_t i = 0; i < in.size(); ++i) r.shapes[p.of.inputs[i]] = in[i]->shape;
         for (const step& s : p.steps) {
             const auto made = detail::product_shape(r.shapes[s.a], r.shapes[s.b], s.transpose_a, s.transpose_b);
-            if (!made) detail::refuse(s.node, "its inputs are no matrices that fit each other");
+            if (!made) detail::refuse(s.node, "its inputs aren't matrices of matching sizes");
             if (s.addend != detail::no_value && r.shapes[s.addend] != *made)
-                detail::refuse(s.node, "what is added to it has another shape");
+                detail::refuse(s.node, "the added array has another shape");
             if (s.bias != detail::no_value && (r.shapes[s.bias].empty() || r.shapes[s.bias].back() != made->back()))
                 detail::refuse(s.node, "its bias has another number of elements than it has columns");
             r.shapes[s.out] = *made;

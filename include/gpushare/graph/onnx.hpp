@@ -321,7 +321,7 @@ private:
         if (crosses && (!v.tensor || v.type == element::unknown))
             throw model_error(
                 model_fault::bad_cut, v.name,
-                v.tensor ? "it crosses a cut, and nobody knows its type" : "it crosses a cut, and is no tensor");
+                v.tensor ? "it crosses a cut, and its type is unknown" : "it crosses a cut, and isn't a tensor");
         to.set_name(names_[index]);
         auto& type = *to.mutable_type()->mutable_tensor_type();
         type.set_elem_type(detail::number_of(v.type));

@@ -300,7 +300,7 @@ private:
         const auto& api = library_->api();
         int is_tensor = 0;
         library_->check(api.IsTensor(value, &is_tensor));
-        if (is_tensor == 0) throw model_error(model_fault::engine, {}, "an output is no tensor");
+        if (is_tensor == 0) throw model_error(model_fault::engine, {}, "an output isn't a tensor");
         void* info = nullptr;
         library_->check(api.GetTensorTypeAndShape(value, &info));
         const std::unique_ptr<void, void (*)(void*)> release(info, api.ReleaseTensorTypeAndShapeInfo);

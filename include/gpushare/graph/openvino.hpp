@@ -210,7 +210,7 @@ private:
         std::size_t size = 0;
         void* data = nullptr;
         library_->check(api.tensor_get_byte_size(made, &size));
-        if (to.type == element::unknown) throw model_error(model_fault::engine, {}, "nobody knows an output's type");
+        if (to.type == element::unknown) throw model_error(model_fault::engine, {}, "an output's type is unknown");
         void* const place = to.place(to.type, std::move(extents));
         if (size != to.size()) throw model_error(model_fault::engine, {}, "an output is of another type");
         if (size == 0) return;

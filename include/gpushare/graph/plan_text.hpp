@@ -201,11 +201,11 @@ private:
         } else if (first == "node") {
             wants(2, 4), read_node(w);
         } else {
-            refuse(kind::bad_line, line_, "begins with none of graph, limit, piece, node");
+            refuse(kind::bad_line, line_, "must begin with graph, limit, piece or node");
         }
     }
     void once(bool& seen) const {
-        if (std::exchange(seen, true)) refuse(kind::bad_line, line_, "is there twice");
+        if (std::exchange(seen, true)) refuse(kind::bad_line, line_, "is given twice");
     }
     [[nodiscard]] ns time(std::string_view text) const {
         const auto n = gpushare::detail::parse_scaled(text, plan_times);
@@ -243,14 +243,14 @@ private:
             else if (w.all[i] == "over")
                 once(marked);
             else
-                refuse(kind::bad_line, line_, "behind `piece` stand engine=, takes=, crosses= and over");
+                refuse(kind::bad_line, line_, "`piece` may be followed only by engine=, takes=, crosses= and over");
         }
     }
     void read_node(const plan_words& w) {
-        if (plan_.pieces.empty()) refuse(kind::bad_line, line_, "stands before the first piece");
+        if (plan_.pieces.empty()) refuse(kind::bad_line, line_, "comes before the first piece");
         const auto number = gpushare::detail::parse_whole(w.all[1]);
         if (number.code == gpushare::detail::parse_code::no_number)
-            refuse(kind::bad_value, line_, "behind `node` stands its number");
+            refuse(kind::bad_value, line_, "`node` must be followed by its number");
         if (number.code != gpushare::detail::parse_code::ok || number.value >= g_.nodes.size())
             refuse(kind::unknown_node, line_, "no node has that number");
         const auto n = static_cast<std::uint32_t>(number.value);

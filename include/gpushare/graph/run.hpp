@@ -112,7 +112,7 @@ struct crossing_value {
         const auto size = sizes.empty() ? g.values[c.value].size() : std::optional(sizes[c.value]);
         if (!size)
             throw operation_error(errc::invalid_specification, {},
-                                  ("buffers of a model: nobody knows the size of " + g.values[c.value].name).c_str());
+                                  ("buffers of a model: unknown size of " + g.values[c.value].name).c_str());
         needs.push_back({*size, c.first, c.last});
     }
     return needs;
@@ -351,7 +351,7 @@ private:
         piece p;
         const auto check = [&](std::uint32_t v) {
             if (g.values[v].kind == value_kind::inner && !g.values[v].tensor)
-                throw model_error(model_fault::bad_cut, g.values[v].name, "it crosses a cut, and is no tensor");
+                throw model_error(model_fault::bad_cut, g.values[v].name, "it crosses a cut, and isn't a tensor");
             return &tensors_[v];
         };
         for (const std::uint32_t v : edges.inputs) p.inputs.push_back(check(v));

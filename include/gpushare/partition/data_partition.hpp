@@ -210,11 +210,12 @@ public:
         (void)detail::partition_shape(size, ranks_, align);  // checks
         if (weights.size() > MaxRanks)
             throw operation_error(errc::invalid_specification, {},
-                                  "a weighted partition has no place for so many ranks");
+                                  "a weighted partition has no room for so many ranks");
         std::uint64_t sum = 0;
         for (const auto w : weights) {
             if (sum + w < sum)
-                throw operation_error(errc::invalid_specification, {}, "the weights of a partition sum over 64 bits");
+                throw operation_error(errc::invalid_specification, {},
+                                      "the sum of a partition's weights exceeds 64 bits");
             sum += w;
         }
         if (sum == 0) throw operation_error(errc::invalid_specification, {}, "a partition needs some weight");

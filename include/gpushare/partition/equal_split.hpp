@@ -218,7 +218,7 @@ template <splittable Amount>
             if (has_below || has_above) m.add(" would be");
             break;
         }
-        case errc::too_few_devices: m.add("only ", f.left, " there"); break;
+        case errc::too_few_devices: m.add("there are only ", f.left); break;
         case errc::duplicate_device: m.add("device ", f.asked, " is named twice"); break;
         case errc::no_device: m.add("device ", f.asked, " is not in the topology"); break;
         case errc::different_nodes: m.add("device ", f.asked, " is on another node than the first"); break;

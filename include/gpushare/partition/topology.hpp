@@ -523,7 +523,7 @@ template <class Pairs>
     for (const auto& zone : node_zones)
         for (const auto& type : node_types)
             if (r.accepts(type, zone)) return r;
-    refuse(last_key, last_value, "no zone has a node for all that the labels ask for");
+    refuse(last_key, last_value, "no zone has a node that satisfies all labels");
     return r;  // unreachable
 }
 

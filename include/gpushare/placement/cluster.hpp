@@ -315,7 +315,7 @@ public:
     /// devices than the request wants.
     void hold(const placement& p) {
         if (!names_devices(p))
-            throw operation_error(errc::invalid_specification, {}, "hold devices that were never there");
+            throw operation_error(errc::invalid_specification, {}, "hold devices that never existed");
         take(p);
     }
 

@@ -294,7 +294,7 @@ struct refusal {
     return {to_errc(why.missing), why.asked, why.left, why.asked, because};
 }
 
-/// For example "device share: asked 810 permille, at most 470 on node 17".
+/// For example "device share: asked for 810 permille, at most 470 on node 17".
 [[nodiscard]] inline detail::message describe(const refusal& r) noexcept {
     detail::message m;
     m.add(to_string(r.missing));
@@ -307,18 +307,20 @@ struct refusal {
         case shortage::turn: m.add(": request ", r.asked, " came before it and wants the same"); break;
         case shortage::model: m.add(": no node has an allowed one"); break;
         case shortage::affinity: m.add(": no node satisfies it; the closest is node ", r.node.index); break;
-        case shortage::devices: m.add(": asked ", r.asked, ", named ", r.left, " of node ", r.node.index); break;
+        case shortage::devices: m.add(": asked for ", r.asked, ", named ", r.left, " of node ", r.node.index); break;
         case shortage::device_memory:
         case shortage::memory:
-            m.add(": asked ", bytes{r.asked}, ", at most ", bytes{r.left}, " on node ", r.node.index);
+            m.add(": asked for ", bytes{r.asked}, ", at most ", bytes{r.left}, " on node ", r.node.index);
             break;
         case shortage::whole_devices:
-            m.add(": asked ", r.asked, ", at most ", r.left, " on node ", r.node.index);
+            m.add(": asked for ", r.asked, ", at most ", r.left, " on node ", r.node.index);
             break;
         case shortage::device_share:
-            m.add(": asked ", r.asked, " permille, at most ", r.left, " on node ", r.node.index);
+            m.add(": asked for ", r.asked, " permille, at most ", r.left, " on node ", r.node.index);
             break;
-        case shortage::cpu: m.add(": asked ", r.asked, " milli, at most ", r.left, " on node ", r.node.index); break;
+        case shortage::cpu:
+            m.add(": asked for ", r.asked, " milli, at most ", r.left, " on node ", r.node.index);
+            break;
     }
     return m;
 }

@@ -113,7 +113,7 @@ inline void check_number(double value, double least, double most, std::string_vi
     message m;
     std::array<char, 32> text{};
     (void)std::snprintf(text.data(), text.size(), "%g", value);
-    m.add(what, " is ", std::string_view(text.data()), ", which is no use there");
+    m.add(what, " is ", std::string_view(text.data()), ", which is out of range");
     throw operation_error(failure{errc::invalid_specification}, {}, m);
 }
 

@@ -1,13 +1,13 @@
-// SPDX-License-Identifier: Apache-2.0
-// A tenancy: one node, shared by tenants. It promises each tenant memory and device time, in equal
-// parts on some of the devices, never more than the devices have, and all or nothing.
+// SPDX-License-Identifier: Apache-2.0 A tenancy: one node, shared by tenants. The tenancy promises
+// each tenant memory and device time, in equal parts on some of the devices. It never promises more
+// than the devices have, and an admission succeeds as a whole or changes nothing.
 //
 //   gpushare::tenancy shared{node};
 //   auto chat = shared.admit({.name = "chat", .memory = 24_GiB, .devices = 2, .compute = 60_pct});
 //   chat.submit([&](auto& stream) { stream.launch(shape, kernel); }).wait();
 //
-// Nothing runs by itself: threads that submit and wait also drive the devices for all tenants. A
-// device whose tenants never wait needs a thread of yours that calls dispatch(device, stop).
+// The tenancy has no thread: threads that submit and wait also drive the devices for all tenants.
+// If no tenant of a device ever waits, one of your threads must call dispatch(device, stop).
 //
 // Weighted shares are the default; the second template argument is another policy, or any_policy.
 // If tenants must not share SMs either, call shared.slice<cuda::device_sms>(device_id{0}, weights)
@@ -88,7 +88,7 @@ public:
             add_slice(d);
         }
     }
-    /// Gives tenants the best connected devices among those with room. `links` is the node's
+    /// Gives tenants the best-connected devices among those with room. `links` is the node's
     /// topology. Include <gpushare/partition/topology.hpp>. Throws operation_error
     /// (invalid_specification) if the topology has another number of devices.
     template <std::same_as<topology> Topology>
@@ -187,7 +187,7 @@ public:
     /// From now on, admits tenants of memory_stack::arena on that device, with chunks of `memory`,
     /// which must outlive the tenancy. Without it, admit() refuses them (not_supported). Unused
     /// chunks are kept until the device lacks memory. Throws operation_error: no_device;
-    /// invalid_specification the second time. Not while other threads use the tenancy.
+    /// invalid_specification the second time. Don't call it while other threads use the tenancy.
     template <virtual_memory Memory>
     void offer(device_id d, Memory& memory) {
         place(d, &shared_node::device::arena, [&] { return std::make_unique<detail::arena_source<Memory>>(memory); });
@@ -211,14 +211,14 @@ public:
     /// Splits a device's SMs into slices, in proportion to `weights`. Tenants of different slices
     /// don't run on each other's SMs and never wait for each other. Tenants of one slice share its
     /// time by a limiter of its own. A tenant's `compute` is still a share of the device, and must
-    /// fit into one slice; slices() tells their sizes. Memory, its bandwidth and the caches aren't
-    /// sliced. `Sms` is the backend's device_sms.
+    /// fit into one slice; slices() returns their sizes. Memory, its bandwidth and the caches
+    /// aren't sliced. `Sms` is the backend's device_sms.
     ///
     /// Returns errc::not_supported or too_few_sms if the device can't be split, or not so finely.
     /// The device then stays whole, and its tenants share its time. Throws operation_error:
     /// no_device; invalid_specification (no weights, a weight of 0, a device that has tenants with
-    /// handles or is sliced already); too_few_sms (others have partitions there). Not while other
-    /// threads use the tenancy.
+    /// handles or is sliced already); too_few_sms (others have partitions there). Don't call it
+    /// while other threads use the tenancy.
     template <sm_partitionable Sms>
     requires(std::constructible_from<Sms, Node&, device_id>&& std::copy_constructible<Sms>&&
                  std::same_as<typename Sms::stream, typename Node::stream>) [[nodiscard]] errc
@@ -260,9 +260,9 @@ public:
     /// streams run on the SMs of all slices. Does nothing if the device isn't sliced.
     void verify(device_id d) const;
 
-    /// The dispatcher: drives the limiter of a device until a stop is requested, on a thread of the
-    /// embedder's. Not needed if tenants' threads wait for their work. Each slice has a limiter of
-    /// its own. Throws as limiter_of.
+    /// The dispatcher: drives the limiter of a device until a stop is requested, on one of the
+    /// embedder's threads. Not needed if tenants' threads wait for their work. Each slice has a
+    /// limiter of its own. Throws as limiter_of.
     void dispatch(device_id d, const std::stop_token& stop, std::uint32_t slice = 0) { limiter_of(d, slice).run(stop); }
 
     /// The limiter of a device, or of one of its slices. Throws operation_error (no_device;

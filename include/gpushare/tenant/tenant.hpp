@@ -11,7 +11,7 @@
 //
 // A submission takes options (submit_options; each may be left out) and a callback for its
 // completion. A thread can wait for a ticket, and can cancel it while the submission waits. A
-// ticket tells which exception was thrown, and by which tenant:
+// ticket reports which exception was thrown, and by which tenant:
 //
 //   auto page = chat.submit(work, {.key = 7, .width = gpushare::sm_width::of_sms(1, 2), .deadline = now + 80ms, .drop_if_late = true},
 //                           [](const gpushare::completion& c) { if (c.status != gpushare::errc::none) ... });
@@ -87,8 +87,8 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Bytes of a device that a library took for a tenant, past the tenant's allocator. Charged as long
-/// as the object lives; movable.
+/// Bytes of a device that a library allocated for a tenant without the tenant's allocator. Charged
+/// as long as the object lives; movable.
 class workspace {
 public:
     workspace() noexcept = default;
@@ -509,7 +509,7 @@ public:
         resize(change, until);
     }
 
-    /// Whether close() has come so far that all calls are refused.
+    /// Whether close() has reached the point from which all calls are refused.
     [[nodiscard]] bool closed() const noexcept { return state_->closed(); }
 
     /// Ends the tenant: cancels waiting submissions, waits for those in flight, takes back leaked

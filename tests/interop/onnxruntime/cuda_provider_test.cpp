@@ -57,7 +57,7 @@ TEST_CASE("ONNX Runtime's CUDA provider is given a tenant's stream and memory", 
     CHECK(p != nullptr);
     CHECK(charged() >= 4_MiB);
     CHECK(ort.allocate(&mine, 8 << 20, why) == nullptr);
-    CHECK_THAT(why, Catch::Contains("tenant 'chat': allocate: asked 8 MiB"));
+    CHECK_THAT(why, Catch::Contains("tenant 'chat': allocate: asked for 8 MiB"));
     check(api->AllocatorFree(&mine, p));
     CHECK(chat.work_stream().record().wait(gpushare::never));
     CHECK(charged() == 0_B);

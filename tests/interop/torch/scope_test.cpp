@@ -223,8 +223,9 @@ TEST_CASE("out of memory is torch's own error, with the tenant's figures", "[int
         (void)bytes_of(20 * MiB);
         FAIL("allocated");
     } catch (const c10::OutOfMemoryError& e) {
-        CHECK_THAT(e.what(), Contains("CUDA out of memory. tenant 'chat': allocate for torch: asked 20 MiB, 14 MiB of "
-                                      "64 MiB left (over the quota)"));
+        CHECK_THAT(e.what(),
+                   Contains("CUDA out of memory. tenant 'chat': allocate for torch: asked for 20 MiB, 14 MiB of "
+                            "64 MiB left (over the quota)"));
     }
     const auto fits = bytes_of(13 * MiB);
     CHECK(r.charged() <= 64_MiB);

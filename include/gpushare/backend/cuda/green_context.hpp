@@ -12,7 +12,7 @@
 //
 //   gpushare::cuda::device_sms sms{node, gpushare::device_id{0}};
 //   auto halves = sms.partition(gpushare::equal_sms(sms.split(), 2));
-//   // tag: whose work it is, a number of yours
+//   // tag: whose work it is, a number that you choose
 //   gpushare::cuda::stream tagged = halves[0].make_stream(gpushare::priority{1}, /*tag=*/7);
 //
 // Needs a driver of CUDA 12.4 (for streams 12.5); errc::not_supported if the driver is older.

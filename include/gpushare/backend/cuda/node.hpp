@@ -3,7 +3,7 @@
 // run.
 //
 //   gpushare::cuda::node node;  // all devices that CUDA shows
-//   // tag: whose work it is, a number of yours
+//   // tag: whose work it is, a number that you choose
 //   auto s = node.make_stream(gpushare::device_id{0}, gpushare::priority{1}, /*tag=*/7);
 //   gpushare::tenancy shared{node};
 //

@@ -521,7 +521,7 @@ inline point stream::last_use() {
           "asking a stream for its capture");
     if (status == cudaStreamCaptureStatusNone) return record();  // the capture has just ended
     if (status != cudaStreamCaptureStatusActive || graph == nullptr)
-        throw operation_error(errc::capturing, {}, "the capture of a stream was spoilt");
+        throw operation_error(errc::capturing, {}, "the capture of a stream was invalidated");
     const auto gone = std::make_shared<std::atomic<bool>>(false);
     point end(state_->device->acquire(state_->device, std::make_unique<detail::graph_end>(gone, share())));
     detail::graph_end::belong(gone, graph);

@@ -1158,7 +1158,7 @@ bool limiter_engine<Stream, Clock, Policy>::wait_for(submission& s, instant dead
     need stay{.done = question(done), .own = &s, .deadline = deadline, .stop = &stop};
     drive(lock, look::now, stay);
     const auto why = wait(lock, stay.done, &s, deadline, stop);
-    if (why == errc::stuck) raise(failure{why}, {}, "waiting by a clock that stands still meanwhile");
+    if (why == errc::stuck) raise(failure{why}, {}, "waiting by a clock that doesn't advance meanwhile");
     return why == errc::none;
 }
 

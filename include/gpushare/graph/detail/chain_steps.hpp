@@ -318,7 +318,7 @@ private:
         if (p_->outputs.empty() || p_->outputs.size() > most_chain_outputs)
             throw model_error(model_fault::engine, {},
                               "a piece without outputs, or with more than " + std::to_string(most_chain_outputs));
-        if (has_twice(p_->outputs)) throw model_error(model_fault::engine, {}, "an output that is there twice");
+        if (has_twice(p_->outputs)) throw model_error(model_fault::engine, {}, "an output that is given twice");
     }
 
     // --- from operations to steps

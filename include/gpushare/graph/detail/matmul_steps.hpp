@@ -106,7 +106,7 @@ public:
         for (const std::uint32_t v : p_->outputs)
             if (std::ranges::find(all, v, &matmul_step::out) == all.end())
                 throw model_error(model_fault::engine, p_->values[v].name, "an output that no product makes");
-        if (has_twice(p_->outputs)) throw model_error(model_fault::engine, {}, "an output that is there twice");
+        if (has_twice(p_->outputs)) throw model_error(model_fault::engine, {}, "an output that is given twice");
         return all;
     }
 
@@ -169,11 +169,11 @@ private:
         }
     }
     void take_shape(const program_node& n, const matmul_step& s) {
-        if (!shapes_[s.a] || !shapes_[s.b]) refuse(n, "nobody knows how many dimensions an input has");
+        if (!shapes_[s.a] || !shapes_[s.b]) refuse(n, "an input's number of dimensions is unknown");
         if (n.type == "Gemm" && (shapes_[s.a]->size() != 2 || shapes_[s.b]->size() != 2))
-            refuse(n, "an input is no matrix");
+            refuse(n, "an input isn't a matrix");
         auto made = product_shape(*shapes_[s.a], *shapes_[s.b], s.transpose_a, s.transpose_b);
-        if (!made) refuse(n, "its inputs are no matrices that fit each other");
+        if (!made) refuse(n, "its inputs aren't matrices of matching sizes");
         shapes_[s.out] = std::move(made);
     }
     void take_c(const program_node& n, matmul_step& s, float factor) const {
@@ -299,7 +299,7 @@ struct matmul_extents {
                                                std::span<const std::int64_t> b) {
     const auto refuse = [&](std::string_view why) { throw model_error(model_fault::engine, s.node, why); };
     const auto out = product_shape(a, b, s.transpose_a, s.transpose_b);
-    if (!out) refuse("its inputs are no matrices that fit each other");
+    if (!out) refuse("its inputs aren't matrices of matching sizes");
     matmul_extents e;
     e.rows = (*out)[out->size() - 2];
     e.columns = out->back();

@@ -82,7 +82,7 @@ inline void require_all(const piece_program& p, std::size_t in, std::size_t out)
 }
 /// Throws model_error (engine) with `name` unless the input is a tensor of floats in its buffer.
 inline void require_floats(const std::string& name, const tensor& in) {
-    if (!in.shaped() || in.type != element::f32) refuse(name, "an input that is no tensor of floats");
+    if (!in.shaped() || in.type != element::f32) refuse(name, "an input that isn't a tensor of floats");
     if (in.size() > in.capacity || (in.data == nullptr && in.size() > 0))
         refuse(name, "an input isn't there, or is larger than its buffer");
 }
