@@ -282,7 +282,7 @@ counts random_counts(support::random& any, unsigned ranks) {
 
 }  // namespace
 
-TEST_CASE("collectives of unequal parts are what they are by definition, empty parts too", "[collective]") {
+TEST_CASE("collectives of unequal parts match their definition, empty parts too", "[collective]") {
     for (std::uint64_t round = 0; round < support::few(std::uint64_t{60}); ++round) {
         const auto seed = support::seed(round);
         support::random any(seed);
@@ -332,7 +332,7 @@ TEST_CASE("collectives of unequal parts are what they are by definition, empty p
     }
 }
 
-TEST_CASE("ranks that disagree about lengths all get a mismatch at once, and nobody waits", "[collective]") {
+TEST_CASE("ranks that disagree about lengths all get a mismatch at once, and no rank waits", "[collective]") {
     enum { counts_differ, too_short_in, too_short_out, too_few_counts, huge };
     for (const auto how : {counts_differ, too_short_in, too_short_out, too_few_counts, huge}) {
         for (const auto kind : {gpushare::collective_kind::all_gather, gpushare::collective_kind::reduce_scatter,

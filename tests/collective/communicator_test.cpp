@@ -66,7 +66,7 @@ void wait_for_rank(const communicator& group, std::uint32_t from, std::uint32_t 
 
 }  // namespace
 
-TEST_CASE("a rank that doesn't come is named, to all that came", "[collective]") {
+TEST_CASE("a rank that doesn't come is named to all ranks that came", "[collective]") {
     const auto gives_up = GENERATE(0U, 2U);  // it speaks for both
     for (const algorithm how : every_algorithm) {
         std::optional<communicator> made;
@@ -337,7 +337,7 @@ TEST_CASE("every subset of four ranks is a group", "[collective]") {
     CHECK_THROWS_AS(communicator(0), gpushare::operation_error);
 }
 
-TEST_CASE("those that live go on without the dead", "[collective]") {
+TEST_CASE("the surviving ranks go on without the dead ones", "[collective]") {
     const communicator group(4);
     support::together(4, [&](unsigned rank) {
         if (rank != 2) (void)reduce(group.rank(rank), 100, in(10ms));  // 2 has died
@@ -352,7 +352,7 @@ TEST_CASE("those that live go on without the dead", "[collective]") {
     CHECK(wrong == 0);
 }
 
-TEST_CASE("a rank joins a group that has shrunk, and gets what the others have", "[collective]") {
+TEST_CASE("a rank joins a group that has shrunk, and gets the others' data", "[collective]") {
     const communicator group(3, {.channels = 2, .tuning = gpushare::tuning_table::always(gpushare::algorithm::ring)});
     group.abort(1);
     const communicator rest = group.shrink(std::vector<std::uint32_t>{1});

@@ -236,7 +236,7 @@ struct waiting_for {
 };
 }  // namespace
 
-TEST_CASE("by one shot nobody waits for another rank's stages", "[collective]") {
+TEST_CASE("with one shot, no rank waits for another rank's stages", "[collective]") {
     const problem p(2, 3, 20);
     const gs::communicator group(2, {.tuning = gs::tuning_table::always(gs::algorithm::one_shot)});
     const gs::instant patience = std::chrono::steady_clock::now() + std::chrono::minutes(5);

@@ -293,7 +293,7 @@ TEST_CASE("nvfp4 has the bits and the bound that are documented", "[collective]"
         }
 }
 
-TEST_CASE("a scale of a tensor that is 0, or no number, is taken as one that is in range", "[collective]") {
+TEST_CASE("an invalid scale of a tensor, such as 0 or a negative number, counts as one in range", "[collective]") {
     const auto from_whole = [](std::vector<float> x, float whole) {
         nvfp4_result r(1, x.size());
         std::vector<float> scratch(x.size());

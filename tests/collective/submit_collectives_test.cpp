@@ -295,7 +295,7 @@ shape plain_shape(std::uint32_t kind, std::uint32_t ranks = 3) {
 
 }  // namespace
 
-TEST_CASE("collectives on streams do in every shape what they are by definition, with the bits of rank threads",
+TEST_CASE("collectives on streams match their definition in every shape, with the bits of rank threads",
           "[collective]") {
     machine m;
     std::vector<std::uint32_t> seen(kinds);
@@ -332,7 +332,7 @@ TEST_CASE("a number of blocks that is left open is the table's in every collecti
     }
 }
 
-TEST_CASE("a rank that is late in any collective is named, and an abort names whom it is told to", "[collective]") {
+TEST_CASE("a rank that is late in any collective is named, and an abort names the given rank", "[collective]") {
     for (std::uint32_t kind = 0; kind < kinds; ++kind)
         for (const bool aborted : {false, true}) {
             machine m;

@@ -85,7 +85,7 @@ TEST_CASE("a charge is duration times width", "[compute][width]") {
     CHECK(cost(mine, at(150us, 250us), 0.25) == 25us);  // on another of its streams
 }
 
-TEST_CASE("a charge is the usage that the device tells", "[compute][width]") {
+TEST_CASE("a charge is the usage that the device reports", "[compute][width]") {
     span_meter meter;
     usual_enqueue_time usual = usually_10us();
     const observation seen{.client = mine,

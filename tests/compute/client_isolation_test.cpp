@@ -446,7 +446,7 @@ struct capped_client {
 
 }  // namespace
 
-TEST_CASE("beside calls of any length a client has its hard cap, or what it asks for, and no more",
+TEST_CASE("beside calls of any length a client gets its hard cap, or what it asks for, and no more",
           "[compute][property]") {
     for (std::uint64_t nth = 0; nth < support::few(20); ++nth) {
         const auto seed = support::seed(nth);

@@ -82,8 +82,7 @@ TEST_CASE("a word that is forced open isn't opened again behind the request's wo
 
 // The host and the device at random. The device opens halves in the order in which it was told to,
 // some time later.
-TEST_CASE("a word is closed while a request is there or its work is, however late the device is",
-          "[compute][launch_gate]") {
+TEST_CASE("a word is closed while a request or its work exists, however late the device is", "[compute][launch_gate]") {
     const auto seed = support::seed(1);
     CAPTURE(seed);
     support::random any(seed);

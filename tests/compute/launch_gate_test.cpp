@@ -234,7 +234,7 @@ TEST_CASE("device time is divided by weight, however wrong predictions are", "[l
     }
 }
 
-TEST_CASE("a client whose host is slow has its share", "[launch_gate]") {
+TEST_CASE("a client whose host is slow gets its share", "[launch_gate]") {
     // It launches 10 us of work each 15 us, in steps: the other one always has work.
     launch_gate gate;
     const auto slow = gate.add({.weight = 70}), fast = gate.add({.weight = 30});
@@ -264,7 +264,8 @@ TEST_CASE("a client whose host is slow has its share", "[launch_gate]") {
     CHECK(had(slow) / (had(slow) + had(fast)) == Approx(0.7).margin(0.005));
 }
 
-TEST_CASE("a client has its cap and no more, alone and beside others, however wrong predictions are", "[launch_gate]") {
+TEST_CASE("a client gets its cap and no more, alone and beside others, however wrong predictions are",
+          "[launch_gate]") {
     const bool beside = GENERATE(false, true);
     launch_gate gate;
     const auto capped = gate.add({.weight = 1, .cap = share::of_permille(200)});
@@ -331,7 +332,7 @@ TEST_CASE("a client keeps its turn for a pause, and no longer", "[launch_gate]")
     CHECK(gate.ask(b, 10us, begin + 60us).goes);
 }
 
-TEST_CASE("no higher request waits for longer than it was told, whoever launches when", "[launch_gate]") {
+TEST_CASE("no higher request waits longer than its bound, whichever client launches when", "[launch_gate]") {
     const std::uint64_t seed = support::seed(1);
     CAPTURE(seed);
     sim::random any(seed);
@@ -377,7 +378,7 @@ TEST_CASE("no higher request waits for longer than it was told, whoever launches
     }
 }
 
-TEST_CASE("a request is told what no wait in a stream can stop any more", "[launch_gate]") {
+TEST_CASE("a request's bound includes the work that no wait in a stream can stop any more", "[launch_gate]") {
     launch_gate gate{{.in_flight = 200us}};
     const auto batch = gate.add({.in_stream = true});
     gate.launched(batch, 900us, begin);  // nobody is above, so that no wait is in front of it

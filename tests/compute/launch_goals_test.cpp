@@ -24,7 +24,7 @@ const instant begin = instant{} + 1s;
 
 // ---- goals
 
-TEST_CASE("of a level's clients, the one whose request is due first launches first", "[launch_gate]") {
+TEST_CASE("among a level's clients, the one whose request is due first launches first", "[launch_gate]") {
     launch_gate gate{{.in_flight = 200us}};
     const auto batch = gate.add({}), slow = gate.add({.slo = 50ms}), fast = gate.add({.slo = 5ms});
     gate.launched(batch, 100us, begin);
@@ -199,7 +199,7 @@ TEST_CASE("beside a goal, clients that always have work get their shares in the 
 
 // ---- quotas and soft caps
 
-TEST_CASE("a spent quota holds its client, and begins again", "[launch_gate]") {
+TEST_CASE("a spent quota holds its client until the quota refills", "[launch_gate]") {
     launch_gate gate{{.longest_hold = 1h}};
     const auto a = gate.add({.quota = {.time = 2ms, .each = 100ms}});
     gate.launched(a, 2ms, begin);
@@ -249,7 +249,7 @@ TEST_CASE("a launch that only time can let go says so, and when to ask again", "
     CHECK_FALSE(below.by_time);
 }
 
-TEST_CASE("beside a soft cap only time lets go who has spent the quota, too", "[launch_gate]") {
+TEST_CASE("beside a soft cap, a client that has spent its quota, too, goes on only after a time", "[launch_gate]") {
     launch_gate gate{{.longest_hold = 1h}};
     const auto a = gate.add({.cap = share::of_permille(10), .soft_cap = true, .quota = {1ms, 10ms}});
     const auto other = gate.add({});

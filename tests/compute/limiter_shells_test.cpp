@@ -296,7 +296,7 @@ TEST_CASE("submissions that never ran are counted by reason, and the others' wai
     CHECK(account.completed == account.running.count());
 }
 
-TEST_CASE("an event tells of work that waited while nobody drove", "[compute][failures]") {
+TEST_CASE("an event reports work that waited while no thread drove", "[compute][failures]") {
     setup t;
     const auto c = t.compute.add({.name = "chat"});
     const auto first = t.submit(c, "first");
@@ -849,7 +849,7 @@ TEST_CASE("a gang doesn't keep a device from others while another device is busy
     CHECK(n.limiters[1].usage(on_1).in_flight == 0);
 }
 
-TEST_CASE("a gang is more patient each time, so it comes through where it is last in a long line", "[compute]") {
+TEST_CASE("a gang is more patient each time, so it gets through even at the end of a long queue", "[compute]") {
     using line = gpushare::compute_limiter<manual_stream, manual_clock, gpushare::fifo>;
     using gang = gpushare::gang_permit<line>;
     bool over = false;

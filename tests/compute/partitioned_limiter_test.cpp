@@ -62,7 +62,7 @@ static_assert(compute_policy<spy>);
 
 }  // namespace
 
-TEST_CASE("clients run on the SMs of their parts and on no others", "[partitioned]") {
+TEST_CASE("clients run on the SMs of their partitions and on no others", "[partitioned]") {
     for (const auto t : {host::timing::real, host::timing::modelled}) {
         host::node node{{.sms = 8, .timing = t}};
         limiter_type shared{{node, d}, with_shares({60_pct, 35_pct, 5_pct})};
@@ -85,7 +85,7 @@ TEST_CASE("clients run on the SMs of their parts and on no others", "[partitione
     }
 }
 
-TEST_CASE("clients of different parts don't wait for one another, whatever their levels", "[partitioned]") {
+TEST_CASE("clients of different partitions don't wait for one another, whatever their levels", "[partitioned]") {
     host::node node{{.sms = 2}};
     auto clients = with_shares({50_pct, 50_pct});
     clients[0].level = {7};
@@ -113,7 +113,7 @@ TEST_CASE("a stream in no partition is found and named", "[partitioned]") {
     CHECK_NOTHROW(shared.verify());
 }
 
-TEST_CASE("cooperative launches fit their part or are refused", "[partitioned]") {
+TEST_CASE("cooperative launches fit their partition or are refused", "[partitioned]") {
     host::node node{{.sms = 4}};
     limiter_type shared{{node, d}, with_shares({75_pct, 25_pct})};
     const auto launch = [&](std::size_t client, std::uint32_t blocks) {
@@ -172,7 +172,7 @@ TEST_CASE("without SMs to split, shares of the device are shares of its time", "
     CHECK((shared.usage(1).device_time - before[1]) / 1ms == Approx(600).margin(10));
 }
 
-TEST_CASE("fewer units than clients: time, by the same calls", "[partitioned]") {
+TEST_CASE("with fewer units than clients, the same calls share time", "[partitioned]") {
     host::node node{{.sms = 4, .sm_unit = 2}};
     limiter_type shared{{node, d}, with_shares({40_pct, 30_pct, 30_pct}), {}, {}, sm_sharing::equal};
     CHECK(shared.why_gated() == errc::too_few_sms);

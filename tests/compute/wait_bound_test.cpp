@@ -132,7 +132,7 @@ TEST_CASE("a client that declares the longest time there is is never known to wa
     CHECK_FALSE(t.core.events().take());
 }
 
-TEST_CASE("a wait beyond the bound is an event with figures", "[compute]") {
+TEST_CASE("a wait beyond the bound raises an event with figures", "[compute]") {
     two_levels t;
     (void)t.let_in(t.low);
     t.core.arrive(t.high, start, {.head = {.arrival = start, .key = 7}});

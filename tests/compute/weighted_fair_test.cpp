@@ -373,8 +373,9 @@ TEST_CASE("ten thousand clients get what they are due", "[compute]") {
     CHECK(wrong == 0);
 }
 
-TEST_CASE("random clients, weights, naps and kernels: nobody starves, nobody lags by more than the kernels in between",
-          "[compute]") {
+TEST_CASE(
+    "random clients, weights, naps and kernels: no client starves or lags by more than the kernels between",
+    "[compute]") {
     for (std::uint64_t nth = 0; nth < 10; ++nth) {
         const auto seed = support::seed(nth);
         CAPTURE(seed);

@@ -117,7 +117,7 @@ TEST_CASE_METHOD(fixture, "a collective that was captured runs at each launch of
 }
 
 TEST_CASE_METHOD(fixture,
-                 "other collectives in a graph run at each launch, and unequal parts have the lengths of the moment",
+                 "other collectives in a graph run at each launch, and unequal parts have their current lengths",
                  "[cuda][collective]") {
     std::vector<std::vector<float>> wholes(ranks, std::vector<float>(ranks * n));
     std::vector<std::vector<std::uint64_t>> counts(ranks, std::vector<std::uint64_t>(ranks));

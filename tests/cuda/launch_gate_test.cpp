@@ -99,7 +99,7 @@ TEST_CASE("a launch waits inside the driver's call while a request of a higher c
     CHECK(r.gate->usage(r.urgent).held == 0);
 }
 
-TEST_CASE("it waits for what the higher client has on the device, which nobody but the held thread looks at",
+TEST_CASE("a launch waits for the higher client's work on the device, which only the held thread looks at",
           "[cuda][launch_gate]") {
     const standin::session gpu{{.devices = 1}};
     rig r;
@@ -160,7 +160,7 @@ TEST_CASE("graphs, copies and fills wait as kernels do", "[cuda][launch_gate]") 
     CHECK(cudaGraphDestroy(graph) == cudaSuccess);
 }
 
-TEST_CASE("threads and streams that are bound to nobody pass, and nothing is asked for them", "[cuda][launch_gate]") {
+TEST_CASE("threads and streams that are bound to no client pass, without any query", "[cuda][launch_gate]") {
     const standin::session gpu{{.devices = 1}};
     rig r;
     const streams s;
@@ -308,7 +308,7 @@ TEST_CASE("a client is charged the time of its launches, times their width", "[c
     CHECK(in_seconds(used.device_time) == Approx(8 * (100e-6 + 500e-6)).epsilon(0.02));
 }
 
-TEST_CASE("a kernel that takes longer for other arguments is told apart by what was launched before",
+TEST_CASE("a kernel that takes longer for other arguments is told apart by the launches before it",
           "[cuda][launch_gate]") {
     const standin::session gpu{{.devices = 1, .time = manual}};
     cuda::node node;
@@ -474,7 +474,7 @@ TEST_CASE("a refused launch leaves nothing in flight, though its batch ended and
 
 // ---- what can go wrong
 
-TEST_CASE("an engine's lock that a held thread has costs an urgent thread the longest hold",
+TEST_CASE("an engine's lock that a held thread holds costs an urgent thread the longest hold",
           "[cuda][launch_gate][fault]") {
     const standin::session gpu{{.devices = 1, .time = manual}};
     rig r{{.longest_hold = 20ms}};
@@ -504,7 +504,7 @@ TEST_CASE("an engine's lock that a held thread has costs an urgent thread the lo
 
 // A held thread has launched nothing that waits for the request. So the default must not be waits
 // in streams.
-TEST_CASE("by default a request may wait for the whole device, or for a lock of who does so",
+TEST_CASE("by default a request may wait for the whole device, or for the lock of a thread that does so",
           "[cuda][launch_gate][fault]") {
     const standin::session gpu{{.devices = 1}};
     rig r;
@@ -536,7 +536,8 @@ TEST_CASE("by default a request may wait for the whole device, or for a lock of 
     CHECK(cudaStreamSynchronize(s.batch) == cudaSuccess);
 }
 
-TEST_CASE("a launch into a capture is only recorded: it isn't held, followed or spoilt", "[cuda][launch_gate][fault]") {
+TEST_CASE("a launch into a capture is only recorded: it isn't held, followed or invalidated",
+          "[cuda][launch_gate][fault]") {
     const standin::session gpu{{.devices = 1}};
     rig r;
     const streams s;

@@ -462,7 +462,7 @@ TEST_CASE("a request that waits for its thread's own stream leaves other threads
 
 // ---- other devices
 
-TEST_CASE("a launch on another device passes, and counts for nobody", "[cuda][launch_gate]") {
+TEST_CASE("a launch on another device passes, and counts for no client", "[cuda][launch_gate]") {
     const standin::session gpu{{.devices = 2, .time = manual}};
     {
         rig r;

@@ -113,7 +113,7 @@ TEST_CASE("a request's first launch of a kernel comes through beside closed stre
     CHECK(w.ran == 3);
 }
 
-TEST_CASE("a first launch of nobody's beside closed streams comes through after the longest hold",
+TEST_CASE("an unbound thread's first launch beside closed streams comes through after the longest hold",
           "[cuda][launch_gate][fault]") {
     const standin::session gpu{lazy};
     waiting_rig w{{.longest_hold = 20ms}};

@@ -255,8 +255,7 @@ TEST_CASE("a tenant's client follows a resize at once, and so does its held laun
     }
 }
 
-TEST_CASE("a client whose streams wait follows to another level once none of its work is there",
-          "[cuda][launch_gate]") {
+TEST_CASE("a client whose streams wait changes its level once none of its work is in them", "[cuda][launch_gate]") {
     const standin::session gpu{stepped};
     two_levels t(cuda::launch_wait::stream);
     const auto own = t.high.work_stream().native_handle();

@@ -151,7 +151,7 @@ TEST_CASE("waits that are open for a thread that polls close when it polls no mo
     raw::destroy(third);
 }
 
-TEST_CASE("nothing is asked for polls while no request is there", "[cuda][launch_gate]") {
+TEST_CASE("polls cost no query while there is no request", "[cuda][launch_gate]") {
     const standin::session gpu{stepped};
     const waiting_rig w;
     const cudaStream_t third = raw::make_stream();

@@ -53,7 +53,7 @@ TEST_CASE("the device opens the waits behind a request's work, with no host in b
     CHECK(w.ran == 4);
 }
 
-TEST_CASE("of a lower client's queue one piece runs beside a request, and no more", "[cuda][launch_gate]") {
+TEST_CASE("one piece of a lower client's queue runs beside a request, and no more", "[cuda][launch_gate]") {
     const standin::session gpu{stepped};
     waiting_rig w;
     w.batch_launches(4);  // each is timed behind others, and a piece of its own
@@ -496,7 +496,7 @@ TEST_CASE("a thread that waits behind a closed stream in another way comes throu
     w.r.was_forced();
 }
 
-TEST_CASE("of 32 streams on 32 connections none stops a request, and of 100 some do, for the longest hold",
+TEST_CASE("with 32 streams on 32 connections none stops a request, and with 100 some do, for the longest hold",
           "[cuda][launch_gate][fault]") {
     const std::size_t others = GENERATE(31U, 99U);
     CAPTURE(others);
@@ -684,7 +684,7 @@ TEST_CASE("a gate may go while a thread waits for the device inside the driver",
     raw::destroy(third);
 }
 
-TEST_CASE("a stream that waits takes no more launches than it may", "[cuda][launch_gate]") {
+TEST_CASE("a waiting stream takes no more launches than allowed", "[cuda][launch_gate]") {
     const standin::session gpu{stepped};
     waiting_rig w{{.longest_hold = 1h, .queued = 1h, .queued_launches = 12}};
     auto request = std::make_optional(w.r.gate->announce(w.r.urgent));

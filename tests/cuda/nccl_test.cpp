@@ -425,7 +425,8 @@ TEST_CASE("ranks of NCCL are a transport", "[cuda][nccl]") {
     for (const auto& w : wrong) CHECK(w == "");
 }
 
-TEST_CASE("ranks of NCCL that call different things all learn it, and NCCL isn't called", "[cuda][nccl]") {
+TEST_CASE("ranks of NCCL that call different collectives all learn of the mismatch, and NCCL isn't called",
+          "[cuda][nccl]") {
     using net_type = gs::nccl_transport;
     const standin::session gpu{{.devices = 3}};
     const auto ranks = GENERATE(2U, 3U);

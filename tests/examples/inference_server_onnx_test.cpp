@@ -441,7 +441,7 @@ TEST_CASE("an impossible description of a model is refused with its line of the 
     }
 }
 
-TEST_CASE("a bad model is named, and nothing else is lost", "[examples]") {
+TEST_CASE("a bad model is named, and no other model is lost", "[examples]") {
     rig s("model=chain.onnx");
     const auto whole = chain().bytes();
     const auto put = [&](const char* name, const std::string& bytes) { s.files.write(name, bytes); };

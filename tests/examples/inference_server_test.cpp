@@ -865,7 +865,7 @@ TEST_CASE("connections that say nothing keep nobody out", "[examples]") {
     CHECK(mine.ask("POST", mlp, chat_key, rows_of_mlp(1)).status == 200);
 }
 
-TEST_CASE("strangers hold up nobody whose key is known", "[examples]") {
+TEST_CASE("strangers hold up no client whose key is known", "[examples]") {
     server s;
     auto known = s.connect(), stranger = s.connect();
     CHECK(known.ask("POST", mlp, chat_key, rows_of_mlp(1)).status == 200);

@@ -526,7 +526,8 @@ TEST_CASE("a launch that was held for the longest time goes, and the server says
     CHECK(value_of(answer_of(urgent)) == 7);
 }
 
-TEST_CASE("launches of a batch tenant wait while an urgent call is under way, and a higher one doesn't", "[server]") {
+TEST_CASE("launches of a batch tenant wait while an urgent call is in progress, and those of a higher tenant don't",
+          "[server]") {
     held_call t;
     for (const float x : {1.F, 2.F, 3.F}) CHECK(value_of(answer_of(t.s.ask("top", "triple", x))) == 3 * x);
     CHECK(t.s.core->held_calls() == 1);

@@ -170,7 +170,7 @@ TEST_CASE("many steps, a new choice and a new order between them", "[gradient][b
     CHECK(wrong == std::vector<std::string>(ranks));
 }
 
-TEST_CASE("how many are in flight is tuned on line, while threads are in reduce()", "[gradient][buckets]") {
+TEST_CASE("the number of buckets in flight is tuned online, while threads are in reduce()", "[gradient][buckets]") {
     constexpr std::uint32_t ranks = 2, channels = 4;
     const bool sharded = GENERATE(false, true);
     const gs::communicator group(ranks, {.channels = channels});
@@ -748,7 +748,7 @@ TEST_CASE("16 bits on the wire: half the bytes, summed in float32, and an infini
     CHECK(wrong == std::vector<std::string>(ranks));
 }
 
-TEST_CASE("error feedback: what is rounded off comes later", "[gradient][wire]") {
+TEST_CASE("error feedback: the rounding error of one step is added to the next", "[gradient][wire]") {
     std::vector<float> gradient(40, 0.001F), residual(40), arrived(40);
     std::vector<gs::bfloat16> wire(40);
     gradient[7] = std::numeric_limits<float>::infinity();

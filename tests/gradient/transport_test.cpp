@@ -313,7 +313,7 @@ struct threads {
     [[nodiscard]] gs::thread_transport rank(std::uint32_t r) const { return gs::thread_transport(group.rank(r)); }
 };
 
-TEST_CASE("threads that call different things all learn it", "[gradient][transport]") {
+TEST_CASE("threads that call different collectives all learn of the mismatch", "[gradient][transport]") {
     const auto ranks = GENERATE(2U, 3U);
     check_mismatches<gs::thread_transport>(ranks, [&] { return std::make_unique<threads>(gs::communicator(ranks)); });
 }
@@ -462,7 +462,7 @@ TEST_CASE("splitting waits for other processes until its deadline", "[gradient][
     }
 }
 
-TEST_CASE("an abort ends the calls of all ranks and names whom it was told", "[gradient][transport]") {
+TEST_CASE("an abort ends the calls of all ranks and names the given rank", "[gradient][transport]") {
     const gs::communicator group(3);
     std::vector<gs::collective_fault> faults(3);
     support::together(3, [&](unsigned r) {

@@ -135,7 +135,7 @@ TEST_CASE("any place of the range can be committed and given up", "[memory][aren
 }
 
 // The driver's unmapping isn't stream-ordered: PEERS and DESIGN call it a trap.
-TEST_CASE("nothing is unmapped before every stream that uses it got there", "[memory][arena]") {
+TEST_CASE("nothing is unmapped before every stream that uses it has reached its point", "[memory][arena]") {
     arena_rig rig;
     auto chat = rig.arena(rig.chat, 1);
     chat.commit(0_B, rig.chunks(4));

@@ -192,7 +192,7 @@ TEST_CASE("everything that stands on closed memory refuses with closed", "[memor
     CHECK(handles.deallocate(h) == errc::none);  // what is out goes back all the same
 }
 
-TEST_CASE("a pool over closed memory hands nothing out of what was taken back", "[memory][closing][pool]") {
+TEST_CASE("a pool over closed memory hands out no block that was taken back", "[memory][closing][pool]") {
     fault_resource device;
     quota limit{32_MiB};
     quota_resource mine{limit, device, "chat"};

@@ -60,7 +60,8 @@ bool clean(const pool_usage& u) { return u.used == 0_B && u.requested == 0_B && 
 
 }  // namespace
 
-TEST_CASE("with long-lived blocks among short ones a pool holds little more than what is live", "[memory][pool]") {
+TEST_CASE("with long-lived blocks among short-lived ones a pool holds little more than the live bytes",
+          "[memory][pool]") {
     const auto seed = support::seed(28);
     CAPTURE(seed);
     support::random any(seed);
@@ -306,7 +307,7 @@ TEST_CASE(
     CHECK(c.pool.trim(0_B) == 0_B);
 }
 
-TEST_CASE("before a refusal the caches of others are emptied, also of those that sleep", "[memory][pool]") {
+TEST_CASE("before a refusal the pool empties other workers' caches, also of sleeping workers", "[memory][pool]") {
     capped c(8_MiB, {.segment = 8_MiB});
     auto sleeper = c.pool.make_cache();
     std::vector<void*> blocks;
@@ -402,7 +403,7 @@ TEST_CASE("sizes with a unit and plain ones are the same", "[memory][pool]") {
     CHECK(c.pool.usage().used == 0_B);
 }
 
-TEST_CASE("before a refusal empty segments go back, and the upstream is asked for exactly what is needed",
+TEST_CASE("before a refusal empty segments go back, and the upstream is asked for exactly the needed bytes",
           "[memory][pool]") {
     capped c(8_MiB, {.segment = 1_MiB});
     std::vector<void*> blocks;

@@ -54,7 +54,7 @@ struct two_streams : support::capped_pool<manual_point> {
 
 }  // namespace
 
-TEST_CASE("a free on a stream is used again there at once, and no point is recorded (rmm 1995)",
+TEST_CASE("a block freed on a stream is used again there at once, and no point is recorded (rmm 1995)",
           "[memory][pool][stream]") {
     two_streams t;
     auto cache = t.pool.make_cache(t.a);
@@ -68,7 +68,7 @@ TEST_CASE("a free on a stream is used again there at once, and no point is recor
     CHECK(t.pool.usage().cached == 64_KiB);
 }
 
-TEST_CASE("a free on a stream is used elsewhere when the stream has got there, and not before",
+TEST_CASE("a block freed on a stream is used elsewhere once the stream reaches the free, and not before",
           "[memory][pool][stream]") {
     two_streams t;
     auto first = t.pool.make_cache(t.a), second = t.pool.make_cache(t.b);

@@ -201,7 +201,7 @@ std::uint64_t count_refusals(Source& source, std::size_t size, int times) {
 
 }  // namespace
 
-TEST_CASE("blocks wander between workers, and none is ever in two hands", "[memory][pool][threads]") { stress(4'000); }
+TEST_CASE("blocks move between workers, and none is ever allocated twice", "[memory][pool][threads]") { stress(4'000); }
 
 TEST_CASE("blocks wander between workers, for long", "[.long]") { stress(300'000); }
 

@@ -426,7 +426,7 @@ TEST_CASE("a doomed reservation is never visible on the devices that had room", 
     CHECK(refusals_beside_doomed([](charges& parts) { return try_commit_together(parts); }, 100'000) == 0);
 }
 
-TEST_CASE("nobody sees one half of a reservation", "[partition][reservation][attack]") {
+TEST_CASE("no thread sees one half of a reservation", "[partition][reservation][attack]") {
     const auto own_one = heap(quota::max_limit());
     auto& one = *own_one;
     const auto own_two = heap(quota::max_limit());

@@ -112,7 +112,8 @@ TEST_CASE("choices that can't be are refused", "[partition][topology]") {
     CHECK(best_connected(t, 1, ids({8})).code() == errc::no_device);
 }
 
-TEST_CASE("the choice is that of brute force, the lowest ids among equals", "[partition][topology][property]") {
+TEST_CASE("the choice equals that of brute force, with the lowest ids among equals",
+          "[partition][topology][property]") {
     for (std::uint64_t run = 0; run < 300; ++run) {
         const auto seed = support::seed(run);
         CAPTURE(seed);

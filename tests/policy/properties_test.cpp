@@ -331,7 +331,7 @@ void check_for_seeds(F holds) {
 
 }  // namespace
 
-TEMPLATE_LIST_TEST_CASE("nobody starves", "[policy][property]", policies::starving_nobody) {
+TEMPLATE_LIST_TEST_CASE("no client starves", "[policy][property]", policies::starving_nobody) {
     check_for_seeds([](auto seed) { return nobody_starves<TestType>(seed); });
 }
 
@@ -352,7 +352,7 @@ TEST_CASE("a policy that starves somebody is found out", "[policy][property]") {
     CHECK_FALSE(nobody_starves<unfair>(support::seed(0)));
 }
 
-TEMPLATE_LIST_TEST_CASE("the device never idles while somebody waits, unless there are hard caps", "[policy][property]",
+TEMPLATE_LIST_TEST_CASE("the device never idles while a client waits, unless there are hard caps", "[policy][property]",
                         policies::work_conserving) {
     check_for_seeds([](auto seed) { return conserves_work<TestType>(seed); });
     CHECK_FALSE(conserves_work<hesitant>(support::seed(0)));

@@ -132,7 +132,7 @@ TEST_CASE("pages that are freed wrongly change nothing", "[serving]") {
     CHECK(cache.usage().free == 4);
 }
 
-TEST_CASE("a page isn't had again before its stream is through with it", "[serving]") {
+TEST_CASE("a page isn't reused before its stream is done with it", "[serving]") {
     arena_rig rig;
     store cache(rig.pool, rig.chat, {1}, small(4), "chat");
     const auto p = take(cache, 4);
@@ -229,7 +229,8 @@ TEST_CASE("a store never has more pages than it was made with, whatever its limi
     }
 }
 
-TEST_CASE("an idle tenant's memory goes to who needs it, and is asked for what it can do without", "[serving]") {
+TEST_CASE("an idle tenant's memory goes to the tenant that needs it, and only spare memory is called back",
+          "[serving]") {
     arena_rig rig;
     rig.scrubber.by_itself();
     pages kept, cached;
@@ -378,7 +379,7 @@ TEST_CASE("options without a page are refused", "[serving]") {
     CHECK(code({.lanes = ~0U, .token = bytes::max(), .pages = 4}) == errc::invalid_specification);
 }
 
-TEST_CASE("two tenants with bursts that alternate have all memory in turn", "[serving]") {
+TEST_CASE("two tenants with bursts that alternate each get all memory in turn", "[serving]") {
     arena_rig rig;
     rig.scrubber.by_itself();
     store chat(rig.pool, rig.chat, {1}, small(), "chat"), code(rig.pool, rig.code, {2}, small(), "code");

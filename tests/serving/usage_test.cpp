@@ -173,7 +173,7 @@ TEST_CASE("bills of any periods side by side sum to that of the whole", "[servin
     }
 }
 
-TEST_CASE("readings become lines that sum to what was used", "[serving]") {
+TEST_CASE("readings become lines that sum to the usage", "[serving]") {
     gpushare::usage_meter meter("chat");
     CHECK_FALSE(meter.read(at(0s), {.device_time = 5ms, .reserved = 4_MiB, .used = 1_MiB, .requests = 2}));
     const auto first = meter.read(at(1s), {.device_time = 7ms, .reserved = 8_MiB, .used = 3_MiB, .requests = 5});
@@ -318,7 +318,7 @@ TEST_CASE("a torn last line costs itself and nothing else", "[serving]") {
     }
 }
 
-TEST_CASE("a journal refuses what would not come back, and a second writer", "[serving]") {
+TEST_CASE("a journal refuses lines that it couldn't read back, and a second writer", "[serving]") {
     const temporary here;
     usage_journal journal(here.file());
     const usage_line nameless{"", at(0s), at(1s), {}}, empty{"chat", at(1s), at(1s), {}};

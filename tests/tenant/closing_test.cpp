@@ -228,7 +228,7 @@ TEST_CASE("a free that is still pending at the deadline leaves the close incompl
     CHECK(n.memory({0}).used() == 0_B);
 }
 
-TEST_CASE("a close that isn't complete says for what it waits, and where", "[tenant][close]") {
+TEST_CASE("an incomplete close says what it waits for, and where", "[tenant][close]") {
     host::node n(node_of(2));
     tenancy shared(n);
     auto a = shared.admit({.name = "a", .memory = 32_MiB, .devices = 2, .compute = 50_pct});

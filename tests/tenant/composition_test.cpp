@@ -66,7 +66,8 @@ const auto works = [](host::stream& s) { s.launch({.blocks = 1, .hold = 20us}, [
 
 }  // namespace
 
-TEST_CASE("work that fails is told, by every way in, whoever records points meanwhile", "[tenant][failures][threads]") {
+TEST_CASE("failed work is reported, by every way in, whichever thread records points meanwhile",
+          "[tenant][failures][threads]") {
     for (const auto t : {host::timing::real, host::timing::modelled}) {
         host::node node{{.sms = 2, .timing = t}};
         auto on = node.make_stream({0}), other = node.make_stream({0});
@@ -80,7 +81,7 @@ TEST_CASE("work that fails is told, by every way in, whoever records points mean
     }
 }
 
-TEST_CASE("of a batch those are told to have failed that did", "[tenant][failures]") {
+TEST_CASE("only the failed members of a batch are reported as failed", "[tenant][failures]") {
     host::node node{{.sms = 2, .timing = host::timing::modelled}};
     sharing_stream s(node.make_stream({0}));
     gpushare::compute_limiter<sharing_stream, host::steady_clock> limiter({.depth = 64, .horizon = 1h});

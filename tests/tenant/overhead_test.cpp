@@ -327,7 +327,7 @@ TEST_CASE("a promise that could never be kept is refused at once, however long t
     CHECK(a.memory().deallocate(p, 60 << 20) == errc::none);
 }
 
-TEST_CASE("an admission calls burst back, and names who doesn't give it", "[tenant][waiters]") {
+TEST_CASE("an admission calls burst back, and names a tenant that doesn't return it", "[tenant][waiters]") {
     host::node n(small_node());
     tenancy shared(n);
     auto code = shared.admit({.name = "code", .memory = 8_MiB, .compute = 30_pct, .burst = 56_MiB});

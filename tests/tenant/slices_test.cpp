@@ -50,7 +50,7 @@ static_assert(sm_partitionable<whole_sms>);
 
 }  // namespace
 
-TEST_CASE("tenants of different slices run on different SMs, those of one share it", "[tenant]") {
+TEST_CASE("tenants of different slices run on different SMs, and those of one slice share it", "[tenant]") {
     for (const auto t : {host::timing::real, host::timing::modelled}) {
         host::node node{{.memory = 1_MiB, .sms = 8, .timing = t}};
         tenancy shared{node};

@@ -477,7 +477,7 @@ public:
 
 }  // namespace
 
-TEST_CASE("a request that fits beside the live blocks is served, whatever came and went before",
+TEST_CASE("a request that fits beside the live blocks is served, whatever was allocated and freed before",
           "[tenant][stack][property]") {
     const auto stack = GENERATE(all_stacks());
     const bool quick = stack == memory_stack::direct || stack == memory_stack::pool;
@@ -548,7 +548,7 @@ TEST_CASE("a limit for a part of a tenant's memory is charged once", "[tenant][s
     CHECK(over(n.memory({0})) == errc::none);  // what comes from elsewhere is charged to it
 }
 
-TEST_CASE("a tenant that shrank uses what its pool can't give back, as far as its limit goes", "[tenant][stack]") {
+TEST_CASE("a tenant that shrank uses the memory that its pool can't give back, up to its limit", "[tenant][stack]") {
     host::node n(small_node());
     tenancy shared(n);
     auto a = shared.admit({.name = "a", .memory = 32_MiB, .compute = 10_pct});
@@ -617,7 +617,7 @@ TEST_CASE("a thread that waits in a tenant that shrank is served by the tenant's
     CHECK(why.code == errc::closed);
 }
 
-TEST_CASE("a refusal for want of one block says so, with the largest one", "[tenant][stack]") {
+TEST_CASE("a refusal for lack of one large block says so, with the largest free block", "[tenant][stack]") {
     host::node n(small_node());
     tenancy shared(n);
     auto a = shared.admit({.name = "a", .memory = 16_MiB, .compute = 10_pct});
@@ -912,7 +912,7 @@ host::node_options stale_node() {
 
 }  // namespace
 
-TEST_CASE("no tenant finds what another one wrote, unless it is told not to care", "[tenant][stack][scrub]") {
+TEST_CASE("no tenant finds data that another tenant wrote, unless scrubbing is off", "[tenant][stack][scrub]") {
     using gpushare::scrub_policy;
     const auto stack = GENERATE(all_stacks());
     const auto scrub = GENERATE(scrub_policy::on_hand_over, scrub_policy::on_free, scrub_policy::off);

@@ -60,7 +60,7 @@ TEST_CASE("a tenant sees its part of each device as its own (triton 1140, 3507, 
     check_untouched(shared);
 }
 
-TEST_CASE("memory that others take of the node is set aside before anything is promised", "[tenant]") {
+TEST_CASE("memory that others take from the node is set aside before anything is promised", "[tenant]") {
     auto o = modelled(1);
     o.taken = 10_MiB;
     node n(o);

@@ -261,7 +261,7 @@ TEST_CASE("a tenant that sleeps gives torch's cache back, and so does empty_cach
     CHECK(scope.usage().peak_reserved >= 40_MiB);
 }
 
-TEST_CASE("torch's cache is no burst that a neighbour has to wait for", "[interop][torch]") {
+TEST_CASE("torch's cache isn't burst that a neighbour has to wait for", "[interop][torch]") {
     rig r(16_MiB, 160_MiB);
     gpushare::torch_scope scope{r.node, *r.chat};
     const auto inside = scope.enter();
