@@ -66,7 +66,7 @@ std::string_view help_text() {
            "  --batch N        digits in a step, over all ranks together (default 32)\n"
            "  --bucket BYTES   bytes of gradients that are combined at once (default 16384)\n"
            "  --wire FORMAT    the format of gradients between ranks: float32, float16 or bfloat16 (default float32)\n"
-           "  --sharded        each rank updates only its shard of the parameters, and keeps only that shard's momentum\n"
+           "  --sharded        each rank updates only its shard of the parameters, and keeps only its own momentum\n"
            "  --patience MS    how long a rank waits for another rank, in milliseconds (default 30000)\n"
            "  --lost WHAT      what to do when a process is lost: stop, or go-on without it (default stop)\n"
            "  --fail R:STEP    process R kills itself after that step, to show how the other processes react\n"

@@ -373,9 +373,8 @@ TEST_CASE("ten thousand clients get what they are due", "[compute]") {
     CHECK(wrong == 0);
 }
 
-TEST_CASE(
-    "random clients, weights, naps and kernels: no client starves or lags by more than the kernels between",
-    "[compute]") {
+TEST_CASE("random clients, weights, naps and kernels: no client starves or lags by more than the kernels between",
+          "[compute]") {
     for (std::uint64_t nth = 0; nth < 10; ++nth) {
         const auto seed = support::seed(nth);
         CAPTURE(seed);

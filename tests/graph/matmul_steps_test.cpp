@@ -213,7 +213,7 @@ TEST_CASE("a piece that isn't products alone is refused with the node and the re
     }
     SECTION("a Gemm of a stack") {
         b.node("Gemm", {b.input("stack", {2, 3, 4}), b.constant("w2", {4, 4}, any)});
-        is("Gemm1", "no matrix");
+        is("Gemm1", "isn't a matrix");
     }
     SECTION("a Gemm's third input along the rows") {
         b.node("Gemm", {p, b.constant("w2", {4, 3}, any), b.constant("c", {3, 1}, any)});
@@ -225,17 +225,17 @@ TEST_CASE("a piece that isn't products alone is refused with the node and the re
     }
     SECTION("a vector") {
         b.node("MatMul", {p, b.constant("w2", {4}, any)});
-        is("MatMul1", "no matrices that fit");
+        is("MatMul1", "matrices of matching sizes");
     }
     SECTION("extents that contradict") {
         b.node("MatMul", {p, b.constant("w2", {5, 4}, any)});
-        is("MatMul1", "no matrices that fit");
+        is("MatMul1", "matrices of matching sizes");
     }
     SECTION("an unknown rank") {
         const auto y = b.input("y", {});
         b.p.values[y].ranked = false;
         b.node("MatMul", {y, w});
-        is("MatMul1", "how many dimensions");
+        is("MatMul1", "number of dimensions");
     }
     SECTION("other numbers") {
         const auto y = b.input("y", {-1, 8});
