@@ -326,7 +326,7 @@ concept deferring_upstream = upstream<R> && requires(R& r, void* p, std::size_t 
 };
 
 /// The memory of a device, or a part of it with the same interface. Safe from any thread.
-///   try_allocate(size, alignment)   null when it isn't there
+///   try_allocate(size, alignment)   null if there is no memory
 ///   capacity()                      bytes of the device
 ///   taken_by_others()               of these, bytes that no allocation from here accounts for;
 ///                                   never too few

@@ -44,7 +44,7 @@ enum class errc : std::uint8_t {
     over_quota,     ///< the tenant's own limit
     out_of_memory,  ///< the device, or whatever lies below the quota
     size_overflow,  ///< a size that no device has, or that wraps when it is rounded up
-    bad_alignment,  ///< zero, not a power of two, or larger than can be had
+    bad_alignment,  ///< zero, not a power of two, or too large
     unknown_block,  ///< a free of something never allocated here, or freed already
     wrong_size,     ///< a free with another size or alignment than the allocation's
     // admission and partitions
@@ -159,7 +159,7 @@ enum class reason : std::uint16_t {
     /// bytes: asked; left: the largest contiguous block; limit: all free bytes
     largest_block,
     no_power_of_two,      ///< asked: the alignment
-    alignment_too_large,  ///< asked: the alignment; limit: the largest that can be had
+    alignment_too_large,  ///< asked: the alignment; limit: the largest available
     whole_sizes,          ///< bytes: asked; limit: the required unit
     no_addresses,         ///< bytes: asked
     beyond_arena,         ///< bytes: asked; left: from its offset to the end; limit: the arena
@@ -187,7 +187,7 @@ enum class reason : std::uint16_t {
     no_such_device,    ///< asked: the device's index; limit: how many there are
     no_such_slice,     ///< asked: the slice; limit: how many the device has
     sms_left,          ///< SMs: asked, left, limit
-    /// SMs: asked; left: the next smaller number that can be had; limit: the unit
+    /// SMs: asked; left: the next smaller available number; limit: the unit
     whole_sms,
     no_memory_named,  ///< neither memory nor burst: no figures
     burst_limit,      ///< bytes: asked: memory and burst of a device; limit: the most of a quota

@@ -87,7 +87,7 @@ inline void check_sms(const sm_split& can, std::span<const std::uint32_t> sms) {
     }
 
     std::vector<std::uint32_t> units(parts, 1);
-    // In units times total. A device has hundreds of units at the most, so nothing overflows.
+    // In units times total. A device has at most hundreds of units, so nothing overflows.
     const auto owed = [&](std::size_t i) {
         return static_cast<std::int64_t>(std::uint64_t{can.units} * weights[i]) -
                static_cast<std::int64_t>(units[i] * total);

@@ -102,7 +102,7 @@ public:
     /// The number of bytes of a row without a limit.
     static constexpr std::uint64_t any_bytes = std::numeric_limits<std::uint64_t>::max();
 
-    /// Every call goes by the two-shot, with results stored through the caches.
+    /// Every call uses the two-shot, with results stored through the caches.
     tuning_table() = default;
     /// Takes rows in any order. A fused call goes by one shot, or stores past the caches, where a
     /// plain call of the same size does.
@@ -160,7 +160,7 @@ public:
         }
         return tuning_table(std::move(rows));
     }
-    /// A table in which every call goes by one plan.
+    /// A table in which every call uses one plan.
     [[nodiscard]] static tuning_table always(const all_reduce_plan& plan) {
         return tuning_table({{any_ranks, any_bytes, plan}});
     }

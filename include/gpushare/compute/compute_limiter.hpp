@@ -171,7 +171,7 @@ public:
     /// supplies.
     void run(const std::stop_token& stop);
 
-    /// The usage of `c`, as far as it is known. Returns `gone` for a client that isn't there.
+    /// The usage of `c`, as far as it is known. Returns `gone` for a client that doesn't exist.
     /// `gone` is read under the mutex under which close() sets its `account`, so a concurrent call
     /// is answered correctly by one of the two.
     [[nodiscard]] client_usage usage(client_id c, const client_usage& gone = {});
@@ -189,7 +189,7 @@ public:
     [[nodiscard]] ns bound_of(client_id c, std::uint64_t key = 0, sm_width width = {}) const;
 
     /// The forecast for a submission of `c` of this kind that arrives now: when it would begin and
-    /// end; see limiter_core. All zero for a client that isn't there.
+    /// end; see limiter_core. All zero for a client that doesn't exist.
     [[nodiscard]] submission_estimate estimate(client_id c, std::uint64_t key = 0) const;
 
     /// Takes the oldest event; the latest 64 are kept.

@@ -2,7 +2,7 @@
 // A plan of cuts as text that people can read and change: the pieces, and their nodes in order.
 //
 //   const std::string text = gpushare::graph::to_text(planner.plan(), g);
-//   const auto plan = gpushare::graph::parse_split_plan(text, g);  // after somebody changed it
+//   const auto plan = gpushare::graph::parse_split_plan(text, g);  // after a person edited it
 //
 // The lines of the text:
 //

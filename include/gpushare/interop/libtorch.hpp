@@ -110,7 +110,7 @@ public:
     /// memory that the tenant has borrowed.
     using base::give_back;
     /// A pool_usage: the bytes of the tenant's memory that are held for torch, and how many of
-    /// these bytes are out. The peak is the peak of the held bytes.
+    /// these bytes are allocated. The peak is the peak of the held bytes.
     using base::usage;
     /// The number of blocks that torch has.
     using base::live;

@@ -235,7 +235,7 @@ public:
         return forget(p, [&](const extent& e) { return memory_->deallocate_after(used, p, e.size, e.alignment); });
     }
 
-    /// Whether the block is out, large enough and aligned enough.
+    /// Whether the block is allocated, large enough and aligned enough.
     [[nodiscard]] bool holds(const void* p, std::size_t size, std::size_t alignment) const noexcept {
         const std::lock_guard lock(mutex_);
         const extent* const e = out_.find(p);

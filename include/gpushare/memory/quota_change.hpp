@@ -48,7 +48,7 @@ public:
     [[nodiscard]] quota& of() const noexcept { return *of_; }
 
     /// Moves a charge between quotas of one tree. The bytes that `from` gives back may be the bytes
-    /// that `to` lacks, and nobody else gets them in between. After a refusal everything is as
+    /// that `to` lacks, and no other quota gets them in between. After a refusal everything is as
     /// before.
     static errc move_charge(quota& from, quota& to, std::uint64_t n) noexcept {
         const std::lock_guard lock(from.root_->mutex_);

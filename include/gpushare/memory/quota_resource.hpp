@@ -71,7 +71,7 @@ public:
     }
 
     /// As allocate, but null instead of an exception; `why`, if given, gets the reason with its
-    /// figures. Hooks are told that the request can wait until `until`; it doesn't otherwise.
+    /// figures. Hooks learn that the request can wait until `until`; otherwise it doesn't wait.
     [[nodiscard]] void* try_allocate(byte_count size, std::size_t alignment = alignof(std::max_align_t),
                                      failure* why = nullptr, instant until = instant::min()) noexcept {
         answer r;

@@ -50,7 +50,7 @@ struct reclaim_request {
     instant until = instant::min();  ///< the request's deadline, of its own clock; min(): no wait
     /// a request of its own quota or one below; false: a neighbour's
     bool own = true;
-    bool below = false;  ///< the quota has the bytes, but the memory below it hasn't
+    bool below = false;  ///< the quota has the bytes, but the memory below it doesn't
 };
 
 /// How a wait for bytes of a quota stands.
@@ -68,7 +68,7 @@ struct pool_usage {
     bytes requested{};  ///< of these, what the callers asked for; the rest is rounding
     bytes cached{};     ///< freed, and kept in caches
     bytes pending{};    ///< freed on streams that haven't reached the free
-    /// the largest block that can be had without emptying a cache or asking the upstream
+    /// the largest block available without emptying a cache or asking the upstream
     bytes largest_free{};
     bytes peak_reserved{};     ///< the most that was ever held
     std::size_t segments = 0;  ///< ranges that are held

@@ -218,7 +218,7 @@ struct tenant_usage {
 struct recall_forecast {
     bytes lent{};  ///< the lent part of the guarantee, on all devices
     /// the part of `lent` that others use now, so that it must be called back; 0: waking waits for
-    /// nobody's memory
+    /// no memory
     bytes missing{};
     ns usual_longest{};  ///< the longest of its last eight recalls that had to wait; 0: none had to
 };
@@ -279,7 +279,7 @@ inline void tell(const event_sink& sink, const tenant_event& e) noexcept {
 /// The reason why a close isn't complete.
 enum class close_wait : std::uint8_t {
     nothing,  ///< the close is complete
-    work,     ///< submissions in flight, and permits that are out: see usage.in_flight
+    work,     ///< submissions in flight, and permits that threads hold: see usage.in_flight
     streams,  ///< work on a stream of the tenant's that went past its limiter
     frees,    ///< frees that the streams haven't reached
     memory,   ///< pools and arenas in use, workspaces, memory handed over: see still_charged

@@ -182,7 +182,7 @@ public:
     }
 
     /// Ends the capture. Call once. Throws operation_error: errc::capturing if the capture was
-    /// spoilt by a forbidden call, or by work of other streams that wasn't joined again.
+    /// invalidated by a forbidden call, or by work of other streams that wasn't joined again.
     [[nodiscard]] graph finish() {
         cudaGraph_t native = nullptr;
         const stream& s = *stream_;

@@ -7,7 +7,7 @@
 //   auto s = node.make_stream(gpushare::device_id{0}, gpushare::priority{1}, /*tag=*/7);
 //   gpushare::tenancy shared{node};
 //
-// A device's memory goes by cudaMalloc and cudaFree.
+// A device's memory comes from cudaMalloc and goes back by cudaFree.
 //
 //   // memory_error when it isn't there
 //   void* p = node.memory(gpushare::device_id{0}).allocate(64_MiB, 256);

@@ -44,7 +44,7 @@ struct interval {
 /// Turns spans on one device into device time, so that no instant is charged more than once, in
 /// whatever order the spans come. If each span fills the device, the sum of all charges, less the
 /// time given back, is the union of the spans. Otherwise it is the sum of the widths at each
-/// instant, 1 at the most.
+/// instant, at most 1.
 ///
 /// If spans' widths fit side by side, they ran at once. If other spans overlap, either the kernels
 /// ran at once and each should get half of that time, or the later one only waited. Points can't

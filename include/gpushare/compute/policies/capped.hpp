@@ -5,7 +5,7 @@
 //
 //   gpushare::capped<gpushare::weighted_fair> policy;      // include weighted_fair.hpp too
 //   policy.add(batch, {.weight = 50_pct, .cap = 30_pct});            // never more than 30 %
-//   policy.add(guest, {.cap = 10_pct, .soft_cap = true});  // more only where nobody else wants it
+//   policy.add(guest, {.cap = 10_pct, .soft_cap = true});  // more only if no other client wants it
 //
 // At the end, three policies that only cap: hard_share, soft_share, equal_share. Their promises to
 // the clients of a level never sum to more than the whole: a client that would exceed it is refused

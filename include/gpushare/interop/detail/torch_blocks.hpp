@@ -130,7 +130,7 @@ public:
         if (!std::exchange(who->listed_, true)) owners_.push_back(who);
     }
     /// From now on, only threads in the owner's scope allocate from the owner. The owner stays
-    /// alive while blocks are out.
+    /// alive while blocks are allocated.
     void remove(torch_owner& who) noexcept {
         std::shared_ptr<torch_owner> last;  // destroyed while no lock is held
         const std::lock_guard lock(mutex_);

@@ -147,7 +147,7 @@ public:
         return memory_error(why, tenant_, "allocate for torch").what();
     }
 
-    /// The bytes that the pool holds, and how many of these bytes are out.
+    /// The bytes that the pool holds, and how many of these bytes are allocated.
     [[nodiscard]] pool_usage usage() const noexcept { return pool_.usage(); }
 
 private:

@@ -341,7 +341,7 @@ public:
         while (!taken.empty()) fit_.give(taken.pop());
         return moves_.empty() && elsewhere == pending_bytes();
     }
-    /// Forgets the ranges that still have blocks: somebody else gives them back.
+    /// Forgets the ranges that still have blocks: their owner gives them back.
     void abandon() noexcept {
         while (remove_any().begin != nullptr) {
         }

@@ -61,7 +61,7 @@ private:
 
 /// Guaranteed + borrowed bytes in the low 48 bits, then whether the quota is self-contained (the
 /// closed bit), then the number of changes. A self-contained quota has no burst, no child that
-/// borrows, and isn't stopped. So the quota_word alone says how many bytes can be had.
+/// borrows, and isn't stopped. So the quota_word alone says how many bytes are available.
 struct quota_total {
     static constexpr std::uint64_t closed_bit = quota_word::mask + 1;
 

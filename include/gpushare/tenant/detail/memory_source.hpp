@@ -39,7 +39,7 @@ public:
     [[nodiscard]] virtual void* try_allocate(std::size_t size, std::size_t alignment, failure& why) noexcept = 0;
     /// No work uses the block any more. A block given back to a lost device is gone: no error.
     virtual errc deallocate(void* p, std::size_t size, std::size_t alignment) noexcept = 0;
-    /// The bytes of the device that a block takes; bytes::max() if no such block can be had.
+    /// The bytes of the device that a block takes; bytes::max() if no such block is possible.
     [[nodiscard]] virtual bytes charged(std::size_t size, std::size_t alignment) const noexcept = 0;
     /// Gives back the memory that the source keeps. Returns true if there was any.
     virtual bool trim() noexcept = 0;
@@ -183,7 +183,7 @@ private:
 
 /// A memory pool of the device, which allocates in the order of a stream.
 ///   try_allocate(stream, size, alignment, why)   null, and the reason
-///   deallocate(stream, p)   frees once the stream has got there
+///   deallocate(stream, p)   frees once the stream reaches the call
 ///   charged(size, alignment), usage().reserved (of the device), trim()
 // clang-format off
 template <class P, class Stream>

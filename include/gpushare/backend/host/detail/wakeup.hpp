@@ -4,7 +4,7 @@
 // nothing.
 //
 //   wakeup w;  // on the waiting thread's stack, known to others under the lock
-//   lock.unlock();  w.wait(deadline);           // true: somebody raised it
+//   lock.unlock();  w.wait(deadline);           // true: a thread raised it
 //
 //   wake_list woken;                            // of the thread that has the lock
 //   woken.add(w);  lock.unlock();  woken.wake_all();
