@@ -73,7 +73,8 @@ TEST_CASE("a memory refusal says who asked for what, and how much is left", "[ba
 TEST_CASE("sizes in messages are exact, or have the bytes beside the rounded figure", "[base][error]") {
     const auto asked = [](std::uint64_t n) {
         const auto text = text_of({.code = errc::over_quota, .asked = n, .because = gpushare::reason::size});
-        return text.substr(6, text.find(" (over the quota)") - 6);
+        constexpr std::size_t begin = std::string_view("asked for ").size();
+        return text.substr(begin, text.find(" (over the quota)") - begin);
     };
     CHECK(asked(0) == "0 B");
     CHECK(asked(1023) == "1023 B");
