@@ -1,7 +1,8 @@
-// SPDX-License-Identifier: Apache-2.0 A compute limiter: shares one device's time among clients by
-// holding submissions back and admitting them one by one, so that only a few are in flight. At the
-// gate (enqueue, acquire) the calling thread waits and enqueues; the queue (submit) takes a
-// callable and enqueues it when it is admitted.
+// SPDX-License-Identifier: Apache-2.0
+// A compute limiter: shares one device's time among clients by holding submissions back and
+// admitting them one by one, so that only a few are in flight. At the gate (enqueue, acquire) the
+// calling thread waits and enqueues; the queue (submit) takes a callable and enqueues it when it is
+// admitted.
 //
 //   // any backend's
 //   using limiter_type = gpushare::compute_limiter<gpushare::host::stream, gpushare::host::steady_clock>;

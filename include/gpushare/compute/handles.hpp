@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 The handles that a compute limiter gives. At the gate a
-// thread gets a permit, the right to enqueue one submission by itself. For a callable that it
-// queues it gets a ticket. Both report when the work is done and whether it failed.
+// SPDX-License-Identifier: Apache-2.0
+// The handles that a compute limiter gives. At the gate a thread gets a permit, the right to
+// enqueue one submission by itself. For a callable that it queues it gets a ticket. Both report
+// when the work is done and whether it failed.
 //
 //   auto p = limiter.acquire(chat, deadline);            // result<permit>
 //   if (p) p->enqueue(stream, [&](auto& s) { s.launch(shape, kernel); });

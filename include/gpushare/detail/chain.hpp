@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 Doubly-linked lists through the elements of a vector, by
-// index. Removing an element takes constant time, wherever it is. An element can be in as many
-// lists as it has links. Vector and lists are values and can be copied.
+// SPDX-License-Identifier: Apache-2.0
+// Doubly-linked lists through the elements of a vector, by index. Removing an element takes
+// constant time, wherever it is. An element can be in as many lists as it has links. Vector and
+// lists are values and can be copied.
 //
 //   struct cell { detail::chain_link age; };    std::vector<cell> cells(9);
 //   detail::chain<cell, &cell::age> oldest_first;    oldest_first.push_back(cells, 4);

@@ -1,7 +1,8 @@
-// SPDX-License-Identifier: Apache-2.0 The gang order of a node, with a record of the gangs that are
-// on its devices. Blocks of a gang wait for each other, so all of them must be resident at once,
-// and devices don't start gangs in the order in which they were enqueued. So a gang that doesn't
-// fit beside earlier gangs waits for them on the devices.
+// SPDX-License-Identifier: Apache-2.0
+// The gang order of a node, with a record of the gangs that are on its devices. Blocks of a gang
+// wait for each other, so all of them must be resident at once, and devices don't start gangs in
+// the order in which they were enqueued. So a gang that doesn't fit beside earlier gangs waits for
+// them on the devices.
 //
 //   gpushare::detail::gang_residents<stream::point> gangs{node.num_devices()};
 //   auto entered = gangs.enter(devices);

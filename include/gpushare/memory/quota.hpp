@@ -1,7 +1,8 @@
-// SPDX-License-Identifier: Apache-2.0 A quota bounds the bytes that are in use at once, exactly to
-// the byte under any concurrency. Quotas form a tree. A new child sets aside its guaranteed bytes
-// in its parent; the parent lends the child's burst while it has the bytes free. A quota only
-// counts; quota_resource ties it to an allocator.
+// SPDX-License-Identifier: Apache-2.0
+// A quota bounds the bytes that are in use at once, exactly to the byte under any concurrency.
+// Quotas form a tree. A new child sets aside its guaranteed bytes in its parent; the parent lends
+// the child's burst while it has the bytes free. A quota only counts; quota_resource ties it to an
+// allocator.
 //
 //   gpushare::quota device{80_GiB};
 //   // 20 GiB whatever others do, 4 more while they are free

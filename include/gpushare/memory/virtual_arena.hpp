@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 A tenant's memory at addresses that never change. An arena
-// reserves an address range once, and then maps physical chunks into it and unmaps them. Growing
-// moves no pointer, and chunks that an arena gives up go to another tenant without a copy.
+// SPDX-License-Identifier: Apache-2.0
+// A tenant's memory at addresses that never change. An arena reserves an address range once, and
+// then maps physical chunks into it and unmaps them. Growing moves no pointer, and chunks that an
+// arena gives up go to another tenant without a copy.
 //
 //   // one per device: 1 GiB of 2 MiB chunks
 //   gpushare::chunk_pool pool{memory, stream, {.capacity = 512}};

@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 A tenancy: one node, shared by tenants. The tenancy promises
-// each tenant memory and device time, in equal parts on some of the devices. It never promises more
-// than the devices have, and an admission succeeds as a whole or changes nothing.
+// SPDX-License-Identifier: Apache-2.0
+// A tenancy: one node, shared by tenants. The tenancy promises each tenant memory and device time,
+// in equal parts on some of the devices. It never promises more than the devices have, and an
+// admission succeeds as a whole or changes nothing.
 //
 //   gpushare::tenancy shared{node};
 //   auto chat = shared.admit({.name = "chat", .memory = 24_GiB, .devices = 2, .compute = 60_pct});

@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 One worker's cache of a pool: freed blocks, sorted into bins
-// by size class. The next allocation of the same class takes such a block without asking the pool.
-// The pool can empty the bins at any time, also while the worker sleeps.
+// SPDX-License-Identifier: Apache-2.0
+// One worker's cache of a pool: freed blocks, sorted into bins by size class. The next allocation
+// of the same class takes such a block without asking the pool. The pool can empty the bins at any
+// time, also while the worker sleeps.
 //
 //   gpushare::detail::pool_bins mine;
 //   if (gpushare::detail::pool_block* b = mine.take(granules, alignment, size)) return b->begin;
