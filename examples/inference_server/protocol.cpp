@@ -135,7 +135,7 @@ void append_infos(std::string& out, std::string_view member, const model_info& m
             append_member(out, "datatype", to_string(t.type));
         out += as_config ? ",\"dims\":" : ",\"shape\":";
         // A configuration states the extents without the batch.
-        append_list(out, std::span(t.shape).subspan(as_config && m.max_batch != 0 ? 1 : 0));
+        append_list(out, std::span(t.shape).subspan(as_config && m.max_batch != 0 && !t.shape.empty() ? 1 : 0));
         out += '}';
     }
     out += ']';
@@ -279,7 +279,8 @@ void check_inputs(const model_info& m, const infer_request& r) {
             std::ranges::equal(t->shape, info.shape, [](auto is, auto should) { return should < 0 || is == should; });
         if (!same) fail("input '" + info.name + "' is of another shape");
         if (m.max_batch == 0) continue;
-        if (t->shape[0] < 1 || t->shape[0] > m.max_batch)
+        // a description of a torch model may say that a tensor has no extents
+        if (t->shape.empty() || t->shape[0] < 1 || t->shape[0] > m.max_batch)
             fail("a batch is 1 to " + std::to_string(m.max_batch) + " rows");
         if (batch.value_or(t->shape[0]) != t->shape[0]) fail("its inputs have different batches");
         batch = t->shape[0];

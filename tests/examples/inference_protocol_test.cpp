@@ -235,6 +235,13 @@ TEST_CASE("an input without extents isn't one of a batch, wherever it stands", "
     }
 }
 
+TEST_CASE("a model whose description forgets the batch of an input serves no request", "[examples]") {
+    const model_info odd{"odd", "test", {{"A", datatype::fp32, {}}}, {}, 4, false};
+    const auto r = parse_infer(R"({"inputs":[{"name":"A","datatype":"FP32","shape":[],"data":[1]}]})", {});
+    CHECK(status_of([&] { return check_inputs(odd, r), 0; }) == 400);
+    CHECK(json::parse(model_config_json(odd)).at("input").elements()[0].at("dims").text() == "[]");
+}
+
 TEST_CASE("an unsupported field that would change an answer is refused, not ignored", "[examples]") {
     const auto refuses = [](std::string_view of_all, std::string_view of_input, std::string_view of_output) {
         return status_of([&] {
