@@ -40,6 +40,7 @@
 #include <deque>
 #include <exception>
 #include <memory>
+#include <new>
 #include <span>
 #include <type_traits>
 #include <utility>
@@ -305,10 +306,16 @@ public:
 
     /// A new transport of the ranks that aren't in `dead`. These ranks go on with it after a fault.
     /// All of them call shrink(), and no other ranks do. Throws operation_error
-    /// (errc::backend_failed).
+    /// (errc::backend_failed), and std::bad_alloc, of which the other ranks' new transports learn.
     [[nodiscard]] std::unique_ptr<mpi_transport> shrink(std::span<const std::uint32_t> dead) {
-        const MPI_Comm made = detail::mpi_without(comm_, dead);
-        return std::unique_ptr<mpi_transport>(new mpi_transport(owned{made}, options_));
+        const owned made{detail::mpi_without(comm_, dead)};
+        void* const room = room_over(made);
+        try {
+            return std::unique_ptr<mpi_transport>(::new (room) mpi_transport(made, options_));
+        } catch (...) {
+            ::operator delete(room);
+            throw;
+        }
     }
 
 private:
@@ -334,6 +341,17 @@ private:
         begin();
     } catch (...) {
         refuse_to_begin(comm.comm, detail::code_thrown());
+    }
+
+    /// Memory for a transport over `comm`. The constructor tells the other ranks that it throws, so
+    /// this function does, too.
+    [[nodiscard]] static void* room_over(owned comm) {
+        try {
+            return ::operator new(sizeof(mpi_transport));
+        } catch (...) {
+            refuse_to_begin(comm.comm, detail::code_thrown());
+            throw;
+        }
     }
 
     /// Makes a call. An exception, such as std::bad_alloc, ends the calls of all ranks, and then

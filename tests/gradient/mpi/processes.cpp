@@ -22,6 +22,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <memory_resource>
 #include <new>
 #include <optional>
@@ -648,18 +649,20 @@ void farewells_without_memory() {
     }
 }
 
-/// The last process can't make its transport.
-void a_transport_without_memory() {
-    int threw = 1;
-    for (std::size_t allocations = 0; threw != 0; ++allocations) {
-        std::optional<gs::mpi_transport> net;
+/// The last process can't make its transport, which is what `make(net)` does for an optional or a
+/// pointer.
+template <class Net, class Make>
+void one_makes_no_transport(const char* what, const Make& make) {
+    int threw = 1, allocations = 0;
+    for (; threw != 0; ++allocations) {
+        Net net{};
         int rank = 0, size = 0;
         MPI_Comm_rank(MPI_COMM_WORLD, &rank);
         MPI_Comm_size(MPI_COMM_WORLD, &size);
         threw = 0;
-        if (rank == size - 1) support::this_heap = {.good = allocations, .recovers = true};
+        if (rank == size - 1) support::this_heap = {.good = static_cast<std::size_t>(allocations), .recovers = true};
         try {
-            net.emplace(MPI_COMM_WORLD);
+            make(net);
         } catch (const std::bad_alloc&) {
             threw = 1;
         }
@@ -669,10 +672,18 @@ void a_transport_without_memory() {
             const auto f = net->barrier(in(60s));
             const auto last = static_cast<std::uint32_t>(size - 1);
             const bool right = threw != 0 ? f.code == gs::errc::out_of_memory && f.rank == last : !f;
-            if (!right) check(gs::describe(f).c_str(), "a transport without memory");
+            if (!right) check(gs::describe(f).c_str(), what);
         }
         MPI_Barrier(MPI_COMM_WORLD);
     }
+    if (allocations < 2) check("no allocation has failed", what);
+}
+void a_transport_without_memory() {
+    one_makes_no_transport<std::optional<gs::mpi_transport>>("a transport without memory",
+                                                             [](auto& net) { net.emplace(MPI_COMM_WORLD); });
+    gs::mpi_transport all(MPI_COMM_WORLD);
+    one_makes_no_transport<std::unique_ptr<gs::mpi_transport>>("a smaller transport without memory",
+                                                               [&](auto& net) { net = all.shrink({}); });
 }
 
 /// An MPI that wasn't initialised for as many threads as are asked for.

@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <cstring>
 #include <span>
-#include <vector>
 
 #include <gpushare/collective/collectives.hpp>
 #include <gpushare/config.hpp>
@@ -42,18 +41,29 @@ inline void need_mpi_threads(int needed) {
               {}, "calling MPI");
 }
 
-/// A communicator without the ranks in `dead`. All other ranks make this call. If the MPI has seen
-/// a rank die, the call also waits for ranks that hang.
-[[nodiscard]] inline MPI_Comm mpi_without(MPI_Comm all, std::span<const std::uint32_t> dead) {
+/// The ranks of `all` that aren't in `dead`.
+[[nodiscard]] inline MPI_Group mpi_group_without(MPI_Comm all, std::span<const std::uint32_t> dead) noexcept {
     int size = 0;
+    MPI_Group living{};
     MPI_Comm_size(all, &size);
-    std::vector<int> ranks;
-    for (int r = 0; r < size; ++r)
-        if (std::find(dead.begin(), dead.end(), static_cast<std::uint32_t>(r)) == dead.end()) ranks.push_back(r);
-    MPI_Group everybody{}, living{};
+    MPI_Comm_group(all, &living);
+    // from the last rank on, so that the lower ranks keep their numbers
+    for (int r = size - 1; r >= 0; --r) {
+        if (std::find(dead.begin(), dead.end(), static_cast<std::uint32_t>(r)) == dead.end()) continue;
+        MPI_Group fewer{};
+        MPI_Group_excl(living, 1, &r, &fewer);
+        MPI_Group_free(&living);
+        living = fewer;
+    }
+    return living;
+}
+
+/// A communicator without the ranks in `dead`. All other ranks make this call. If the MPI has seen
+/// a rank die, the call also waits for ranks that hang. Allocates nothing itself, since without a
+/// communicator a rank that lacks memory can't tell the others, which wait for it.
+[[nodiscard]] inline MPI_Comm mpi_without(MPI_Comm all, std::span<const std::uint32_t> dead) {
+    MPI_Group living = mpi_group_without(all, dead);
     MPI_Comm made = MPI_COMM_NULL;
-    MPI_Comm_group(all, &everybody);
-    MPI_Group_incl(everybody, static_cast<int>(ranks.size()), ranks.data(), &living);
     int code = MPI_Comm_create_group(all, living, mpi_transfer::shrink_tag, &made);
     // An MPI that has seen a rank die refuses `all`.
     if (code != MPI_SUCCESS && MPIX_Comm_shrink != nullptr) {
@@ -66,7 +76,6 @@ inline void need_mpi_threads(int needed) {
         }
     }
     MPI_Group_free(&living);
-    MPI_Group_free(&everybody);
     if (code != MPI_SUCCESS || made == MPI_COMM_NULL)
         raise({.code = errc::backend_failed}, {}, "shrinking an MPI communicator");
     return made;
