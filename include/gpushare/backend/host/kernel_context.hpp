@@ -16,6 +16,8 @@
 #include <thread>
 
 #include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/detail/let_others_run.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -24,15 +26,15 @@ namespace host {
 
 namespace detail {
 
-/// One turn of waiting for another block: a few pauses, then the rest of the time slice, then a
-/// short sleep, because the awaited block may need this core.
+/// One turn of waiting for another block: a few pauses, then yields, then short sleeps, because the
+/// awaited block may need this core.
 inline void back_off(std::uint32_t turn) noexcept {
     if (turn < 16) {
 #if defined(__x86_64__)
         __builtin_ia32_pause();
 #endif
     } else if (turn < 256) {
-        std::this_thread::yield();
+        gpushare::detail::let_others_run();
     } else {
         std::this_thread::sleep_for(std::chrono::microseconds{50});
     }

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include <gpushare/config.hpp>
+#include <gpushare/detail/let_others_run.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -50,7 +51,7 @@ private:
 /// A waiting thread yields its core, because other ranks on this machine may need it.
 inline void rest_for(ns time) noexcept {
     if (time == ns{0})
-        std::this_thread::yield();
+        let_others_run();
     else
         std::this_thread::sleep_for(time);
 }
