@@ -44,7 +44,7 @@ enum class errc : std::uint8_t {
     over_quota,     ///< the tenant's own limit
     out_of_memory,  ///< the device, or whatever lies below the quota
     size_overflow,  ///< a size that no device has, or that wraps when it is rounded up
-    bad_alignment,  ///< zero, not a power of two, or too large
+    bad_alignment,  ///< zero, not a power of two, or larger than supported
     unknown_block,  ///< a free of something never allocated here, or freed already
     wrong_size,     ///< a free with another size or alignment than the allocation's
     // admission and partitions
@@ -57,7 +57,7 @@ enum class errc : std::uint8_t {
     no_room,                ///< not enough unpromised memory
     share_exceeded,         ///< the promised shares would sum to more than the whole device
     too_few_sms,            ///< fewer SMs than asked for
-    slo_unreachable,        ///< others' longest work alone takes longer than the objective
+    slo_unreachable,        ///< others' longest work alone takes longer than the latency goal
     // compute
     deadline_exceeded,  ///< it took longer than the caller would wait
     stopped,            ///< a stop was requested while waiting
@@ -90,7 +90,7 @@ enum class errc : std::uint8_t {
         case errc::over_quota: return "over the quota";
         case errc::out_of_memory: return "out of device memory";
         case errc::size_overflow: return "more than any device has";
-        case errc::bad_alignment: return "invalid alignment";
+        case errc::bad_alignment: return "unsupported alignment";
         case errc::unknown_block: return "block is not allocated here";
         case errc::wrong_size: return "block was allocated with another size or alignment";
         case errc::invalid_specification: return "invalid specification";
@@ -102,7 +102,7 @@ enum class errc : std::uint8_t {
         case errc::no_room: return "not enough unpromised memory";
         case errc::share_exceeded: return "shares would exceed the whole device";
         case errc::too_few_sms: return "not enough SMs";
-        case errc::slo_unreachable: return "others' longest work makes the objective impossible";
+        case errc::slo_unreachable: return "others' longest work makes the latency goal impossible";
         case errc::deadline_exceeded: return "deadline exceeded";
         case errc::stopped: return "stop requested";
         case errc::closed: return "closed";
@@ -263,9 +263,9 @@ inline constexpr std::array<sentence, static_cast<std::size_t>(reason::all)> sen
      "asked for {asked}, but the device has only {limit}"},
     {reason::largest_block, errc::none, figure_unit::bytes,
      "asked for {asked} in one block, but the largest free block has {left}, of {limit} free in all ({code})"},
-    {reason::no_power_of_two, errc::bad_alignment, figure_unit::count, "alignment {asked} isn't a power of two"},
+    {reason::no_power_of_two, errc::bad_alignment, figure_unit::count, "alignment {asked} is not a power of two"},
     {reason::alignment_too_large, errc::bad_alignment, figure_unit::count,
-     "alignment {asked} isn't available: at most {limit}"},
+     "alignment {asked} is not supported: at most {limit}"},
     {reason::whole_sizes, errc::not_whole, figure_unit::bytes,
      "asked for {asked}, which must be more than 0 and a multiple of {limit}"},
     {reason::no_addresses, errc::none, figure_unit::bytes, "no range of addresses is left for {asked}"},
@@ -308,7 +308,7 @@ inline constexpr std::array<sentence, static_cast<std::size_t>(reason::all)> sen
     {reason::no_memory_named, errc::invalid_specification, figure_unit::none, "needs memory, or burst: both are 0"},
     {reason::burst_limit, errc::invalid_specification, figure_unit::bytes,
      "memory and burst are {asked} on a device, and a quota has at most {limit}"},
-    {reason::has_source, errc::invalid_specification, figure_unit::none, "the device has such memory already"},
+    {reason::has_source, errc::invalid_specification, figure_unit::none, "the device has memory of this kind already"},
     {reason::no_spill, errc::not_supported, figure_unit::none, "the tenant was admitted without `spill`"},
     {reason::no_spill_target, errc::not_supported, figure_unit::none,
      "the tenant has `spill`, and the tenancy no `spill_to`"},
@@ -328,7 +328,7 @@ inline constexpr std::array<sentence, static_cast<std::size_t>(reason::all)> sen
     {reason::objective_too_short, errc::slo_unreachable, figure_unit::nanoseconds,
      "{code} (asked for {asked}, at least {limit} needed)"},
     {reason::queue_limit, errc::queue_full, figure_unit::count,
-     "{code}: {limit} submissions wait, the most that may wait"},
+     "{code}: {limit} submissions wait already, the most allowed"},
     {reason::no_caps, errc::invalid_specification, figure_unit::none,
      "the policy has no caps: weighted_fair has caps, and capped<> adds them to any policy"},
     {reason::no_classes, errc::invalid_specification, figure_unit::none,
@@ -574,7 +574,7 @@ GPUSHARE_INLINE void message::append_error(int number) noexcept {
 
 #endif  // GPUSHARE_BODIES
 
-/// Why no memory has a block of that size and alignment: the alignment isn't a power of two or
+/// Why no memory has a block of that size and alignment: the alignment is not a power of two or
 /// above `most`, or the size is more than any device has.
 [[nodiscard]] constexpr failure impossible_block(std::uint64_t size, std::uint64_t alignment,
                                                  std::uint64_t most = ~std::uint64_t{0}) noexcept {

@@ -91,7 +91,7 @@ TEST_CASE("every reason has a sentence and its figures' unit", "[base][error]") 
     using gpushare::figure_unit, gpushare::unit_of;
     using gpushare::reason;
     CHECK(text_of({.code = errc::bad_alignment, .asked = 3, .because = reason::no_power_of_two}, "chat") ==
-          "tenant 'chat': alignment 3 isn't a power of two");
+          "tenant 'chat': alignment 3 is not a power of two");
     CHECK(text_of({errc::out_of_memory, (20_MiB).count(), (4_MiB).count(), (24_MiB).count(), reason::largest_block}) ==
           "asked for 20 MiB in one block, but the largest free block has 4 MiB, of 24 MiB free in all (out of device "
           "memory)");
@@ -225,7 +225,7 @@ TEST_CASE("every other failure is a std::runtime_error, a std::exception and a g
     CHECK_THROWS_AS(raise(full, "chat"), error);
     CHECK_THROWS_AS(raise(full, "chat"), operation_error);
     CHECK(text_of(full, "chat", "submit") ==
-          "tenant 'chat': submit: queue is full: 64 submissions wait, the most that may wait");
+          "tenant 'chat': submit: queue is full: 64 submissions wait already, the most allowed");
     CHECK(text_of({.code = errc::closed}, "chat") == "tenant 'chat': closed");
     CHECK(text_of({errc::no_room, 2048, 1024, 4096}) ==
           "asked for 2 KiB, 1 KiB of 4 KiB left (not enough unpromised memory)");

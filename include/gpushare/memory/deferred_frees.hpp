@@ -93,10 +93,11 @@ public:
     /// How many blocks have been given back so far.
     [[nodiscard]] std::uint64_t returned() const noexcept { return returned_.load(std::memory_order_acquire); }
 
-    /// For a thread whose allocation was refused. Collects frees. If `returned()` is still `seen`,
-    /// also waits for a block that another thread is giving back just now. Returns true if blocks
-    /// have come back since `seen`, and brings `seen` up to date: allocate again. Returns false if
-    /// all blocks whose points are reached are back. Must not be called from within the resource.
+    /// Call this after the resource has refused an allocation, from outside of the resource. `seen`
+    /// is what returned() gave before the allocation. Frees the blocks whose points are reached. If
+    /// none has gone back since `seen`, waits for a block that another thread is freeing just now.
+    /// Returns true if a block has gone back since `seen`, and sets `seen` to returned(): the
+    /// allocation may succeed now. Returns false if there is no such block.
     bool settle(std::uint64_t& seen) noexcept {
         collect();
         while (returned() == seen) {
