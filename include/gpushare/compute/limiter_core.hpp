@@ -151,8 +151,8 @@ public:
     /// Replaces the policy: from now on `p`, which must have no clients yet, decides among the same
     /// clients. Clients keep their debts and credits, if both policies can tell (client_standing).
     /// The old policy charged the work in flight; the new one corrects these charges. Afterwards
-    /// `p` holds the old policy. If `p` refuses a client or throws, nothing has changed, and `p` has
-    /// no clients again.
+    /// `p` holds the old policy. If `p` refuses a client or throws, nothing has changed, and `p`
+    /// has no clients again.
     errc set_policy(Policy& p, instant now) {
         now_ = std::max(now_, now);
         if (const auto why = add_all_to(p); why != errc::none) return why;

@@ -23,15 +23,15 @@ inline namespace GPUSHARE_ABI {
 namespace detail {
 
 /// Decides whether the next turn of a polling thread is a yield or a sleep. All threads share the
-/// decision, since they share the cores. relaxed: the numbers order nothing, and a turn that follows
-/// an old number does no harm.
+/// decision, since they share the cores. relaxed: the numbers order nothing, and a turn that
+/// follows an old number does no harm.
 class polling_pace {
 public:
     [[nodiscard]] bool sleeps(instant now) const noexcept {
         return now.time_since_epoch().count() < yields_at_.load(std::memory_order_relaxed);
     }
-    /// A thread yielded at `from` and ran again at `to`. If that was long, threads sleep for a while,
-    /// and longer each time, before they try another yield.
+    /// A thread yielded at `from` and ran again at `to`. If that was long, threads sleep for a
+    /// while, and longer each time, before they try another yield.
     void yielded(instant from, instant to) noexcept {
         const auto next = next_.load(std::memory_order_relaxed);
         if (to - from >= long_yield) {
