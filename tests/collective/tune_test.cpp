@@ -71,9 +71,7 @@ TEST_CASE("all ranks get the same table, which can be used", "[collective]") {
         for (const bool read : {true, false}) {
             communicator group(ranks, {.slot = gpushare::bytes{4096}});
             std::vector<tuning_table> tables(ranks);
-            auto options = quick;  // each size costs some thousand waits: few sizes, around that of a slot
-            options.smallest = gpushare::bytes{2048};
-            options.largest = gpushare::bytes{8192};
+            auto options = quick;
             options.results_are_read = read;
             support::together(ranks, [&](unsigned r) { tables[r] = gpushare::tune(group.rank(r), options); });
             const tuning_table& table = tables[0];

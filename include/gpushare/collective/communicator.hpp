@@ -34,7 +34,6 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/detail/atomic_ref.hpp>
-#include <gpushare/detail/let_others_run.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
@@ -96,7 +95,7 @@ public:
             // another epoch has begun a later collective, and has left this one before.
             while (detail::atomic_ref{other.inside}.load_acquire() != 0 &&
                    detail::atomic_ref{other.epoch}.load_relaxed() == last)
-                detail::let_others_run();
+                std::this_thread::yield();
         }
     }
     /// The packed fault with which close() has asked the devices to end; 0 if close() wasn't
@@ -151,7 +150,7 @@ private:
     static void claim_or_await(std::uint32_t& claims, std::uint64_t& word, const collective_fault& why) noexcept {
         if (detail::atomic_ref{claims}.fetch_add_acq_rel(1) == 0)
             return detail::atomic_ref{word}.store_release(why.packed());
-        while (detail::atomic_ref{word}.load_acquire() == 0) detail::let_others_run();
+        while (detail::atomic_ref{word}.load_acquire() == 0) std::this_thread::yield();
     }
 
     friend class communicator;

@@ -16,8 +16,6 @@
 #include <thread>
 
 #include <gpushare/concepts.hpp>
-#include <gpushare/config.hpp>
-#include <gpushare/detail/let_others_run.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -26,15 +24,15 @@ namespace host {
 
 namespace detail {
 
-/// One turn of waiting for another block: a few pauses, then yields, then short sleeps, because the
-/// awaited block may need this core.
+/// One turn of waiting for another block: a few pauses, then the rest of the time slice, then a
+/// short sleep, because the awaited block may need this core.
 inline void back_off(std::uint32_t turn) noexcept {
     if (turn < 16) {
 #if defined(__x86_64__)
         __builtin_ia32_pause();
 #endif
     } else if (turn < 256) {
-        gpushare::detail::let_others_run();
+        std::this_thread::yield();
     } else {
         std::this_thread::sleep_for(std::chrono::microseconds{50});
     }

@@ -25,6 +25,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <thread>
 #include <type_traits>
 
 #include <gpushare/collective/detail/workspace.hpp>
@@ -32,7 +33,6 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/detail/atomic_ref.hpp>
-#include <gpushare/detail/let_others_run.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
@@ -45,7 +45,7 @@ namespace detail {
 /// marked GPUSHARE_HD, since nvcc compiles them in its device pass, too.
 class thread_context {
 public:
-    /// A waiting thread looks `busy_turns` times before it begins to give up its core at each turn.
+    /// A waiting thread looks `busy_turns` times before it begins to yield its core at each turn.
     /// `busy_turns` is 0 if ranks outnumber cores.
     constexpr explicit thread_context(std::uint32_t busy_turns = 0) noexcept : busy_turns_(busy_turns) {}
 
@@ -63,8 +63,8 @@ public:
         return x;
     }
     void backoff(std::uint32_t turn) const noexcept {
-        if (turn >= busy_turns_ || (turn % 64 == 63 && cores_are_busy())) {
-            let_others_run();
+        if (turn >= busy_turns_) {
+            std::this_thread::yield();
         } else {
             // Constant polling delays the flag, because the thread that writes the flag has to take
             // its cache line away from the readers.

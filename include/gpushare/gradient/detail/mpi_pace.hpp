@@ -9,7 +9,6 @@
 #include <thread>
 
 #include <gpushare/config.hpp>
-#include <gpushare/detail/let_others_run.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -51,7 +50,7 @@ private:
 /// A waiting thread yields its core, because other ranks on this machine may need it.
 inline void rest_for(ns time) noexcept {
     if (time == ns{0})
-        let_others_run();
+        std::this_thread::yield();
     else
         std::this_thread::sleep_for(time);
 }
