@@ -215,6 +215,48 @@ TEST_CASE("discarded and decompressed memory, and kernels of older functions, ar
     CHECK_FALSE(read(multi, together));
 }
 
+TEST_CASE("the driver, not the gate, refuses a call that lacks an argument", "[cuda][launch_gate][fault]") {
+    CHECK_FALSE(read(CUPTI_DRIVER_TRACE_CBID_cuLaunchKernelEx, cuLaunchKernelEx_params{}));
+    cuLaunchCooperativeKernelMultiDevice_params together{};
+    together.numDevices = 2;
+    CHECK_FALSE(read(CUPTI_DRIVER_TRACE_CBID_cuLaunchCooperativeKernelMultiDevice, together));
+
+    CHECK_FALSE(read(CUPTI_DRIVER_TRACE_CBID_cuMemcpy2DAsync_v2, cuMemcpy2DAsync_v2_params{}));
+    CHECK_FALSE(read(CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DAsync_v2_ptsz, cuMemcpy3DAsync_v2_params{}));
+    CHECK_FALSE(read(CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DPeerAsync, cuMemcpy3DPeerAsync_params{}));
+    CHECK_FALSE(read(CUPTI_DRIVER_TRACE_CBID_cuMemcpy2D_v2, cuMemcpy2D_v2_params{}));
+    CHECK_FALSE(read(CUPTI_DRIVER_TRACE_CBID_cuMemcpy2DUnaligned_v2, cuMemcpy2DUnaligned_v2_params{}));
+    CHECK_FALSE(read(CUPTI_DRIVER_TRACE_CBID_cuMemcpy3D_v2_ptds, cuMemcpy3D_v2_params{}));
+    CHECK_FALSE(read(CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DPeer, cuMemcpy3DPeer_params{}));
+
+    CUdeviceptr ends[] = {16};
+    std::size_t sizes[] = {100};
+    cuMemcpyBatchAsync_params batch{};
+    batch.dsts = batch.srcs = ends;
+    batch.sizes = sizes;
+    batch.count = 1;
+    const auto without = [&](auto member) {
+        auto some = batch;
+        some.*member = nullptr;
+        return read(CUPTI_DRIVER_TRACE_CBID_cuMemcpyBatchAsync, some);
+    };
+    CHECK(read(CUPTI_DRIVER_TRACE_CBID_cuMemcpyBatchAsync, batch));
+    CHECK_FALSE(without(&cuMemcpyBatchAsync_params::dsts));
+    CHECK_FALSE(without(&cuMemcpyBatchAsync_params::srcs));
+    CHECK_FALSE(without(&cuMemcpyBatchAsync_params::sizes));
+    cuMemcpy3DBatchAsync_params boxes{};
+    boxes.numOps = 1;
+    CHECK_FALSE(read(CUPTI_DRIVER_TRACE_CBID_cuMemcpy3DBatchAsync, boxes));
+    cuMemPrefetchBatchAsync_params pages{};
+    pages.count = 1;
+    CHECK_FALSE(read(CUPTI_DRIVER_TRACE_CBID_cuMemPrefetchBatchAsync, pages));
+    cuMemBatchDecompressAsync_params packed{};
+    packed.count = 1;
+    CHECK_FALSE(read(CUPTI_DRIVER_TRACE_CBID_cuMemBatchDecompressAsync, packed));
+    packed.count = 0;
+    CHECK(read(CUPTI_DRIVER_TRACE_CBID_cuMemBatchDecompressAsync, packed));
+}
+
 // ---- synchronous copies and fills
 
 namespace {

@@ -174,6 +174,7 @@ template <class P, class OfThread>
         case CUPTI_DRIVER_TRACE_CBID_cuLaunchKernelEx:
         case CUPTI_DRIVER_TRACE_CBID_cuLaunchKernelEx_ptsz: {
             const auto& k = as<cuLaunchKernelEx_params, cuLaunchKernelEx_ptsz_params>(p);
+            if (k.config == nullptr) return std::nullopt;
             return kernel(k.f, *k.config);
         }
         case CUPTI_DRIVER_TRACE_CBID_cuLaunchCooperativeKernel:
@@ -218,13 +219,29 @@ template <class P, class OfThread>
         case CUPTI_DRIVER_TRACE_CBID_cuLaunchCooperativeKernelMultiDevice: {
             // A kernel for each device, of which the first one counts.
             const auto& all = *static_cast<const cuLaunchCooperativeKernelMultiDevice_params*>(p);
-            if (all.numDevices == 0) return std::nullopt;
+            if (all.numDevices == 0 || all.launchParamsList == nullptr) return std::nullopt;
             return kernel(all.launchParamsList->function, *all.launchParamsList);
         }
         default: return std::nullopt;
     }
 }
 
+// Whether an argument that the gate reads is null. The driver refuses such a call.
+template <class P>
+[[nodiscard]] bool lacks_argument(const P& c) noexcept {
+    if constexpr (requires { c.pCopy; })
+        return c.pCopy == nullptr;
+    else if constexpr (requires { c.opList; })
+        return c.numOps != 0 && c.opList == nullptr;
+    else if constexpr (requires { c.paramsArray; })
+        return c.count != 0 && c.paramsArray == nullptr;
+    else if constexpr (requires { c.dsts; })
+        return c.count != 0 && (c.dsts == nullptr || c.srcs == nullptr || c.sizes == nullptr);
+    else if constexpr (requires { c.sizes; })
+        return c.count != 0 && c.sizes == nullptr;
+    else
+        return false;
+}
 // The number of elements of a copy, whose elements are bytes, or of a fill.
 template <class P>
 [[nodiscard]] std::uint64_t elements_of(const P& c) noexcept {
@@ -271,8 +288,9 @@ void find_ends(launch_call& to, const P& c) noexcept {
     if constexpr (requires { c.opList; }) to.operations = std::span(c.opList, c.numOps);
 }
 template <class P, class OfThread, std::uint64_t element = 1>
-[[nodiscard]] launch_call moved(CUpti_CallbackId id, const void* p) noexcept {
+[[nodiscard]] std::optional<launch_call> moved(CUpti_CallbackId id, const void* p) noexcept {
     const auto& c = as<P, OfThread>(p);
+    if (lacks_argument(c)) return std::nullopt;
     CUstream s = nullptr;
     if constexpr (requires { c.hStream; })
         s = c.hStream;
@@ -285,19 +303,21 @@ template <class P, class OfThread, std::uint64_t element = 1>
 
 // The driver may decompress by a kernel.
 template <class P, class OfThread>
-[[nodiscard]] launch_call decompressed(CUpti_CallbackId id, const void* p) noexcept {
-    launch_call call = moved<P, OfThread>(id, p);
-    call.copies = false;
+[[nodiscard]] std::optional<launch_call> decompressed(CUpti_CallbackId id, const void* p) noexcept {
+    auto call = moved<P, OfThread>(id, p);
+    if (call) call->copies = false;
     return call;
 }
 template <class P, class OfThread, std::uint64_t element = 1>
-[[nodiscard]] launch_call moved_now(CUpti_CallbackId id, const void* p) noexcept {
-    return transfer(nullptr, id, elements_of(as<P, OfThread>(p)) * element);
+[[nodiscard]] std::optional<launch_call> moved_now(CUpti_CallbackId id, const void* p) noexcept {
+    const auto& c = as<P, OfThread>(p);
+    if (lacks_argument(c)) return std::nullopt;
+    return transfer(nullptr, id, elements_of(c) * element);
 }
 // A copy or fill: the functions for the two default streams, and how to read them.
 struct transfer_function {
     CUpti_CallbackId id, of_thread;
-    launch_call (*read)(CUpti_CallbackId id, const void* parameters) noexcept;
+    std::optional<launch_call> (*read)(CUpti_CallbackId id, const void* parameters) noexcept;
 
     [[nodiscard]] constexpr bool is(CUpti_CallbackId one) const noexcept { return id == one || of_thread == one; }
 };
@@ -413,9 +433,10 @@ inline constexpr transfer_function synchronous[] = {
 [[nodiscard]] inline std::optional<launch_call> read_synchronous(CUpti_CallbackId id, const void* p) noexcept {
     for (const transfer_function& c : synchronous) {
         if (!c.is(id)) continue;
-        launch_call call = c.read(c.id, p);
-        call.stream = c.id == id ? CU_STREAM_LEGACY : CU_STREAM_PER_THREAD;
-        call.waits = c.id == id ? wait_reach::legacy : wait_reach::stream;
+        auto call = c.read(c.id, p);
+        if (!call) return call;
+        call->stream = c.id == id ? CU_STREAM_LEGACY : CU_STREAM_PER_THREAD;
+        call->waits = c.id == id ? wait_reach::legacy : wait_reach::stream;
         return call;
     }
     return std::nullopt;
@@ -445,7 +466,8 @@ inline constexpr transfer_function synchronous[] = {
 
 }  // namespace launches
 
-/// Reads a launch; none if the function launches nothing. Call inside the callback.
+/// Reads a launch; none if the function launches nothing, or lacks an argument and so fails. Call
+/// inside the callback.
 [[nodiscard]] inline std::optional<launch_call> read_launch(CUpti_CallbackId id,
                                                             const CUpti_CallbackData& data) noexcept {
     auto call = launches::read_kernel(id, data.functionParams);
