@@ -222,6 +222,9 @@ TEST_CASE("quotas of one root exchange what they have, all or none", "[memory][q
     REQUIRE(prepared.prepare().code == errc::none);
     prepared.abandon();
     CHECK(a.free() == 60_B);
+    prepared.want(1, {&b, 91_B, {}});
+    CHECK(prepared.prepare().code == errc::no_room);
+    CHECK(prepared.refused() == 1);
     CHECK(device.free() == 0_B);
     CHECK(device.promisable() == 0_B);
     b.stop();

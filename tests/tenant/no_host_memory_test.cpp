@@ -6,13 +6,17 @@
 
 #ifndef SUPPORT_THREAD_SANITIZED
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory_resource>
+#include <new>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include <gpushare/compute/compute_limiter.hpp>
+#include <gpushare/compute/policies/weighted_fair.hpp>
 #include <gpushare/tenant/move.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 
@@ -85,6 +89,35 @@ private:
     }
     [[nodiscard]] bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
 };
+
+/// Refuses one change of a client. From then on the thread has no host memory.
+struct refusing {
+    struct notes {
+        std::size_t good = SIZE_MAX;                 // how many further changes it takes
+        std::array<gpushare::priority, 2> levels{};  // as told last, by the client's index
+    };
+    notes* seen = nullptr;
+    gpushare::weighted_fair inside{};
+
+    gpushare::failure add(gpushare::client_id c, const gpushare::client_settings& s) { return inside.add(c, s); }
+    gpushare::failure change(gpushare::client_id c, const gpushare::client_settings& s) {
+        if (seen->good-- == 0) {
+            support::this_heap = {.good = 0};
+            return {errc::share_exceeded};
+        }
+        seen->levels[c.index] = s.level;
+        return inside.change(c, s);
+    }
+    void remove(gpushare::client_id c) noexcept { inside.remove(c); }
+    void wake(gpushare::client_id c, const gpushare::queue_head& head, gpushare::instant now) noexcept {
+        inside.wake(c, head, now);
+    }
+    void sleep(gpushare::client_id c) noexcept { inside.sleep(c); }
+    [[nodiscard]] gpushare::choice pick(gpushare::instant now) noexcept { return inside.pick(now); }
+    void serve(gpushare::client_id c, gpushare::ns cost, gpushare::instant now) noexcept { inside.serve(c, cost, now); }
+    void correct(gpushare::client_id c, gpushare::ns delta) noexcept { inside.correct(c, delta); }
+};
+static_assert(gpushare::compute_policy<refusing>);
 
 errc submits(tenancy::tenant& t) {
     const auto ticket = t.try_submit([](auto&) {});
@@ -178,6 +211,36 @@ TEST_CASE("a resize that lacks host memory changes nothing", "[tenant][resize]")
     }
     back();
     CHECK(rest(shared) == before);
+}
+
+TEST_CASE("undoing a change that a policy refuses needs no host memory", "[tenant][resize]") {
+    node n(modelled(2));
+    refusing::notes seen;
+    gpushare::tenancy shared(n, {}, [&](device_id) { return refusing{&seen}; });
+    auto a = shared.admit({.name = "a", .memory = 16_MiB, .devices = 2, .compute = 20_pct});
+    auto b = shared.admit({.name = "b", .memory = 16_MiB, .devices = 2, .compute = 20_pct});
+    const gpushare::tenant_change more{.memory = 24_MiB, .compute = 30_pct, .level = gpushare::priority{2}};
+    const gpushare::tenant_change less{.memory = 8_MiB, .compute = 10_pct, .level = gpushare::priority{1}};
+    const auto free = shared.rooms().front().free;
+    const std::size_t refused = GENERATE(0U, 1U, 2U, 3U);  // each tenant has two parts
+    CAPTURE(refused);
+    const std::vector<decltype(shared)::update> both{{&a, more}, {&b, less}};
+    errc why = errc::share_exceeded;
+    seen.good = refused;
+    try {
+        why = refused < 2 ? errc{a.try_resize(more).code} : errc{shared.try_resize_together(both).why.code};
+    } catch (const std::bad_alloc&) {  // for the text of the error
+    }
+    support::this_heap = {};
+    CHECK(why == errc::share_exceeded);
+    for (auto* const t : {&a, &b}) {
+        CHECK(t->spec().memory == 16_MiB);
+        CHECK(t->spec().compute == 20_pct);
+        CHECK(t->spec().level == gpushare::priority{});
+    }
+    CHECK(shared.rooms().front().free == free);
+    CHECK(shared.unpromised({0}) == 60_pct);
+    CHECK(seen.levels == std::array<gpushare::priority, 2>{});
 }
 
 TEST_CASE("a tenant that can't move or park for lack of host memory is where it was", "[tenant][move]") {

@@ -318,6 +318,10 @@ public:
     quota_exchange(quota& root, std::vector<quota_limits> wanted)
         : detail::quota_change(root), wanted_(std::move(wanted)) {}
 
+    /// Only while not prepared: the limits wanted for the quota with this index in `wanted`. Needs
+    /// no memory.
+    void want(std::size_t index, const quota_limits& limits) noexcept { wanted_[index] = limits; }
+
     /// Holds all of the quotas. no_room if the root's free bytes, and the bytes that quotas give
     /// up, don't suffice for all quotas that grow. `left` is then the largest guarantee of the
     /// first quota for which they don't suffice, beside the quotas before it. Also

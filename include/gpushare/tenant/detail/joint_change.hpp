@@ -44,6 +44,7 @@ public:
     /// Makes all changes or none. Returns why one of them can't be made, beside those before it.
     /// May be called again.
     failure apply() {
+        make_room();
         for (auto& one : list_) one.who->open_level_for(one.change);
         {
             const std::lock_guard lock(all_->mutex);
@@ -73,7 +74,35 @@ private:
         std::uint32_t promised;
     };
 
-    // Under the mutex.
+    // The quota of one part, and the tenant that the part belongs to.
+    struct share_of_device {
+        std::size_t of;  // in the list
+        typename state::part* in;
+    };
+
+    // Makes everything that a grant needs, so that undoing can't run out of memory halfway.
+    void make_room() {
+        exchanges_.clear();
+        owners_.clear();
+        std::size_t parts = 0;
+        for (auto& device : all_->devices) {
+            std::vector<quota_limits> wanted;
+            std::vector<share_of_device> whose;
+            for (std::size_t i = 0; i < list_.size(); ++i)
+                for (auto& p : list_[i].who->parts())
+                    if (&p.on == &device) {
+                        wanted.push_back({&p.memory.limit(), {}, {}});
+                        whose.push_back({i, &p});
+                    }
+            if (wanted.empty()) continue;
+            parts += wanted.size();
+            exchanges_.emplace_back(device.memory, std::move(wanted));
+            owners_.push_back(std::move(whose));
+        }
+        after_.reserve(2 * parts);  // a part's level before and after
+    }
+
+    // Under the mutex. Needs no memory when it undoes an earlier grant.
     failure grant() {
         for (refused_ = 0; refused_ < list_.size(); ++refused_) {
             auto& one = list_[refused_];
@@ -82,11 +111,11 @@ private:
         }
         if (const auto why = check_shares(); why.code != errc::none) return why;
         if (const auto why = check_lent(); why.code != errc::none) return why;
-        auto [exchanges, owners] = memory();
-        prepared_together held(exchanges);
+        want_memory();
+        prepared_together held(exchanges_);
         if (!held) {
-            const auto at = static_cast<std::size_t>(held.refused() - exchanges.data());
-            refused_ = owners[at][held.refused()->refused()];
+            const auto at = static_cast<std::size_t>(held.refused() - exchanges_.data());
+            refused_ = owners_[at][held.refused()->refused()].of;
             return held.why();
         }
         held.commit();
@@ -97,11 +126,11 @@ private:
     // First all tenants that shrink or leave their level; then those that grow or come to another
     // level, in the order of the list.
     failure check_shares() {
-        std::vector<slice_share> after;
-        const auto in = [&](typename shared::slice& s, priority level) -> std::uint32_t& {
-            for (auto& one : after)
+        after_.clear();
+        const auto in = [this](typename shared::slice& s, priority level) -> std::uint32_t& {
+            for (auto& one : after_)
                 if (one.of == &s && one.level == level) return one.promised;
-            return after.emplace_back(&s, level, s.promised.of(level)).promised;
+            return after_.emplace_back(&s, level, s.promised.of(level)).promised;
         };
         for (auto& one : list_) {
             const auto from = level_of(one.old), to = one.who->level_after(one.change);
@@ -154,24 +183,12 @@ private:
         }
         return {};
     }
-    // One exchange for each device, and the tenants that its quotas belong to.
-    auto memory() {
-        std::vector<quota_exchange> exchanges;
-        std::vector<std::vector<std::size_t>> owners;
-        for (auto& device : all_->devices) {
-            std::vector<quota_limits> wanted;
-            std::vector<std::size_t> whose;
-            for (std::size_t i = 0; i < list_.size(); ++i)
-                for (auto& p : list_[i].who->parts())
-                    if (&p.on == &device) {
-                        wanted.push_back(list_[i].who->limits_of(p, list_[i].change));
-                        whose.push_back(i);
-                    }
-            if (wanted.empty()) continue;
-            exchanges.emplace_back(device.memory, std::move(wanted));
-            owners.push_back(std::move(whose));
-        }
-        return std::pair(std::move(exchanges), std::move(owners));
+    void want_memory() noexcept {
+        for (std::size_t at = 0; at < exchanges_.size(); ++at)
+            for (std::size_t i = 0; i < owners_[at].size(); ++i) {
+                const auto& [of, in] = owners_[at][i];
+                exchanges_[at].want(i, list_[of].who->limits_of(*in, list_[of].change));
+            }
     }
 
     // Undoes all changes after a policy has refused one of them. Memory that was given away, and
@@ -199,6 +216,9 @@ private:
 
     shared* all_;
     std::vector<member> list_;
+    std::vector<quota_exchange> exchanges_;             // one for each device
+    std::vector<std::vector<share_of_device>> owners_;  // of the exchanges' quotas
+    std::vector<slice_share> after_;
     std::size_t refused_ = 0;
 };
 

@@ -75,7 +75,9 @@ public:
         for (std::size_t i = 0; i < spec_.on.size(); ++i)
             parts_.emplace_back(*whole_, *all_, spec_, spec_.on[i], *claim.slices[i], tag_,
                                 claim.stays(i) ? &predecessor->parts_[i] : nullptr);
-        lent_.reserve(parts_.size());  // so that a sleep can't run out of memory halfway
+        // so that neither a sleep nor the undoing of a change can run out of memory halfway
+        lent_.reserve(parts_.size());
+        resizes_.reserve(parts_.size());
         for (auto& p : parts_)
             if (p.has_memory) (void)p.memory.limit().adopt(spec_.memory / spec_.devices, burst_on(p, spec_));
         promised_ = spec_.compute;
@@ -629,13 +631,13 @@ private:
         }
         return resize_parts(memory, burst);
     }
-    // Figures are those of one device.
-    failure resize_parts(bytes memory, bytes burst) {
+    // Figures are those of one device. Needs no memory, since it also undoes.
+    failure resize_parts(bytes memory, bytes burst) noexcept {
         const tenant_spec wanted{
             .memory = memory, .devices = spec_.devices, .burst = burst, .unit = all_->unit_of(spec_)};
-        std::vector<quota_resize> changes;
-        for (auto& p : parts_) changes.emplace_back(p.memory.limit(), memory / spec_.devices, burst_on(p, wanted));
-        return try_commit_together(changes);
+        resizes_.clear();
+        for (auto& p : parts_) resizes_.emplace_back(p.memory.limit(), memory / spec_.devices, burst_on(p, wanted));
+        return try_commit_together(resizes_);
     }
 
     [[nodiscard]] client_settings settings(std::uint32_t size) const {
@@ -667,9 +669,10 @@ private:
     std::shared_ptr<grant_followers> followers_;  // likewise
     std::atomic<bool> closed_{false};
     std::atomic<std::uint32_t> wakes_begun_{0}, wakes_ended_{0};
-    std::vector<bytes> lent_;       // of each part's guarantee, while it sleeps: under the mutex
-    std::array<ns, 8> recalls_{};   // durations of the last recalls that had to wait: likewise
-    std::size_t recalls_made_ = 0;  // likewise
+    std::vector<bytes> lent_;            // of each part's guarantee, while it sleeps: under the mutex
+    std::vector<quota_resize> resizes_;  // room for one for each part: likewise
+    std::array<ns, 8> recalls_{};        // durations of the last recalls that had to wait: likewise
+    std::size_t recalls_made_ = 0;       // likewise
     // See leave().
     std::list<std::unique_ptr<tenant_state>> place_ = std::list<std::unique_ptr<tenant_state>>(1);
     stable_list<part> parts_;
