@@ -17,12 +17,15 @@
 
 #include <gpushare/compute/compute_limiter.hpp>
 #include <gpushare/compute/policies/weighted_fair.hpp>
+#include <gpushare/tenant/limited_scrubber.hpp>
 #include <gpushare/tenant/move.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 
 #include "support/catch.hpp"
 #include "support/failing_new.hpp"
 #include "support/host_tenants.hpp"
+#include "support/manual_scrubber.hpp"
+#include "support/manual_timeline.hpp"
 
 namespace no_host_memory_test {
 
@@ -354,6 +357,33 @@ TEST_CASE("a tenant closes as soon as the host has memory again", "[tenant][clos
     }
     t.reset();
     CHECK(rest(shared) == before);
+}
+
+TEST_CASE("a scrubber's point covers each fill that is queued", "[tenant][scrub]") {
+    const bool recovers = GENERATE(true, false);
+    support::manual_clock clock;
+    support::manual_scrubber stream;
+    gpushare::compute_limiter<support::manual_scrubber, support::manual_clock> compute{{.depth = 1, .horizon = 0ms},
+                                                                                       clock};
+    gpushare::limited_scrubber scrubs{compute, compute.add({.weight = 5_pct}), stream, 16_B};
+    std::vector<std::byte> memory(16);
+    const auto end_all = [&] {
+        while (stream.reach_next()) compute.poll();
+    };
+    std::size_t filled = 0;
+    with_each_failure(
+        recovers, [&] { scrubs.fill(memory.data(), std::byte{1}, memory.size()); },
+        [&](bool thrown) {
+            end_all();
+            if (thrown) CHECK(stream.filled() == filled);
+            filled = stream.filled();
+            CHECK(scrubs.record().reached());
+        });
+    const auto last = scrubs.record();
+    CHECK_FALSE(last.reached());
+    end_all();
+    CHECK(last.reached());
+    CHECK(last.status() == errc::none);
 }
 
 }  // namespace no_host_memory_test

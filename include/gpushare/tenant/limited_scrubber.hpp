@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -44,7 +45,7 @@ class limited_scrubber {
     // The fills between two points; constant once the second point exists.
     struct work {
         const limited_scrubber* of = nullptr;
-        std::vector<chunked_ticket<Limiter>> fills;
+        std::list<chunked_ticket<Limiter>> fills;
         std::vector<native_point> after;
         std::shared_ptr<const work> before;  // the earlier work, if there are no other waits
 
@@ -110,7 +111,7 @@ public:
         : limiter_(&limiter), stream_(&s), client_(c), options_(o), piece_(std::max(piece, bytes{1})) {}
 
     /// Queues the pieces. Throws operation_error with the limiter's code if the limiter refuses a
-    /// piece, and std::bad_alloc.
+    /// piece, and std::bad_alloc. If it throws, no further piece is enqueued.
     void fill(void* at, std::byte value, std::size_t size) {
         const std::size_t each = std::min(static_cast<std::size_t>(piece_.count()), std::max<std::size_t>(size, 1));
         const auto enqueue = [at = static_cast<std::byte*>(at), value, size, each, after = awaited()](stream& s,
@@ -119,10 +120,14 @@ public:
                 for (const auto& p : after) s.wait(p);
             s.fill(at + i * each, value, std::min(each, size - i * each));
         };
+        // Made before the pieces are queued: otherwise a lack of memory would leave them to no point.
+        std::list<chunked_ticket<Limiter>> place;
+        place.emplace_back(nullptr, std::vector<typename Limiter::ticket>{});
         auto queued = submit_chunked(*limiter_, client_, *stream_, (size + each - 1) / each, enqueue, options_);
         if (!queued) raise(queued.why(), {}, "scrubbing");
+        place.front() = *std::move(queued);
         const std::lock_guard lock(mutex_);
-        fills_.push_back(*std::move(queued));
+        fills_.splice(fills_.end(), place);
     }
 
     /// Work enqueued from now on starts after `p`. Blocks the thread if `p` is another scrubber's.
@@ -164,8 +169,8 @@ private:
     bytes piece_;
     std::mutex mutex_;
     std::vector<native_point> after_;
-    std::vector<chunked_ticket<Limiter>> fills_;  // since the last point
-    std::shared_ptr<const work> last_;            // the last work that had fills
+    std::list<chunked_ticket<Limiter>> fills_;  // since the last point
+    std::shared_ptr<const work> last_;          // the last work that had fills
 };
 
 }  // namespace GPUSHARE_ABI
