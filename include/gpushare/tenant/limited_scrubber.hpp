@@ -120,7 +120,8 @@ public:
                 for (const auto& p : after) s.wait(p);
             s.fill(at + i * each, value, std::min(each, size - i * each));
         };
-        // Made before the pieces are queued: otherwise a lack of memory would leave them to no point.
+        // Made before the pieces are queued. Otherwise a lack of memory could leave them without a
+        // point.
         std::list<chunked_ticket<Limiter>> place;
         place.emplace_back(nullptr, std::vector<typename Limiter::ticket>{});
         auto queued = submit_chunked(*limiter_, client_, *stream_, (size + each - 1) / each, enqueue, options_);
