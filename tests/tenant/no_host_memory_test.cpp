@@ -93,10 +93,12 @@ private:
     [[nodiscard]] bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
 };
 
-/// Refuses one change of a client. From then on the thread has no host memory.
+/// Refuses one change of a client, or throws for lack of memory. From then on the thread has no
+/// host memory.
 struct refusing {
     struct notes {
-        std::size_t good = SIZE_MAX;                 // how many further changes it takes
+        std::size_t good = SIZE_MAX;  // how many further changes it takes
+        bool throws = false;
         std::array<gpushare::priority, 2> levels{};  // as told last, by the client's index
     };
     notes* seen = nullptr;
@@ -106,6 +108,7 @@ struct refusing {
     gpushare::failure change(gpushare::client_id c, const gpushare::client_settings& s) {
         if (seen->good-- == 0) {
             support::this_heap = {.good = 0};
+            if (seen->throws) throw std::bad_alloc();
             return {errc::share_exceeded};
         }
         seen->levels[c.index] = s.level;
@@ -216,7 +219,7 @@ TEST_CASE("a resize that lacks host memory changes nothing", "[tenant][resize]")
     CHECK(rest(shared) == before);
 }
 
-TEST_CASE("undoing a change that a policy refuses needs no host memory", "[tenant][resize]") {
+TEST_CASE("undoing a change that a policy refuses, or can't take, needs no host memory", "[tenant][resize]") {
     node n(modelled(2));
     refusing::notes seen;
     gpushare::tenancy shared(n, {}, [&](device_id) { return refusing{&seen}; });
@@ -226,13 +229,14 @@ TEST_CASE("undoing a change that a policy refuses needs no host memory", "[tenan
     const gpushare::tenant_change less{.memory = 8_MiB, .compute = 10_pct, .level = gpushare::priority{1}};
     const auto free = shared.rooms().front().free;
     const std::size_t refused = GENERATE(0U, 1U, 2U, 3U);  // each tenant has two parts
-    CAPTURE(refused);
+    seen.throws = GENERATE(false, true);
+    CAPTURE(refused, seen.throws);
     const std::vector<decltype(shared)::update> both{{&a, more}, {&b, less}};
     errc why = errc::share_exceeded;
     seen.good = refused;
     try {
         why = refused < 2 ? errc{a.try_resize(more).code} : errc{shared.try_resize_together(both).why.code};
-    } catch (const std::bad_alloc&) {  // for the text of the error
+    } catch (const std::bad_alloc&) {  // the policy's, or for the text of the error
     }
     support::this_heap = {};
     CHECK(why == errc::share_exceeded);

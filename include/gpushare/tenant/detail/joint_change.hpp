@@ -51,10 +51,14 @@ public:
             if (const auto why = grant(); why.code != errc::none) return why;
         }
         failure why{};
-        for (refused_ = 0; refused_ < list_.size(); ++refused_)
-            if (why = list_[refused_].who->tell_limiters(); why.code != errc::none) break;
-        if (why.code == errc::none) return {};
-        undo();
+        try {
+            for (refused_ = 0; refused_ < list_.size(); ++refused_)
+                if (why = list_[refused_].who->tell_limiters(); why.code != errc::none) break;
+        } catch (...) {  // a policy lacks host memory
+            undo();
+            throw;
+        }
+        if (why.code != errc::none) undo();
         return why;
     }
     /// The index of the refused change, after apply() has failed.

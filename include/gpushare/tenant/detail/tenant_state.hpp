@@ -314,8 +314,8 @@ public:
     }
 
     // All or nothing. The limiters are told last and under no lock, since they may admit work at
-    // once. If a policy refuses then, the change is undone; memory that was given away and taken by
-    // others meanwhile doesn't come back.
+    // once. If a policy refuses or throws then, the change is undone; memory that was given away
+    // and taken by others meanwhile doesn't come back.
     template <std::same_as<tenant_change> Change>
     failure change(const Change& c) {
         open_level_for(c);
@@ -325,12 +325,18 @@ public:
             old = spec_;
             if (const auto why = grant(c); why.code != errc::none) return why;
         }
-        if (const auto why = tell_limiters(); why != errc::none) {
+        failure why{};
+        try {
+            why = tell_limiters();
+            if (why.code == errc::none) return why;
+        } catch (...) {  // the policy lacks host memory
             undo<Change>(old);
             tell_undone();
-            return why;
+            throw;
         }
-        return {};
+        undo<Change>(old);
+        tell_undone();
+        return why;
     }
 
     // ---- Parts of a change of several tenants at once; see joint_change.hpp. Under the mutex,
@@ -416,9 +422,12 @@ public:
     }
     // After a refusal has undone the change. Other calls may have told the followers of the change
     // meanwhile, so this tells the followers again even if a policy refuses the old settings as
-    // well.
-    void tell_undone() {
-        (void)tell_policies();
+    // well, or lacks host memory for them.
+    void tell_undone() noexcept {
+        try {
+            (void)tell_policies();
+        } catch (...) {
+        }
         tell_followers();
     }
 
