@@ -1,12 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Replaces a program's global operator new by one that counts per thread, and fails when a test
-// says so. Include it in one file of the program, and not in programs that ThreadSanitizer observes
-// (see sanitizers.hpp).
-//
-//   // the fourth allocation of this thread throws, and no other
-//   support::this_heap = {.good = 3, .recovers = true};
-//   ...
-//   support::this_heap = {};
+// says so (this_heap.hpp). Include it in one file of the program, and not in programs that
+// ThreadSanitizer observes (see sanitizers.hpp).
 #pragma once
 
 #include <cstddef>
@@ -14,16 +9,9 @@
 #include <cstdlib>
 #include <new>
 
-namespace support {
+#include "support/this_heap.hpp"
 
-struct heap {
-    std::size_t allocations = 0;
-    std::size_t good = SIZE_MAX;  // how many further allocations succeed
-    bool recovers = false;        // whether allocations succeed again after one failure
-    bool failed = false;          // whether one has failed
-    std::size_t least = 0;        // smaller allocations always succeed
-};
-inline thread_local heap this_heap;
+namespace support {
 
 inline void* counted_new(std::size_t size) {
     ++this_heap.allocations;

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tags: alone
 // Tenants while the host runs out of memory: an arena stack gives up no chunk while the chunk is
 // mapped, no chunk is lost, and a free that has happened is never reported as failed. A tenant that
 // is moved or parked has its data in one place or the other.
@@ -7,10 +6,8 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <memory_resource>
-#include <new>
 #include <span>
 #include <utility>
 #include <vector>
@@ -25,24 +22,9 @@
 
 #include "support/catch.hpp"
 #include "support/sanitizers.hpp"
+#include "support/this_heap.hpp"  // no_host_memory_test.cpp replaces operator new
 
 #ifndef SUPPORT_SANITIZED
-
-namespace memory_source_test {
-namespace {
-thread_local int allocations_left = -1;  // before one fails; none does
-}  // namespace
-}  // namespace memory_source_test
-
-// Not inlined: compilers that see malloc and free through them warn of a mixture.
-[[gnu::noinline]] void* operator new(std::size_t size) {
-    using memory_source_test::allocations_left;
-    if (allocations_left >= 0 && allocations_left-- == 0) throw std::bad_alloc{};
-    if (void* const p = std::malloc(size)) return p;
-    throw std::bad_alloc{};
-}
-[[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
-[[gnu::noinline]] void operator delete(void* p, std::size_t) noexcept { std::free(p); }
 
 namespace memory_source_test {
 
@@ -131,13 +113,13 @@ TEST_CASE("an arena stack loses no chunk where the host runs out of memory", "[t
         gpushare::detail::arena_source source{memory};
         const std::size_t size = 3 * counted_memory::unit;
         bool through = false;
-        for (int after = 0; !through; ++after) {
+        for (std::size_t after = 0; !through; ++after) {
             REQUIRE(after < 20);
             failure why;
-            allocations_left = after;
+            support::this_heap = {.good = after, .recovers = true};
             void* const p = source.try_allocate(size, 256, why);
             const errc freed = p == nullptr ? errc::none : source.deallocate(p, size, 256);
-            through = std::exchange(allocations_left, -1) > 0;
+            through = !std::exchange(support::this_heap, {}).failed;
             CHECK(memory.wrong == 0);
             CHECK(freed == errc::none);
             CHECK((p != nullptr || why.code == errc::out_of_memory));
@@ -161,7 +143,7 @@ TEST_CASE("a tenant that moves or is parked loses nothing where the host runs ou
     gpushare::tenancy shared(n);
     auto& aside = *std::pmr::new_delete_resource();
     bool through = false;
-    for (int after = 0; !through; ++after) {
+    for (std::size_t after = 0; !through; ++after) {
         INFO("allocation " << after);
         REQUIRE(after < 1000);
         auto a = shared.admit({.name = "a", .memory = 1_MiB, .compute = 50_pct, .on = {{0}}});
@@ -170,22 +152,22 @@ TEST_CASE("a tenant that moves or is parked loses nothing where the host runs ou
         const void* const was = blocks[0].at;
         std::vector<gpushare::device_id> to{{1}};
         try {
-            allocations_left = after;
+            support::this_heap = {.good = after, .recovers = true};
             if (parks) {
                 auto parked = park_tenant(a, blocks, aside);
-                through = std::exchange(allocations_left, -1) >= 0;
+                through = !std::exchange(support::this_heap, {}).failed;
                 CHECK(blocks[0].at == nullptr);
                 CHECK((parked.closed().complete || a.close().complete));
                 a = unpark_tenant(shared, parked, std::move(to), blocks);
             } else {
                 auto moved = move_tenant(shared, a, std::move(to), blocks);
-                through = std::exchange(allocations_left, -1) >= 0;
+                through = !std::exchange(support::this_heap, {}).failed;
                 CHECK(blocks[0].at != was);
                 CHECK((moved.report.closed.complete || a.close().complete));
                 a = std::move(moved.successor);
             }
         } catch (const std::exception&) {  // it is where it was
-            allocations_left = -1;
+            support::this_heap = {};
             REQUIRE(blocks[0].at == was);
             REQUIRE_FALSE(a.closed());
         }
