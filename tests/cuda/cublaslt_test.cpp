@@ -105,7 +105,8 @@ bool near(const tensor& got, const numbers& want) {
     return true;
 }
 
-/// Runs a piece on these inputs; whether its outputs are right. What the engine throws is thrown.
+/// Runs a piece on these inputs. Returns whether its outputs are right. Throws what the engine
+/// throws.
 bool right(fixture& f, engine_type& engine, std::uint32_t number, const program_type& p, const values& inputs,
            std::size_t offset = 0) {
     return support::gives(f, engine, number, p, inputs, support::evaluate(p, inputs), offset, near);

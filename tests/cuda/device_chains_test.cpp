@@ -71,7 +71,8 @@ bool same(const tensor& got, const float_tensor& want) {
     return true;
 }
 
-/// Runs a piece on these inputs; whether its outputs are right. What the engine throws is thrown.
+/// Runs a piece on these inputs. Returns whether its outputs are right. Throws what the engine
+/// throws.
 bool right(fixture& f, engine_type& engine, std::uint32_t number, const program_type& p, const float_values& inputs,
            std::size_t offset = 0) {
     return support::gives(f, engine, number, p, inputs, support::evaluate_floats(p, inputs), offset * sizeof(float),

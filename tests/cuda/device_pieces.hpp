@@ -67,7 +67,7 @@ private:
 };
 
 /// Runs a piece on these inputs, `offset` bytes behind the begin of a block each; whether
-/// right(output, wanted) is true of all outputs. What the engine throws is thrown.
+/// right(output, wanted) is true of all outputs. Throws what the engine throws.
 template <class Engine, class Values, class Right>
 bool gives(piece_tenant& f, Engine& engine, std::uint32_t number, const gpushare::graph::detail::piece_program& p,
            const Values& inputs, const Values& want, std::size_t offset, const Right& right) {

@@ -15,7 +15,6 @@
 #include <cuda.h>
 
 #include <algorithm>
-#include <chrono>
 #include <concepts>
 #include <condition_variable>
 #include <cstddef>

@@ -3,7 +3,7 @@
 //
 //   gate_clients.hpp     the bookkeeping: clients, their launches in flight, levels and accounts
 //   gate_openings.hpp    when closed waits must open, since a thread waits for work behind them
-//   launch_site.hpp      what the driver says about a call
+//   launch_site.hpp      the driver's answers about a call
 //   launch_hub.hpp       finds the gate for a callback
 //
 // One mutex guards the first two. A launch that goes takes the mutex twice, for some ten

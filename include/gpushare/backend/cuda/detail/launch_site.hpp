@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the driver says about a call: whether its stream is captured, whether the call is for the
+// The driver's answers about a call: whether its stream is captured, whether the call is for the
 // gate's device, and whether it concerns pageable memory. A part of the launch gate.
 //
 //   const launch_site site(device);
