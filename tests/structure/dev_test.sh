@@ -96,6 +96,14 @@ bare help
 while read -r area; do
     grep -qwF -e "$area" <<<"$said" || complain "./dev help doesn't name the area '$area'"
 done < <(sed -n '/^areas_of_setup=(/,/)/p' "$root/tools/setup.sh" | sed 's/.*(//; s/).*//' | xargs -n 1)
+# Each command explains itself, without installing or building anything.
+help=$said
+for command in setup test check gpu bench docs lint walk; do
+    bare "$command" --help
+    [[ $status == 0 && ! -s $scratch/installed && $said == "  $command "* && $help == *"$said"* ]] ||
+        complain "'./dev $command --help' ends with $status: $said"
+    ! grep -E '^  [a-z]' <<<"$said" | grep -qv "^  $command " || complain "'./dev $command --help' has others' help: $said"
+done
 bare setup nonsense
 [[ $status == 2 && ! -s $scratch/installed ]] || complain "'./dev setup nonsense' ends with $status: $said"
 exit "$wrong"
