@@ -2,7 +2,7 @@
 // The machine: its time, the work on its streams, its errors.
 #include "machine.hpp"
 
-#include <unistd.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <atomic>
@@ -25,6 +25,7 @@ std::atomic<std::uint64_t> generations{0};
 
 machine& the_machine() {
     static const bool first = [] {
+        ::pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
         restart({});
         return std::atexit(check_at_exit) == 0;
     }();
@@ -37,7 +38,7 @@ void restart(const options& o) {
     if (the_engine() != nullptr) the_engine()->reset();
 }
 
-machine::machine(const options& o) : chosen(o), generation(++generations), devices(o.devices), process(::getpid()) {
+machine::machine(const options& o) : chosen(o), generation(++generations), devices(o.devices) {
     for (int d = 0; has_device(d); ++d) {
         device(d).primary = new_context(d);
         device(d).default_pool = new_handle<cudaMemPool_t>();
@@ -305,7 +306,7 @@ thread_state& machine::thread() {
 }
 
 CUcontext machine::context_of_thread() {
-    if (process != ::getpid()) return nullptr;  // another thread may have had the lock at the fork
+    if (is_parents()) return nullptr;  // another thread may have had the lock at the fork
     const std::lock_guard lock(mutex);
     const auto& contexts = thread().contexts;
     if (contexts.empty() && devices.empty()) return nullptr;

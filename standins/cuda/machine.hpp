@@ -9,9 +9,9 @@
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
-#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
@@ -55,6 +55,10 @@ struct call_info {
     bool looks = false;    // reports errors of earlier work on the device
     bool makes = false;    // may wait for the device; see options::creation_beside_spinning
 };
+
+/// How many forks led to this process since the first machine was made. A handler of forks counts
+/// them, because getpid() in every call would take longer than the rest of the call.
+inline std::atomic<std::uint32_t> forks{0};
 
 /// Everything happens under the mutex, including the effects of work, which therefore must not call
 /// CUDA. When work is due, the next call of any thread does it.
@@ -206,10 +210,12 @@ struct machine {
     std::set<std::uintptr_t> reset_away;  // handles of objects that a reset of their device destroyed
     table<context> user_contexts;
     bool unloaded = false;
-    const int process;  // the process that made the machine; a child can't use it
+    const std::uint32_t process = forks.load(std::memory_order_relaxed);  // a child can't use its parent's machine
     std::uint64_t last_id = 0;
     std::map<std::uintptr_t, ns> words_written;  // when streams last wrote each word
 
+    /// Whether a parent of this process made the machine.
+    [[nodiscard]] bool is_parents() const noexcept { return process != forks.load(std::memory_order_relaxed); }
     /// Calls the function of before_next() for this call, once, with the lock released.
     void interrupt(std::string_view call, std::unique_lock<std::mutex>& lock) {
         const auto at = std::ranges::find(interruptions, call, [](const auto& i) { return std::string_view(i.first); });
@@ -293,7 +299,7 @@ cudaError_t enter(const call_info& info, const void* stream, Body body) {
     // Programming Guide, "Initialization", and fork(): a child can't use CUDA if its parent has
     // initialised it. This check comes before the mutex is taken: a thread of the parent may have
     // held the mutex at the fork, and the child lacks that thread.
-    if (m.process != ::getpid()) return cudaErrorInitializationError;
+    if (m.is_parents()) return cudaErrorInitializationError;
     std::unique_lock lock(m.mutex);
     if (!m.interruptions.empty()) [[unlikely]]
         m.interrupt(info.name, lock);
