@@ -20,6 +20,7 @@
 #include <gpushare/units.hpp>
 
 #include "support/catch.hpp"
+#include "support/code_of.hpp"
 #include "support/fault_resource.hpp"
 #include "support/manual_scrubber.hpp"
 #include "support/threads.hpp"
@@ -179,6 +180,7 @@ TEST_CASE("an alignment above the quota is refused as that, and a size above it 
         CHECK(why.code == code);
         CHECK(why.limit == limit);
         CHECK(mine.refuses(size, alignment) == why.code);
+        CHECK(support::code_of([&] { (void)mine.allocate(size, alignment, support::within(1ms)); }) == code);
     };
     for (const std::size_t alignment : {std::size_t{2} << 20, std::size_t{1} << 40, std::size_t{1} << 63})
         check(100, alignment, errc::bad_alignment, 1 << 20);

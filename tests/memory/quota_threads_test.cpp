@@ -302,6 +302,18 @@ TEST_CASE("figures stay exact while a quota is resized down and up, for long", "
     check_figures_beside_resizes(100 * rounds);
 }
 
+TEST_CASE("the figures of a refusal are of one moment", "[memory][attack]") {
+    quota q{1000_B};
+    std::uint64_t wrong = 0;
+    support::background resizer(1, [&](unsigned) {
+        (void)q.resize(500_B, 0_B);
+        (void)q.resize(1000_B, 0_B);
+    });
+    for (std::uint64_t i = 0; i < rounds; ++i)
+        if (const auto why = q.explain(errc::over_quota, 2000_B); why.left != why.limit) ++wrong;
+    CHECK(wrong == 0);
+}
+
 TEST_CASE("no quota is ever exceeded, no fitting request refused, and nothing drifts", "[memory][attack][property]") {
     // Every thread keeps within an eighth of its child, so that what it asks for always fits;
     // attackers ask for what never does.

@@ -392,10 +392,12 @@ GPUSHARE_INLINE bool quota::in_hook(std::thread::id thread) const noexcept {
 }
 
 GPUSHARE_INLINE failure quota::explain(errc code, bytes n) const noexcept {
-    if (is_memory_refusal(code))
-        if (const bytes most = attainable(), limit = usage().limit(); n > most && n <= limit && !closed())
+    const std::lock_guard lock(root_->mutex_);  // once, so that all figures are of one moment
+    const bytes limit = guaranteed_ + burst_;
+    if (is_memory_refusal(code) && n <= limit && !stopped())
+        if (const bytes most = quota_node::attainable(); n > most)
             return {code, n.count(), most.count(), limit.count(), reason::guaranteed_to_others};
-    return detail::quota_refusal(code, n.count(), free().count(), usage().limit().count());
+    return detail::quota_refusal(code, n.count(), free_now().count(), limit.count());
 }
 
 GPUSHARE_INLINE quota::quota(quota* parent, bytes guaranteed, bytes burst) : quota_node(parent, guaranteed, burst) {

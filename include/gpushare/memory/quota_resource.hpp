@@ -140,9 +140,7 @@ public:
         answer r;
         const bytes takes = takes_for(size, alignment, r);
         if (takes == bytes::max()) return r.why;
-        failure why = quota_->refuses(takes);
-        if (is_memory_refusal(why.code))
-            if (const auto closer = too_aligned(size, alignment, takes); closer.code != errc::none) why = closer;
+        const failure why = closer(quota_->refuses(takes), size, alignment, takes);
         return why.code != errc::none ? why : upstream_.refuses(size, alignment);
     }
     /// The upstream's token if the upstream can close, otherwise the quota's.
@@ -202,18 +200,24 @@ private:
         bool explained = true;  // whether the caller wants the figures
     };
 
-    // If `takes` is above the limit only because of the alignment: that refusal. Otherwise
-    // errc::none.
-    [[nodiscard]] failure too_aligned(std::size_t size, std::size_t alignment, bytes takes) const noexcept {
-        const bytes limit = quota_->usage().limit();
-        if (takes <= limit) return {};
+    // If the block is above the quota's limit only because of the alignment: that refusal.
+    // Otherwise errc::none.
+    [[nodiscard]] failure too_aligned(std::size_t size, std::size_t alignment, bytes limit) const noexcept {
         return detail::too_aligned(alignment, limit, [&](std::size_t a) { return charged(size, a); });
+    }
+    // The quota's refusal of `takes` bytes, or that of the alignment if only the alignment is to
+    // blame.
+    [[nodiscard]] failure closer(const failure& why, std::size_t size, std::size_t alignment,
+                                 bytes takes) const noexcept {
+        const bytes limit{why.limit};
+        if (!is_memory_refusal(why.code) || takes <= limit) return why;
+        const failure aligned = too_aligned(size, alignment, limit);
+        return aligned.code != errc::none ? aligned : why;
     }
     void* refuse(errc code, std::size_t size, std::size_t alignment, bytes takes, answer& r) const noexcept {
         r.thrown = nullptr;  // of an earlier try, before a hook made room
         if (!r.explained) return nullptr;
-        r.why = code == errc::closed ? failure{} : too_aligned(size, alignment, takes);
-        if (r.why.code == errc::none) r.why = quota_->explain(code, takes);
+        r.why = closer(quota_->explain(code, takes), size, alignment, takes);
         return nullptr;
     }
     // The bytes that a request takes; bytes::max(), with the reason, if it can never be granted.
@@ -221,7 +225,7 @@ private:
         const bool aligned = std::has_single_bit(alignment);
         const bytes takes = aligned ? charged(size, alignment) : bytes::max();
         if (takes != bytes::max() || !r.explained) return takes;
-        if (aligned) r.why = too_aligned(size, alignment, takes);
+        if (aligned) r.why = too_aligned(size, alignment, quota_->usage().limit());
         if (r.why.code == errc::none) r.why = detail::impossible_block(size, alignment);
         return takes;
     }
@@ -257,9 +261,7 @@ private:
         (void)collects;
         for (detail::hook_cursor asked{.until = until.deadline};;) {
             r.thrown = nullptr;
-            r.why = try_charge(*quota_, takes, until);
-            if (is_memory_refusal(r.why.code))
-                if (const auto why = too_aligned(size, alignment, takes); why.code != errc::none) r.why = why;
+            r.why = closer(try_charge(*quota_, takes, until), size, alignment, takes);
             if (r.why.code != errc::none) return nullptr;
             if (void* const p = charged_from_upstream(size, alignment, takes, r)) return p;
             if (r.final || !quota_->ask_next(asked, takes, true)) return nullptr;
