@@ -201,10 +201,14 @@ public:
 
     /// Examines the result of a call whose failure the caller reports. Returns the errc for the
     /// result.
-    errc note(cudaError_t code, const char* call) noexcept { return look_at(detail::handled(code), call); }
+    errc note(cudaError_t code, const char* call) noexcept {
+        return code == cudaSuccess ? errc::none : look_at(detail::handled(code), call);
+    }
     /// The same for a driver function. Driver functions don't set cudaGetLastError(), so the
     /// embedder's own error stays there.
-    errc note(CUresult code, const char* call) noexcept { return look_at(to_runtime(code), call); }
+    errc note(CUresult code, const char* call) noexcept {
+        return code == CUDA_SUCCESS ? errc::none : look_at(to_runtime(code), call);
+    }
     /// The same for a failure that no caller reports: keeps the failure as an incident.
     errc keep(cudaError_t code, const char* call) noexcept { return put_away(detail::handled(code), call); }
     /// The same for a driver function.
