@@ -376,6 +376,8 @@ TEST_CASE("variables of cGPU become a specification", "[interop][specification]"
     CHECK(spec.compute == 15_pct);  // 3 of 20 parts
     CHECK(read_environment(pairs{{"ALIYUN_COM_GPU_SCHD_WEIGHT", "1"}}, {}, {.cgpu_max_inst = 3}).compute ==
           gpushare::share::of_permille(333));
+    CHECK(read_environment(pairs{{"ALIYUN_COM_GPU_SCHD_WEIGHT", "1"}}, {}, {.cgpu_max_inst = 5000}).compute ==
+          gpushare::share::of_permille(1));
     for (const auto* bad : {"0", "21", "a", "1.5", ""})
         CHECK(wrong_environment({{"ALIYUN_COM_GPU_SCHD_WEIGHT", bad}}) ==
               because(kind::bad_value, "ALIYUN_COM_GPU_SCHD_WEIGHT"));

@@ -466,7 +466,8 @@ public:
         } else if (name == "SCHD_WEIGHT") {
             const auto parts =
                 checked(parse_whole(value), key, value, 1, max_inst_, "a whole number from 1 to cGPU's max_inst");
-            f.set(f.compute, share::of_permille(parts * 1000 / max_inst_), key);
+            const auto permille = parts * 1000 / max_inst_;  // 0 would be no share
+            f.set(f.compute, share::of_permille(permille > 0 ? permille : 1), key);
         } else if (std::ranges::find(passed_over, name) == passed_over.end()) {
             throw specification_error(kind::unknown_key, key.substr(0, longest_name), "is no variable of cGPU's");
         }
