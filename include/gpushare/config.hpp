@@ -62,11 +62,14 @@
 #else
 #define GPUSHARE_BODIES 1
 #endif
-/// Before such a body. In the library these functions aren't inline, so the library has a copy of
-/// each, called or not. ([[gnu::used]] isn't enough: clang keeps only the constructors of base
-/// classes.)
-#if defined(GPUSHARE_COMPILING)
+/// Before such a body. The library has a copy of each function, called or not. g++ keeps copies of
+/// inline functions that are `used`, and inlines them into each other as in a program without the
+/// library; functions that aren't declared inline cost a pool a fifth of its speed. clang's `used`
+/// keeps only the constructors of base classes, so by clang these functions aren't inline.
+#if defined(GPUSHARE_COMPILING) && defined(__clang__)
 #define GPUSHARE_INLINE
+#elif defined(GPUSHARE_COMPILING)
+#define GPUSHARE_INLINE [[gnu::used]] inline
 #else
 #define GPUSHARE_INLINE inline
 #endif
