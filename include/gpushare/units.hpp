@@ -220,13 +220,13 @@ constexpr std::size_t copy_printable(std::string_view text, char* to, std::size_
     constexpr std::string_view digits = "0123456789abcdef";
     std::size_t done = 0;
     while (!text.empty()) {
-        const auto byte = static_cast<unsigned char>(text[0]);
-        if (byte >= 0x20 && byte < 0x7f && done < room) {  // nearly every character of most texts
+        const auto size = printable_character(text);
+        if (size == 1 && done < room) {  // nearly every character of most texts
             to[done++] = text[0];
             text.remove_prefix(1);
             continue;
         }
-        const auto size = printable_character(text);
+        const auto byte = static_cast<unsigned char>(text[0]);
         const char escaped[] = {'\\', 'x', digits[byte >> 4], digits[byte & 15]};
         const auto piece = size > 0 ? text.substr(0, size) : std::string_view(escaped, sizeof escaped);
         if (piece.size() > room - done) break;

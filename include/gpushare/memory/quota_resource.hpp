@@ -140,7 +140,7 @@ public:
         answer r;
         const bytes takes = takes_for(size, alignment, r);
         if (takes == bytes::max()) return r.why;
-        const failure why = closer(quota_->refuses(takes), size, alignment, takes);
+        const failure why = closer(quota_->refuses(takes), size, alignment);
         return why.code != errc::none ? why : upstream_.refuses(size, alignment);
     }
     /// The upstream's token if the upstream can close, otherwise the quota's.
@@ -205,19 +205,17 @@ private:
     [[nodiscard]] failure too_aligned(std::size_t size, std::size_t alignment, bytes limit) const noexcept {
         return detail::too_aligned(alignment, limit, [&](std::size_t a) { return charged(size, a); });
     }
-    // The quota's refusal of `takes` bytes, or that of the alignment if only the alignment is to
+    // The quota's refusal of such a block, or that of the alignment if only the alignment is to
     // blame.
-    [[nodiscard]] failure closer(const failure& why, std::size_t size, std::size_t alignment,
-                                 bytes takes) const noexcept {
-        const bytes limit{why.limit};
-        if (!is_memory_refusal(why.code) || takes <= limit) return why;
-        const failure aligned = too_aligned(size, alignment, limit);
+    [[nodiscard]] failure closer(const failure& why, std::size_t size, std::size_t alignment) const noexcept {
+        if (!is_memory_refusal(why.code)) return why;
+        const failure aligned = too_aligned(size, alignment, bytes{why.limit});
         return aligned.code != errc::none ? aligned : why;
     }
     void* refuse(errc code, std::size_t size, std::size_t alignment, bytes takes, answer& r) const noexcept {
         r.thrown = nullptr;  // of an earlier try, before a hook made room
         if (!r.explained) return nullptr;
-        r.why = closer(quota_->explain(code, takes), size, alignment, takes);
+        r.why = closer(quota_->explain(code, takes), size, alignment);
         return nullptr;
     }
     // The bytes that a request takes; bytes::max(), with the reason, if it can never be granted.
@@ -261,7 +259,7 @@ private:
         (void)collects;
         for (detail::hook_cursor asked{.until = until.deadline};;) {
             r.thrown = nullptr;
-            r.why = closer(try_charge(*quota_, takes, until), size, alignment, takes);
+            r.why = closer(try_charge(*quota_, takes, until), size, alignment);
             if (r.why.code != errc::none) return nullptr;
             if (void* const p = charged_from_upstream(size, alignment, takes, r)) return p;
             if (r.final || !quota_->ask_next(asked, takes, true)) return nullptr;
