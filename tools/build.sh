@@ -35,9 +35,9 @@ configure() {  # PRESET
 
 run_cmake() {  # PRESET LOG
     local options=("${cuda_options[@]}")
-    # Precompiled headers differ from work tree to work tree, so ccache would find nothing that was
-    # compiled with them. CI begins with an empty cache and doesn't use ccache.
-    ! command -v ccache >/dev/null || [[ ${CI-} == true ]] || options+=(-DCMAKE_{C,CXX}_COMPILER_LAUNCHER=ccache -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON)
+    # ccache finds what another work tree has compiled, or an earlier run of CI on the same machine.
+    # Precompiled headers differ from work tree to work tree, so files that use them aren't found.
+    ! command -v ccache >/dev/null || options+=(-DCMAKE_{C,CXX}_COMPILER_LAUNCHER=ccache -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON)
     (cd "$root" && cmake --preset "$1" "${options[@]}") >"$2" 2>&1 || {
         cat "$2" >&2
         fail 1 "configuring $1 failed"

@@ -49,6 +49,7 @@ needs() {  # AREA
     case $1 in
         build)
             need g++ cmake ninja-build catch2 librange-v3-dev libboost-dev
+            [[ ${CI-} != true ]] || need ccache  # a machine may keep its cache from run to run
             find_cuda_toolkit
             ;;
         cuda) need_cuda_toolkit ;;
