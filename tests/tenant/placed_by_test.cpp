@@ -509,6 +509,80 @@ TEST_CASE("two tenants change places by way of the host, where there isn't room 
     CHECK(b.memory().deallocate(of_b[0].at, 1000) == errc::none);
 }
 
+namespace {
+
+/// Memory of the host that knows what it gave, and frees it in the end.
+class counting_memory : public std::pmr::memory_resource {
+public:
+    ~counting_memory() override {
+        for (const auto& b : given_) std::pmr::new_delete_resource()->deallocate(b.at, b.size, b.alignment);
+    }
+    [[nodiscard]] std::size_t given() const noexcept { return given_.size(); }
+
+private:
+    struct block {
+        void* at;
+        std::size_t size, alignment;
+    };
+    void* do_allocate(std::size_t size, std::size_t alignment) override {
+        given_.push_back({std::pmr::new_delete_resource()->allocate(size, alignment), size, alignment});
+        return given_.back().at;
+    }
+    void do_deallocate(void* p, std::size_t size, std::size_t alignment) override {
+        std::erase_if(given_, [p](const block& b) { return b.at == p; });
+        std::pmr::new_delete_resource()->deallocate(p, size, alignment);
+    }
+    [[nodiscard]] bool do_is_equal(const std::pmr::memory_resource& other) const noexcept override {
+        return this == &other;
+    }
+    std::vector<block> given_;
+};
+
+/// A tenant whose stream stalls when its queued work has run, so that copies begin and don't end.
+struct stalling_tenant : tenancy::tenant {
+    node* on;
+    bool stalled = false;
+
+    stalling_tenant(tenancy::tenant of, node& n) : tenancy::tenant(std::move(of)), on(&n) {}
+    auto usage() {
+        on->faults({0}).stall(work_stream());
+        stalled = true;
+        return tenancy::tenant::usage();
+    }
+};
+
+}  // namespace
+
+TEST_CASE("a host's memory stays while a copy to it may still run", "[tenant][placement][move]") {
+    using namespace std::chrono_literals;
+    node n(modelled(1, 1));
+    tenancy shared(n);
+    stalling_tenant a(shared.admit({.name = "a", .memory = 48_MiB, .compute = 80_pct}), n);
+    std::vector<gpushare::moving_block> blocks{{.at = a.memory().allocate(100'000), .size = 100'000}};
+    std::memset(blocks[0].at, 1, 100'000);
+    counting_memory host;
+    while (!a.stalled) {  // again if even the queued work wasn't over by the deadline
+        CHECK(host.given() == 0);
+        CHECK(code_of([&] {
+                  (void)gpushare::detail::park(a, blocks, host, shared.now() + 100ms, gpushare::ns{1'000'000});
+              }) == errc::deadline_exceeded);
+    }
+    CHECK(host.given() == 1);  // the copy is still to come
+    n.faults({0}).resume(a.work_stream());
+    CHECK(a.submit([](auto&) {}).wait(shared.now() + 5min));
+    CHECK(*static_cast<char*>(blocks[0].at) == 1);
+
+    {
+        gpushare::parked_tenant<counting_memory> freed(host, blocks), left(host, blocks);
+        CHECK(host.given() == 3);
+        left.leave_memory();
+        const auto moved = std::move(left);
+        CHECK(moved.blocks() == 1);
+    }
+    CHECK(host.given() == 2);
+    CHECK(a.close().complete);
+}
+
 TEST_CASE("moving and parking say why they can't instead of throwing it, and then nothing has happened",
           "[tenant][placement][move]") {
     node n(modelled(2, 1));

@@ -104,14 +104,12 @@ requires copier<typename Node::stream>
     const auto before = detail::run_out(from, deadline, "move");
     lap(report.wait);
 
-    {
-        detail::tenant_copies copies(next);
-        copies.submit(
-            blocks, [&](std::size_t i) { return target.of(i); }, [&](std::size_t i) { return blocks[i].at; });
-        copies.wait(deadline, "move, copying");
-        detail::expect_idle_since(from, before, "move, beside submissions");
-        lap(report.copy);
-    }
+    detail::tenant_copies copies(next);
+    copies.run(
+        blocks, [&](std::size_t i) { return target.of(i); }, [&](std::size_t i) { return blocks[i].at; },
+        {deadline, "move, copying"}, [] {});  // the new places are freed behind the copies
+    detail::expect_idle_since(from, before, "move, beside submissions");
+    lap(report.copy);
 
     succession.take_over();  // nothing after this may fail
     for (std::size_t i = 0; i < blocks.size(); ++i) {
@@ -157,7 +155,8 @@ public:
         : host_(other.host_),
           spec_(std::move(other.spec_)),
           copies_(std::exchange(other.copies_, {})),
-          closed_(std::move(other.closed_)) {}
+          closed_(std::move(other.closed_)),
+          left_(other.left_) {}
     parked_tenant& operator=(parked_tenant&&) = delete;
     ~parked_tenant() { free(); }
 
@@ -187,9 +186,13 @@ public:
     void set_spec(tenant_spec granted) noexcept { spec_ = std::move(granted); }
     /// Called by park_tenant().
     void set_closed(close_report how) noexcept { closed_ = std::move(how); }
+    /// Called by park_tenant() and unpark_tenant(): a copy that doesn't end may still use the
+    /// memory, so the memory is never freed.
+    void leave_memory() noexcept { left_ = true; }
     /// Frees the data.
     void free() noexcept {
-        for (const auto& c : std::exchange(copies_, {})) (void)host_->deallocate(c.at, c.of.size, c.of.alignment);
+        for (const auto& c : std::exchange(copies_, {}))
+            if (!left_) (void)host_->deallocate(c.at, c.of.size, c.of.alignment);
     }
 
 private:
@@ -202,32 +205,42 @@ private:
     tenant_spec spec_;
     std::vector<copy> copies_;
     close_report closed_{};
+    bool left_ = false;
 };
+
+namespace detail {
+template <class Tenant, memory_resource Host>
+[[nodiscard]] parked_tenant<Host> park(Tenant& from, std::span<moving_block> blocks, Host& host, instant deadline,
+                                       ns patience) {
+    check_blocks(from, blocks, "park");
+    parked_tenant<Host> parked(host, blocks);
+    const auto before = run_out(from, deadline, "park");
+    tenant_copies copies(from, patience);
+    copies.run(
+        blocks, [&](std::size_t i) { return parked.copy_of(i); }, [&](std::size_t i) { return blocks[i].at; },
+        {deadline, "park, copying"}, [&] { parked.leave_memory(); });
+    expect_idle_since(from, before + copies.count(), "park, beside submissions");
+    parked.set_spec(from.spec());  // queued work may have resized the tenant
+    for (auto& b : blocks) {       // nothing may fail from here on
+        leave_block(from, b);
+        b.at = nullptr;
+    }
+    parked.set_closed(close_left(from, deadline));
+    return parked;
+}
+}  // namespace detail
 
 /// Copies `blocks` of a tenant to the host and closes the tenant, all or nothing. Its other memory
 /// ends with it. Queued work runs first, and the tenant's threads must have stopped, as for
 /// move_tenant(). Throws what an allocation of `host` throws; operation_error: deadline_exceeded,
 /// the code with which the work or a copy failed, in_flight, unknown_block, closed. After an error
-/// the tenant is where it was.
+/// the tenant is where it was, and the host has its memory back, except the memory of copies that
+/// still run ten seconds after the deadline: that memory is never freed.
 template <node Node, compute_policy Policy, memory_resource Host>
 requires copier<typename Node::stream>
 [[nodiscard]] parked_tenant<Host> park_tenant(tenant<Node, Policy>& from, std::span<moving_block> blocks, Host& host,
                                               instant deadline = never) {
-    detail::check_blocks(from, blocks, "park");
-    parked_tenant<Host> parked(host, blocks);
-    const auto before = detail::run_out(from, deadline, "park");
-    detail::tenant_copies copies(from);
-    copies.submit(
-        blocks, [&](std::size_t i) { return parked.copy_of(i); }, [&](std::size_t i) { return blocks[i].at; });
-    copies.wait(deadline, "park, copying");
-    detail::expect_idle_since(from, before + copies.count(), "park, beside submissions");
-    parked.set_spec(from.spec());  // queued work may have resized the tenant
-    for (auto& b : blocks) {       // nothing may fail from here on
-        detail::leave_block(from, b);
-        b.at = nullptr;
-    }
-    parked.set_closed(detail::close_left(from, deadline));
-    return parked;
+    return detail::park(from, blocks, host, deadline, detail::copy_patience);
 }
 /// The same, with the reason instead of an exception. Exceptions other than the library's errors,
 /// such as std::bad_alloc, are still thrown.
@@ -243,7 +256,8 @@ requires copier<typename Node::stream>
 /// which it was parked; their `at` is set. Afterwards `parked` has no data. Throws what
 /// tenancy::admit and an allocation throw; operation_error: deadline_exceeded, the code with which
 /// a copy failed, invalid_specification (other blocks, another number of devices). After an error
-/// the tenant is still parked.
+/// the tenant is still parked. If a copy still runs ten seconds after the deadline, the host's
+/// memory is never freed.
 template <node Node, compute_policy Policy, memory_resource Host>
 requires copier<typename Node::stream>
 [[nodiscard]] tenant<Node, Policy> unpark_tenant(tenancy<Node, Policy>& shared, parked_tenant<Host>& parked,
@@ -261,9 +275,9 @@ requires copier<typename Node::stream>
     auto back = shared.admit(std::move(spec));
     detail::new_places places(back, blocks);
     detail::tenant_copies copies(back);
-    copies.submit(
-        blocks, [&](std::size_t i) { return places.of(i); }, [&](std::size_t i) { return parked.copy_of(i); });
-    copies.wait(deadline, "unpark, copying");
+    copies.run(
+        blocks, [&](std::size_t i) { return places.of(i); }, [&](std::size_t i) { return parked.copy_of(i); },
+        {deadline, "unpark, copying"}, [&] { parked.leave_memory(); });
     for (std::size_t i = 0; i < blocks.size(); ++i) blocks[i].at = places.of(i);
     places.keep();
     parked.free();

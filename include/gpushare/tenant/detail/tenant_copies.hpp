@@ -4,7 +4,8 @@
 //
 //   const auto before = detail::run_out(from, deadline, "move");
 //   detail::new_places to(next, blocks);
-//   detail::tenant_copies copies(next);     copies.submit(blocks, there, here);     copies.wait(deadline, "move, copying");
+//   detail::tenant_copies copies(next);
+//   copies.run(blocks, there, here, {deadline, "move, copying"}, [] { /* a copy may still run */ });
 //   detail::expect_idle_since(from, before, "move, beside submissions");
 #pragma once
 
@@ -142,30 +143,51 @@ private:
     std::vector<void*> at_;
 };
 
-/// Copies that a tenant submits, which refer to nothing but the blocks. When the destructor
-/// returns, no copy will begin any more, and copies that have begun are over, unless that takes ten
-/// seconds.
+/// The longest time beyond the deadline for which a move, or a park, waits for a copy that the
+/// device has begun.
+inline constexpr ns copy_patience = std::chrono::seconds(10);
+
+/// Copies that a tenant submits, which refer to nothing but the blocks.
 template <class Tenant>
 class tenant_copies {
 public:
-    explicit tenant_copies(Tenant& by) : by_(&by) { tickets_.reserve(by.spec().devices); }
+    explicit tenant_copies(Tenant& by, ns patience = copy_patience) : by_(&by), patience_(patience) {
+        tickets_.reserve(by.spec().devices);
+    }
     tenant_copies(const tenant_copies&) = delete;
     tenant_copies& operator=(const tenant_copies&) = delete;
-    ~tenant_copies() {
-        for (auto& t : tickets_) (void)t.cancel();
-        const auto patience = saturating_add(by_->now(), std::chrono::seconds(10));
-        for (auto& t : tickets_) (void)t.wait(patience);
-    }
 
-    /// Copies each block that has a destination `to(i)`, one submission for a part. Call once.
-    /// Throws what the tenant's submit throws.
+    struct limits {
+        instant deadline;
+        std::string_view what;  // for errors
+    };
+    /// Copies each block that has a destination `to(i)`, one submission for a part. Returns when
+    /// all copies have succeeded. Otherwise throws what the tenant's submit throws, or
+    /// operation_error; then no copy will begin any more, and copies that have begun are over,
+    /// unless that takes longer than the patience. In that case calls `still_runs` before it
+    /// throws. Call once.
+    template <class To, class From, class F>
+    void run(std::span<const moving_block> blocks, To to, From from, const limits& by, F still_runs) {
+        try {
+            submit(blocks, to, from);
+            for (const auto& t : tickets_) expect_done(t, by.deadline, by_->name(), by.what);
+        } catch (...) {
+            if (!stop()) still_runs();
+            throw;
+        }
+    }
+    /// Submissions, one for each part that had something to copy.
+    [[nodiscard]] std::size_t count() const noexcept { return tickets_.size(); }
+
+private:
+    struct copy {
+        void* to;
+        const void* from;
+        std::size_t size;
+    };
+
     template <class To, class From>
     void submit(std::span<const moving_block> blocks, To to, From from) {
-        struct copy {
-            void* to;
-            const void* from;
-            std::size_t size;
-        };
         for (std::size_t part = 0; part < by_->spec().devices; ++part) {
             std::vector<copy> all;
             for (std::size_t i = 0; i < blocks.size(); ++i)
@@ -178,15 +200,19 @@ public:
                 part));
         }
     }
-    /// Submissions, one for each part that had something to copy.
-    [[nodiscard]] std::size_t count() const noexcept { return tickets_.size(); }
-    /// Throws operation_error unless all copies have succeeded by the deadline.
-    void wait(instant deadline, std::string_view what) const {
-        for (const auto& t : tickets_) expect_done(t, deadline, by_->name(), what);
+    // Cancels the copies that haven't begun, and waits for the others. Returns whether all are over.
+    [[nodiscard]] bool stop() noexcept try {
+        for (auto& t : tickets_) (void)t.cancel();
+        const auto until = saturating_add(by_->now(), patience_);
+        bool over = true;
+        for (auto& t : tickets_) over = t.wait(until) && over;
+        return over;
+    } catch (...) {  // the clock is stepped by the caller, or the host has no memory: unknown
+        return false;
     }
 
-private:
     Tenant* by_;
+    ns patience_;
     std::vector<typename Tenant::ticket> tickets_;
 };
 
