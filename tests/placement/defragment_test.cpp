@@ -139,6 +139,25 @@ TEST_CASE("two moves are planned where one doesn't do", "[placement]") {
     CHECK(c.placed_permille() == 3600);
 }
 
+TEST_CASE("room is made on the devices that the request may use", "[placement]") {
+    cluster c;
+    c.add({.devices = 3});
+    const placement_request half{.devices = 1, .each = 50_pct}, most{.devices = 1, .each = 60_pct};
+    std::vector<placement> placed{{half, {0}, {{0}}}, {half, {0}, {{1}}}};
+    for (const auto& p : placed) c.apply(p);
+    CHECK_FALSE(make_room(gpushare::best_fit{}, c, placed, most, 1));
+    CHECK_FALSE(make_room(gpushare::best_fit{}, c, placed, most, 1, {{2}}));
+    CHECK_FALSE(make_room(gpushare::best_fit{}, c, placed, most, 1, {{63}}));
+    CHECK_FALSE(make_room(gpushare::best_fit{}, c, placed, {.devices = 2, .each = 10_pct}, 1, {{0}}));
+    const auto on = GENERATE(0U, 1U);
+    const auto plan = make_room(gpushare::best_fit{}, c, placed, most, 1, {{on}});
+    REQUIRE(plan);
+    REQUIRE(plan->moves.size() == 1);
+    CHECK(plan->moves[0].which == on);
+    CHECK(plan->added->devices == gpushare::device_set{{on}});
+    carry_out(c, placed, *plan);
+}
+
 TEST_CASE("no plan for what fits already, or can't fit at all", "[placement]") {
     cluster c;
     c.add({.devices = 1});

@@ -701,6 +701,34 @@ TEST_CASE_METHOD(planned, "room for a tenant that names its devices is on these 
         (void)plan.carry_out(moves->front(), moves->front().tenant == "large" ? *large.who : *small.who, {});
         CHECK(plan.arrive(wanted).who);
     }
+    SECTION("by a move to the device where it would fit as well") {
+        auto busy = plan.arrive(of("busy", 20_MiB, 0, 0));
+        REQUIRE(busy.who);
+        const auto wanted = of("wanted", 60_MiB, 0, 0);
+        CHECK_FALSE(plan.make_room(of("fits", 60_MiB, 0, 1)));
+        const auto moves = plan.make_room(wanted);
+        REQUIRE(moves);
+        REQUIRE(moves->size() == 1);
+        (void)plan.carry_out(moves->front(), *busy.who, {});
+        CHECK(busy.who->spec().on == std::vector<device_id>{{1}});
+        CHECK(plan.arrive(wanted).who);
+    }
+}
+
+TEST_CASE("moves for a tenant that names its device leave the policy no other", "[tenant][planner]") {
+    node n{modelled(3, 1)};
+    tenancy shared{n};
+    gpushare::tenant_planner<tenancy, gpushare::best_fit> plan{shared, gpushare::best_fit{}};
+    auto both = plan.arrive({.name = "both", .memory = 60_MiB, .devices = 2, .compute = 10_pct, .on = {{0}, {1}}});
+    auto third = plan.arrive({.name = "third", .memory = 30_MiB, .compute = 10_pct, .on = {{2}}});
+    REQUIRE((both.who && third.who));
+    const tenant_spec wanted{.name = "wanted", .memory = 40_MiB, .compute = 10_pct, .on = {{GENERATE(0U, 1U)}}};
+    const auto moves = plan.make_room(wanted);
+    REQUIRE(moves);
+    REQUIRE(moves->size() == 1);
+    CHECK_FALSE(moves->front().plan.to.devices.contains(wanted.on.front()));
+    (void)plan.carry_out(moves->front(), *both.who, {});
+    CHECK(plan.arrive(wanted).who);
 }
 
 }  // namespace planner_test

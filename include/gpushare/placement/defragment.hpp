@@ -101,9 +101,16 @@ namespace detail {
 template <class Policy>
 class room_search {
 public:
-    room_search(const Policy& policy, const cluster& c, std::span<const placement> placed, const placement_request& r)
-        : policy_(policy), as_is_(c), cluster_(c), placed_(placed), request_(r) {}
+    room_search(const Policy& policy, const cluster& c, std::span<const placement> placed, const placement_request& r,
+                device_set on)
+        : policy_(policy), as_is_(c), cluster_(c), placed_(placed), request_(r), on_(on) {}
 
+    // Whether the request fits without moves.
+    [[nodiscard]] bool fits_already() const noexcept {
+        for (std::uint32_t i = 0; i < as_is_.size(); ++i)
+            if (has_place(as_is_, {i})) return true;
+        return false;
+    }
     std::optional<rearrangement> with(std::size_t moves) {
         best_.clear();
         std::vector<std::size_t> order(placed_.size());
@@ -127,6 +134,27 @@ private:
         node_id node{};
     };
     static constexpr std::size_t most_candidates = 64;  // a plan looks at every node
+
+    // Whether the request fits on devices of that node that it may use.
+    [[nodiscard]] bool has_place(const cluster& c, node_id id) const noexcept {
+        if (!c.fits(request_, id)) return false;
+        if (on_.empty()) return true;
+        const auto devices = c[id].devices;
+        std::uint32_t fitting = 0;
+        for (const auto d : on_) fitting += d.index < devices.size() && fits(request_, devices[d.index]) ? 1U : 0U;
+        return fitting >= request_.devices;
+    }
+    // The policy's rating of that node for the request. The policy sees devices that the request
+    // may not use as drained.
+    [[nodiscard]] rating rated_for_request(const cluster& c, node_id id) const {
+        node_view n = c[id];
+        if (on_.empty()) return rated(policy_, n, request_);
+        std::vector<free_device> seen(n.devices.begin(), n.devices.end());
+        for (std::uint32_t d = 0; d < seen.size(); ++d)
+            if (!on_.contains({d})) seen[d] = {.open = false};
+        n.devices = seen;
+        return rated(policy_, n, request_);
+    }
 
     // Keeps the candidate if it is among the cheapest. Of candidates with equal cost, the first
     // stays.
@@ -158,8 +186,8 @@ private:
             // from the placement.
             const double back = cluster_.fits(p.request, id) ? rated(policy_, cluster_[id], p.request).cost : 0;
             const double swap = cost + away - back;
-            if (cluster_.fits(request_, id)) {
-                const double all = swap + rated(policy_, cluster_[id], request_).cost;
+            if (has_place(cluster_, id)) {
+                const double all = swap + rated_for_request(cluster_, id).cost;
                 note({all, moved_, id});
             } else if (moves > 1) {
                 try_node(id, here.subspan(i + 1), moves - 1, swap);
@@ -175,7 +203,7 @@ private:
         cluster without = as_is_;
         for (const auto i : c.moved) without.release(placed_[i]);
         rearrangement result;
-        result.added = {request_, c.node, rated(policy_, without[c.node], request_).devices};
+        result.added = {request_, c.node, rated_for_request(without, c.node).devices};
         // The request's place counts as taken while the moved placements look for theirs, so they
         // don't take it.
         cluster after = without;
@@ -207,6 +235,7 @@ private:
     cluster cluster_;  // the cluster with the moves that are being tried
     std::span<const placement> placed_;
     placement_request request_;
+    device_set on_;  // the devices of a node that the request may use; empty for all
     std::map<placement_request, double> elsewhere_;
     std::vector<std::size_t> moved_;
     std::vector<candidate> best_;  // the cheapest candidates, ascending
@@ -302,14 +331,15 @@ requires stable_placement_policy<Policy>
 /// cluster, or only the movable ones. Prefers the fewest moves, then the lowest cost by the policy.
 /// The plan is replayed on a copy, so each move has room when its turn comes. The search looks at
 /// every placement, and for two moves at pairs of placements on a node, which takes milliseconds
-/// for thousands of placements.
+/// for thousands of placements. `on` has the only devices of a node that the request may use, and
+/// is empty for any device; placements may move to all devices.
 template <class Policy>
 requires stable_placement_policy<Policy>
 [[nodiscard]] std::optional<rearrangement> make_room(const Policy& policy, const cluster& c,
                                                      std::span<const placement> placed, const placement_request& r,
-                                                     std::size_t most_moves) {
-    if (choose(policy, c, r)) return std::nullopt;
-    detail::room_search search(policy, c, placed, r);
+                                                     std::size_t most_moves, device_set on = {}) {
+    detail::room_search search(policy, c, placed, r, on);
+    if (search.fits_already()) return std::nullopt;
     for (std::size_t moves = 1; moves <= std::min<std::size_t>(most_moves, 2); ++moves)
         if (auto plan = search.with(moves)) return plan;
     return std::nullopt;

@@ -338,8 +338,8 @@ public:
 
     /// Plans at most `most` moves of tenants after which such a tenant fits. Each move has room
     /// once the moves before it are done. Returns no plan if moves don't help. A tenant on a device
-    /// that is being cleared stays. If `spec` names devices, only tenants on these devices move,
-    /// and there is no plan if a tenant of that size fits elsewhere without moves.
+    /// that is being cleared stays. If `spec` names devices, the plan makes room on these devices,
+    /// and only tenants on these devices move.
     [[nodiscard]] std::optional<std::vector<tenant_move>> make_room(const tenant_spec& spec, std::size_t most = 2) {
         const instant now = look();
         if (auto moves = moves_for(spec, most, now, true)) return moves;
@@ -562,8 +562,13 @@ private:
             who.push_back(&one);
             movable.push_back(seen_at(t.where, spec.level));
         }
-        const auto plan = gpushare::make_room(policy_, free(now, spec.level), movable, placement_of(spec), most);
-        if (!plan || (!spec.on.empty() && !all_named(plan->added->devices, spec))) return std::nullopt;
+        device_set named;
+        for (const auto d : spec.on) {
+            if (d.index >= calendar_.nodes()[{0}].whole.devices) return std::nullopt;
+            named.add(d);
+        }
+        const auto plan = gpushare::make_room(policy_, free(now, spec.level), movable, placement_of(spec), most, named);
+        if (!plan) return std::nullopt;
         std::vector<tenant_move> moves;
         for (const auto& m : plan->moves) {
             placement_move its = m;
@@ -623,9 +628,6 @@ private:
     }
     [[nodiscard]] static bool any_named(device_set devices, const tenant_spec& spec) noexcept {
         return std::ranges::any_of(devices, [&](device_id d) { return is_named(d, spec); });
-    }
-    [[nodiscard]] static bool all_named(device_set devices, const tenant_spec& spec) noexcept {
-        return std::ranges::all_of(devices, [&](device_id d) { return is_named(d, spec); });
     }
     // If the tenant names devices, drains all other devices.
     static void drain_others(cluster& room, const tenant_spec& spec) {
