@@ -41,6 +41,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <new>
 #include <span>
 #include <type_traits>
 #include <utility>
@@ -151,7 +152,9 @@ public:
     }
     /// submit() with a function that carries the plan out: `carry(placements, c)` returns the
     /// result, see `carried`. `c` doesn't have the placements yet. If `carry` throws, the exception
-    /// propagates, and the queue is unchanged.
+    /// propagates, and the queue is unchanged. A plan that was carried out is placed even if the
+    /// host has no memory left. If `carry` has added labels to `c`, or has assigned another cluster
+    /// to `c`, the changes that `carry` has made to `c` may then be lost.
     template <class P, class Carry>
     requires placement_policy<P> admission_result submit(instant now, P&& policy, cluster& c, admission_request r,
                                                          Carry&& carry) {
@@ -414,6 +417,33 @@ private:
         return left;
     }
 
+    // Calls `carry`, and notes in the view a plan that was carried out. Also returns whether
+    // `carry` has changed the view. Once a plan is carried out, no statement throws std::bad_alloc,
+    // because the caller would take the request for one that wasn't placed.
+    template <level_views Views, class Carry>
+    static std::pair<carried, bool> carry_out(Views& views, priority level, std::span<const placement> all,
+                                              Carry& carry) {
+        views.of(level).reserve(all);  // for hold()
+        cluster after = views.of(level);
+        apply_gang(after, all);
+        const cluster before = views.of(level);
+        const carried how = carry(all, views);
+        if (how == carried::dropped) return {how, false};
+        if (how == carried::elsewhere) return {how, views.of(level) != before};
+        bool changed = false;
+        try {
+            if (cluster& now = views.of(level); now != before) {
+                changed = true;
+                for (const auto& p : all) now.hold(p);
+                after = std::move(now);
+            }
+        } catch (const std::bad_alloc&) {
+            // `carry` took the memory for the labels. `after` is as if `carry` had changed nothing.
+        }
+        views.took(level, std::move(after));
+        return {how, changed};
+    }
+
     // Repeats until the plan is carried out, or there is no plan.
     template <class P, level_views Views, class Carry>
     bool place(P& policy, Views& views, const admission_request& r, std::size_t ahead, admission_result& a,
@@ -427,25 +457,16 @@ private:
             if constexpr (std::is_same_v<std::remove_const_t<Carry>, at_once>) {
                 apply_gang(views.of(r.level), *found.placements);
             } else {
-                cluster after = views.of(r.level);
-                apply_gang(after, *found.placements);
-                const cluster before = views.of(r.level);
-                const carried how = carry(std::span<const placement>(*found.placements), views);
+                const auto [how, changed] = carry_out(views, r.level, *found.placements, carry);
                 if (how == carried::dropped) {
                     a.outcome = admission_result::refused;
                     return true;
                 }
                 if (how == carried::elsewhere) {
-                    if (views.of(r.level) != before) continue;
+                    if (changed) continue;
                     a.why = {shortage::consent};
                     return false;
                 }
-                // `carry` has changed the cluster
-                if (cluster& now = views.of(r.level); now != before) {
-                    for (const auto& p : *found.placements) now.hold(p);
-                    after = now;
-                }
-                views.took(r.level, std::move(after));
             }
             for (const auto i : overtakes) ++waiting_[i].overtaken;
             a.placements = *std::move(found.placements);

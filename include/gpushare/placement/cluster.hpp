@@ -73,11 +73,11 @@ public:
         return (!r.group || (*this)[r.group].carried != 0) && (!r.apart || (*this)[r.apart].avoided != 0);
     }
 
-    /// Makes room, so that the next add() doesn't throw.
-    void reserve() {
+    /// Makes room, so that the next calls of add(), one by default, don't throw.
+    void reserve(std::size_t calls = 1) {
         constexpr std::size_t labels_of_a_request = 2;
-        if (counts_.capacity() - counts_.size() < labels_of_a_request)
-            counts_.reserve(2 * counts_.size() + labels_of_a_request);
+        const std::size_t most = calls * labels_of_a_request;
+        if (counts_.capacity() - counts_.size() < most) counts_.reserve(2 * counts_.size() + most);
     }
 
     friend bool operator==(const label_counts&, const label_counts&) = default;
@@ -317,6 +317,17 @@ public:
         if (!names_devices(p))
             throw operation_error(errc::invalid_specification, {}, "hold devices that never existed");
         take(p);
+    }
+
+    /// Makes room for the labels of these placements: until other labels come or the cluster is
+    /// assigned to, apply(), restore() and hold() of each of them don't throw std::bad_alloc.
+    void reserve(std::span<const placement> all) {
+        const auto labelled = static_cast<std::size_t>(
+            std::ranges::count_if(all, [](const placement& p) { return p.request.group || p.request.apart; }));
+        if (labelled == 0) return;
+        for (const auto& p : all)
+            if (p.node.index < nodes_.size()) nodes_[p.node.index].labels.reserve(labelled);
+        all_labels_.reserve(labelled);
     }
 
     /// Gives back the capacity that `apply` took: the cluster then equals its earlier value. If
