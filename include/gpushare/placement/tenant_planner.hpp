@@ -181,9 +181,13 @@ public:
         const instant now = look();
         views room([&](priority level) { return free(now, level); });
         attempt its{*this, spec};
+        arrival all{.name = spec.name};  // the copy may throw: before the tenant is admitted
         const auto a = queue_.submit(now, policy_, room, request_of(spec, deadline), std::ref(its));
         if (its.thrown) std::rethrow_exception(its.thrown);
-        arrival all{.id = a.id, .name = spec.name, .outcome = a.outcome, .code = a.code, .why = a.why};
+        all.id = a.id;
+        all.outcome = a.outcome;
+        all.code = a.code;
+        all.why = a.why;
         all.who = std::move(its.who);
         if (a.outcome == admission_result::queued) try {
                 waiting_.emplace(a.id, std::move(spec));
@@ -279,7 +283,12 @@ public:
         const auto found = queue_.plan(policy_, room, request_of(spec, never));
         if (!found) return to_failure(found.why);
         auto booked = calendar_.try_book_at(found.placements->front(), begin, end);
-        if (booked) queue_.note_overtaken(room, spec.level, *found.placements);
+        if (booked) try {
+                queue_.note_overtaken(room, spec.level, *found.placements);
+            } catch (...) {
+                calendar_.cancel(booked->id);
+                throw;
+            }
         return booked;
     }
     /// The first time from which the tenant could have room for `length`, as
@@ -394,7 +403,12 @@ public:
         tenant_notice given{.id = ++last_notice_, .added = plan->added, .until = saturating_add(now, notice)};
         for (const auto v : plan->victims) given.victims.push_back(names[v]);
         notices_.push_back(given);
-        queue_.note_overtaken(room, spec.level, std::span(&plan->added, 1));
+        try {
+            queue_.note_overtaken(room, spec.level, std::span(&plan->added, 1));
+        } catch (...) {
+            notices_.pop_back();
+            throw;
+        }
         return given;
     }
     /// The names of the victims that are still there.
@@ -709,9 +723,9 @@ private:
     }
     // Throws the errors of the tenancy; nothing is booked then.
     [[nodiscard]] tenant admit(tenant_spec spec, const placement& where) {
+        if (spec.on.empty()) spec.on.assign(where.devices.begin(), where.devices.end());
         const auto booked = calendar_.try_book_at(where, shared_->now(), never);
         if (!booked) raise(booked.why(), spec.name, "a place that was planned");
-        if (spec.on.empty()) spec.on.assign(where.devices.begin(), where.devices.end());
         const auto there = placed_.find(spec.name);
         try {
             if (there != placed_.end()) raise({errc::duplicate_name}, spec.name, "admission");
