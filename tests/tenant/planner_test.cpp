@@ -669,6 +669,41 @@ TEST_CASE_METHOD(planned, "a reservation of several named devices is redeemed by
           errc::no_device);
 }
 
+TEST_CASE_METHOD(planned, "a tenant that names devices gets its reservation on these, in its order",
+                 "[tenant][planner]") {
+    const auto until = shared.now() + 1h;
+    const tenant_spec wide{.name = "wide", .memory = 16_MiB, .compute = 50_pct, .on = {{1}, {0}}};
+    const auto both = plan.reserve(wide, shared.now(), until);
+    REQUIRE(both);
+    CHECK(plan.redeem(both->id, wide).spec().on == wide.on);
+    plan.left("wide");
+
+    tenant_spec one{.name = "one", .memory = 8_MiB, .compute = 50_pct, .on = {{0}}};
+    const auto r = plan.reserve(one, shared.now(), until);
+    REQUIRE(r);
+    one.on = {{1}};
+    CHECK(plan.try_redeem(r->id, one).code() == errc::invalid_specification);
+    one.on = {{0}};
+    n.faults({0}).lose_device();
+    CHECK(plan.try_redeem(r->id, one).code() == errc::no_room);  // there would be room on the other
+    one.on.clear();
+    CHECK(plan.redeem(r->id, one).spec().on == std::vector<device_id>{{1}});
+}
+
+TEST_CASE_METHOD(planned, "a reservation on a drained device is redeemed elsewhere", "[tenant][planner]") {
+    const tenant_spec spec{.name = "r", .memory = 8_MiB, .compute = 50_pct};
+    const auto r = plan.reserve(spec, shared.now(), shared.now() + 1h);
+    REQUIRE(r);
+    const auto its = *r->where.devices.begin();
+    const device_id other{1 - its.index};
+    plan.drain(its);
+    plan.drain(other);
+    CHECK(plan.earliest(spec, 1ms) == gpushare::never);
+    CHECK(plan.try_redeem(r->id, spec).code() == errc::no_room);
+    plan.resume(other);
+    CHECK(plan.redeem(r->id, spec).spec().on == std::vector{other});
+}
+
 TEST_CASE_METHOD(planned, "room for a tenant that names its devices is on these devices", "[tenant][planner]") {
     const auto of = [](const char* name, bytes memory, int level, std::uint32_t on) {
         return tenant_spec{.name = name, .memory = memory, .compute = 10_pct, .level = {level}, .on = {{on}}};

@@ -227,6 +227,7 @@ public:
     void drain(device_id d) {
         check(d);
         drained_.add(d);
+        (void)look();
     }
     /// Ends a drain. Throws operation_error (no_device), also for a removed device.
     void resume(device_id d) {
@@ -235,12 +236,14 @@ public:
         for (const auto other : drained_)
             if (other != d) others.add(other);
         drained_ = others;
+        (void)look();
     }
     /// Removes a device permanently: tenants that need the device stop waiting. A lost device
     /// counts as removed without this call. Throws as drain() does.
     void remove(device_id d) {
         check(d);
         removed_.add(d);
+        (void)look();
     }
     /// The reservations that can't be kept any more, because one of their devices is drained, lost
     /// or removed. For such a reservation, redeem() puts the tenant elsewhere if there is room.
@@ -306,14 +309,15 @@ public:
     bool cancel(std::uint64_t reservation) noexcept { return !redeemed(reservation) && calendar_.cancel(reservation); }
     /// Admits the tenant for which the room was reserved. Works once for each reservation. Throws
     /// operation_error: invalid_specification if there is no reservation of this size for this
-    /// time, or if the reservation was redeemed before; and the errors of tenancy::admit. If the
-    /// reserved devices are no longer available, the tenant goes where the policy finds room until
-    /// the reservation's end. After that end, the tenant is overdue().
+    /// time, if the tenant names devices other than the reserved ones, or if the reservation was
+    /// redeemed before; and the errors of tenancy::admit. If the reserved devices are drained or no
+    /// longer available, the tenant goes where the policy finds room until the reservation's end. A
+    /// tenant that names its devices doesn't, and gets no_room. After the reservation's end, the
+    /// tenant is overdue().
     [[nodiscard]] tenant redeem(std::uint64_t reservation, tenant_spec spec) {
         const instant now = shared_->now();
         const auto at = std::ranges::find(calendar_.bookings(), reservation, &booking::id);
-        if (at == calendar_.bookings().end() || now < at->begin || now >= at->end ||
-            at->where.request != placement_of(spec))
+        if (at == calendar_.bookings().end() || now < at->begin || now >= at->end || !is_for(at->where, spec))
             raise({.code = errc::invalid_specification, .asked = reservation, .because = reason::unknown_number},
                   spec.name, "redeem a reservation");
         const booking b = *at;
@@ -522,6 +526,11 @@ private:
         return {.members = {named.request}, .level = spec.level, .deadline = deadline, .on = named.devices};
     }
 
+    // Whether a place that is kept is of this tenant's size, and on the devices that it names.
+    [[nodiscard]] static bool is_for(const placement& kept, const tenant_spec& spec) noexcept {
+        return kept.request == placement_of(spec) &&
+               std::ranges::all_of(spec.on, [&](device_id d) { return kept.devices.contains(d); });
+    }
     // Checks that don't depend on room, made before a tenant waits.
     void check(const tenant_spec& spec) const {
         Tenancy::check_specification(spec);
@@ -702,24 +711,33 @@ private:
     // Admits the tenant to the reserved devices, or where there is room until the reservation's
     // end.
     [[nodiscard]] tenant redeem_at(const booking& b, place& its, tenant_spec& spec) {
-        spec.on.assign(b.where.devices.begin(), b.where.devices.end());
-        try {
-            return shared_->admit(spec);
-        } catch (const operation_error& e) {
-            if (!is_of_room(e.code())) throw;
-            cluster room = calendar_.free_without(b.id, shared_->now(), b.end, spec.level);
-            hold_strangers(room, spec.level, &its);
-            hold_noticed(room);
-            for (const auto d : b.where.devices)
-                if (room.could_serve({}, {0}, d)) room.drain({0}, d);
-            const auto where = choose(policy_, room, b.where.request);
-            if (!where) throw;
-            spec.on.assign(where->devices.begin(), where->devices.end());
-            tenant t = shared_->admit(spec);
-            calendar_.move(b.id, *where);
-            its.where = *where;
-            return t;
-        }
+        const bool named = !spec.on.empty();
+        if (!named) spec.on.assign(b.where.devices.begin(), b.where.devices.end());
+        const auto devices = calendar_.nodes()[{0}].devices;
+        if (std::ranges::all_of(b.where.devices, [&](device_id d) { return devices[d.index].open; })) try {
+                return shared_->admit(spec);
+            } catch (const operation_error& e) {
+                if (named || !is_of_room(e.code())) throw;
+                if (auto t = redeem_elsewhere(b, its, spec)) return *std::move(t);
+                throw;
+            }
+        if (!named)
+            if (auto t = redeem_elsewhere(b, its, spec)) return *std::move(t);
+        raise(to_failure({.missing = shortage::drained}), spec.name, "redeem a reservation");
+    }
+    [[nodiscard]] std::optional<tenant> redeem_elsewhere(const booking& b, place& its, tenant_spec& spec) {
+        cluster room = calendar_.free_without(b.id, shared_->now(), b.end, spec.level);
+        hold_strangers(room, spec.level, &its);
+        hold_noticed(room);
+        for (const auto d : b.where.devices)
+            if (room.could_serve({}, {0}, d)) room.drain({0}, d);
+        const auto where = choose(policy_, room, b.where.request);
+        if (!where) return std::nullopt;
+        spec.on.assign(where->devices.begin(), where->devices.end());
+        tenant t = shared_->admit(spec);
+        calendar_.move(b.id, *where);
+        its.where = *where;
+        return t;
     }
     // Throws the errors of the tenancy; nothing is booked then.
     [[nodiscard]] tenant admit(tenant_spec spec, const placement& where) {
