@@ -704,6 +704,29 @@ TEST_CASE_METHOD(planned, "a reservation on a drained device is redeemed elsewhe
     CHECK(plan.redeem(r->id, spec).spec().on == std::vector{other});
 }
 
+TEST_CASE_METHOD(planned, "the place of a notice is for the tenant for which it was given", "[tenant][planner]") {
+    auto a = plan.arrive({.name = "a", .memory = 48_MiB, .on = {{0}}}),
+         b = plan.arrive({.name = "b", .memory = 56_MiB, .on = {{1}}});
+    REQUIRE((a.who && b.who));
+    const tenant_spec urgent{.name = "urgent", .memory = 40_MiB, .level = {1}};
+    const auto notice = plan.preempt(urgent, 1ms);
+    REQUIRE(notice);
+    const auto its = *notice->added.devices.begin();
+    leave(its == device_id{0} ? a : b);
+    auto wrong = urgent;
+    SECTION("larger") { wrong.memory = 48_MiB; }
+    SECTION("of another level") { wrong.level = {2}; }
+    SECTION("on another device") { wrong.on = {{1 - its.index}}; }
+    SECTION("on more devices") { wrong.devices = 2; }
+    CHECK(plan.try_take_place(*notice, wrong).code() == errc::invalid_specification);
+    plan.drain(its);
+    CHECK(plan.try_take_place(*notice, urgent).code() == errc::no_room);
+    plan.resume(its);
+    wrong = urgent;
+    wrong.on = {its};
+    CHECK(plan.take_place(*notice, wrong).spec().on == std::vector{its});
+}
+
 TEST_CASE_METHOD(planned, "room for a tenant that names its devices is on these devices", "[tenant][planner]") {
     const auto of = [](const char* name, bytes memory, int level, std::uint32_t on) {
         return tenant_spec{.name = name, .memory = memory, .compute = 10_pct, .level = {level}, .on = {{on}}};

@@ -422,17 +422,19 @@ public:
         return names;
     }
     /// Ends the notice, and admits the tenant for which the notice was given. Throws
-    /// operation_error: no_room while a victim is still there, invalid_specification for an unknown
-    /// notice, and the errors of tenancy::admit. After an error the notice remains in force.
+    /// operation_error: no_room while a victim is still there or a device of the notice is drained,
+    /// invalid_specification for an unknown notice or for a tenant of another size, level or place,
+    /// and the errors of tenancy::admit. After an error the notice remains in force.
     [[nodiscard]] tenant take_place(const tenant_notice& n, tenant_spec spec) {
         const auto given = std::ranges::find(notices_, n.id, &tenant_notice::id);
-        if (given == notices_.end())
+        if (given == notices_.end() || !is_for(given->added, spec))
             raise({.code = errc::invalid_specification, .asked = n.id, .because = reason::unknown_number}, spec.name,
                   "take a place by a notice");
         if (const auto there = remaining(n); !there.empty())
             raise({errc::no_room, there.size(), 0, n.victims.size(), reason::victims_left}, spec.name,
                   "take a place by a notice");
-        tenant t = admit(std::move(spec), n.added);
+        (void)look();
+        tenant t = admit(std::move(spec), given->added);
         notices_.erase(given);
         return t;
     }
