@@ -49,7 +49,7 @@ inline namespace GPUSHARE_ABI {
 /// and costs one load while the trace is off. All times must come from one clock.
 class timeline_trace {
 public:
-    /// Starts a new trace, with memory for `records` records (48 bytes each). Throws
+    /// Starts a new trace, with memory for `records` records (40 bytes each). Throws
     /// std::bad_alloc.
     void start(std::size_t records = 65536) {
         ring_.reserve(records);
