@@ -131,8 +131,11 @@ protected:
         make_on_all(
             net, [&] { all.resize(net.size()); }, [] {}, deadline);
         lent_arrays memory(all);
-        raise_fault(memory.to(
-            [&] { return net.all_gather(std::span<const std::uint64_t>(&word, 1), std::span(all), deadline); }));
+        raise_fault(memory.to([&] {
+            return or_end_all(net, [&] {
+                return net.all_gather(std::span<const std::uint64_t>(&word, 1), std::span(all), deadline);
+            });
+        }));
         if (const auto odd = odd_one(all)) raise_fault({errc::mismatch, collective_kind::all_reduce, *odd, 0});
     }
     ~link_over() = default;

@@ -141,7 +141,9 @@ public:
                    instant until = never)
         : node_(on), stream_(copies), net_(net), pinned_(pinned) {
         const std::uint64_t mine = std::max<std::uint64_t>(options.chunk.count() / unit, net.size()) * unit;
-        raise_fault(net.all_reduce(std::span<const std::uint64_t>(&mine, 1), std::span(&chunk_, 1), minimum{}, until));
+        raise_fault(gpushare::detail::or_end_all(net, [&] {
+            return net.all_reduce(std::span<const std::uint64_t>(&mine, 1), std::span(&chunk_, 1), minimum{}, until);
+        }));
         const auto allocate = [&] {
             slots_.resize(std::max(options.depth, 2U));
             for (slot& s : slots_) s.memory = static_cast<std::byte*>(pinned_.allocate(chunk_, alignment));

@@ -111,6 +111,18 @@ template <class Net>
 [[nodiscard]] inline instant within_a_year(instant deadline) noexcept {
     return std::min<instant>(deadline, std::chrono::steady_clock::now() + std::chrono::hours(24 * 365));
 }
+/// Makes a call of `net`. If the transport throws, this rank ends the calls of all ranks, and then
+/// throws the exception.
+template <class Net, class Call>
+[[nodiscard]] collective_fault or_end_all(Net& net, const Call& call) {
+    try {
+        return call();
+    } catch (...) {
+        net.abort(net.rank(), code_thrown());
+        (void)gives_up(net);
+        throw;
+    }
+}
 /// Calls `make`, which may throw, on all ranks. If `make` throws on a rank, all ranks call `undo`
 /// and throw: a rank that failed throws its own exception, and the other ranks throw an
 /// operation_error that names a rank that failed. If the transport throws, its rank ends the calls
@@ -128,17 +140,19 @@ void make_on_all(Net& net, const Make& make, const Undo& undo, instant deadline)
     }
     collective_fault f;
     try {
-        f = net.all_reduce(std::span<const std::uint64_t>(&mine, 1), std::span(&least, 1), minimum{}, deadline);
-        // The barrier keeps every rank from going on, and perhaps failing, before all ranks have
-        // the answer. If the barrier fails, each rank's next call reports the fault.
-        if (!f) (void)net.barrier(deadline);
+        f = or_end_all(net, [&] {
+            const auto met =
+                net.all_reduce(std::span<const std::uint64_t>(&mine, 1), std::span(&least, 1), minimum{}, deadline);
+            // The barrier keeps every rank from going on, and perhaps failing, before all ranks
+            // have the answer. If the barrier fails, each rank's next call reports the fault.
+            if (!met) (void)net.barrier(deadline);
+            return met;
+        });
         if (!f && least != good)
             f = {static_cast<errc>(least & 0xffU), collective_kind::all_reduce, static_cast<std::uint32_t>(least >> 32),
                  0};
     } catch (...) {
         if (!thrown) thrown = std::current_exception();
-        net.abort(net.rank(), code_thrown());
-        (void)gives_up(net);
     }
     if (!thrown && !f) return;
     undo();

@@ -181,7 +181,7 @@ template <class T>
 
 /// Collective over `outer`: the processes tell each other how many ranks they have, and take the
 /// smallest of their chunks. Throws operation_error for a fault of `outer`, and if a process lacks
-/// memory; that process throws std::bad_alloc.
+/// memory or the transport throws there; that process throws its own exception.
 template <class Outer>
 [[nodiscard]] ranks_of_processes meet_processes(Outer& outer, std::uint32_t ranks, bytes& chunk, instant deadline) {
     const std::uint64_t mine[] = {ranks, chunk.count()};
@@ -189,7 +189,9 @@ template <class Outer>
     make_on_all(
         outer, [&] { all.resize(std::size(mine) * outer.size()); }, [] {}, deadline);
     lent_arrays memory(all);
-    raise_fault(memory.to([&] { return outer.all_gather(std::span(mine), std::span(all), deadline); }));
+    raise_fault(memory.to([&] {
+        return or_end_all(outer, [&] { return outer.all_gather(std::span(mine), std::span(all), deadline); });
+    }));
     ranks_of_processes known;
     const auto read = [&] {
         std::vector<std::uint32_t> sizes(outer.size());
