@@ -111,6 +111,22 @@ TEST_CASE("a bound that is broken or changes is in the trace", "[observe]") {
     CHECK(bounds[1]["args"]["us"].text == "4000.000");
 }
 
+TEST_CASE("a bound that stays the same is in the trace, however long ago it was drawn first", "[observe]") {
+    setup t;
+    const auto c = t.compute.add({.longest = 1ms, .tag = 1});
+    t.trace.start(16);
+    limiter_trace drawn(t.trace, t.compute, {3});
+    const auto bounds = [&] {
+        CHECK(t.compute.submit(c, t.below, [](auto& s) { s.enqueue(1ms); })->wait());
+        drawn.collect();
+        return of(support::parse_json(t.trace.json()), "C", "bound of tenant 1").size();
+    };
+    CHECK(bounds() == 1);
+    for (int i = 0; i < 20; ++i) CHECK(bounds() >= 1);  // the first one is overwritten
+    t.trace.start(16);
+    CHECK(bounds() == 1);
+}
+
 TEST_CASE("a limiter records only while it is drawn", "[observe]") {
     setup t;
     const auto c = t.compute.add({.tag = 1});

@@ -242,9 +242,12 @@ public:
     /// Stops the limiter's recording. Records that weren't collected are lost.
     ~limiter_trace() { from_.record(0); }
 
-    /// Draws the submissions that have ended since the last call. May throw std::bad_alloc when a
-    /// tenant appears for the first time.
+    /// Draws the submissions that have ended since the last call. Draws a tenant's bound with the
+    /// first of them, and again when the bound changes. May throw std::bad_alloc when a tenant
+    /// appears for the first time.
     void collect() {
+        // The trace may have overwritten the bounds, or have started anew, since they were drawn.
+        for (auto& b : bounds_) b.second = ns{-1};
         std::array<submission_record, 64> some;
         for (auto n = from_.take_records(some); n != 0; n = from_.take_records(some))
             for (const auto& r : std::span(some).first(n)) draw(r);
@@ -272,7 +275,7 @@ private:
     timeline_trace& to_;
     Limiter& from_;
     device_id device_;
-    // The bound that was drawn last for each tenant.
+    // The bound that this collect() has drawn last for each tenant; -1 for none.
     std::vector<std::pair<std::uint32_t, ns>> bounds_;
 };
 
