@@ -30,7 +30,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <mutex>
-#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -244,13 +243,15 @@ public:
 
     /// Draws the submissions that have ended since the last call. Draws a tenant's bound with the
     /// first of them, and again when the bound changes. May throw std::bad_alloc when a tenant
-    /// appears for the first time.
+    /// appears for the first time; a later call then draws the rest.
     void collect() {
         // The trace may have overwritten the bounds, or have started anew, since they were drawn.
         for (auto& b : bounds_) b.second = ns{-1};
-        std::array<submission_record, 64> some;
-        for (auto n = from_.take_records(some); n != 0; n = from_.take_records(some))
-            for (const auto& r : std::span(some).first(n)) draw(r);
+        do {
+            for (; drawn_ != taken_; ++drawn_) draw(some_[drawn_]);
+            drawn_ = taken_ = 0;
+            taken_ = from_.take_records(some_);
+        } while (taken_ != 0);
     }
 
     /// The number of completed submissions that won't be drawn, because `most` was too small.
@@ -258,10 +259,11 @@ public:
 
 private:
     void draw(const submission_record& r) {
+        ns& bound = last_bound(r);  // may throw, so it comes before anything is drawn
         if (r.arrived < r.let_in) to_.wait(device_, r.tag, r.arrived, r.let_in);
         to_.permit(device_, r.tag, r.let_in, r.noticed);
         to_.kernel(device_, r.tag, r.began, r.ended);
-        if (r.bound != std::exchange(last_bound(r), r.bound)) to_.bound(device_, r.tag, r.arrived, r.bound);
+        if (r.bound != std::exchange(bound, r.bound)) to_.bound(device_, r.tag, r.arrived, r.bound);
         if (r.beyond > ns{0}) to_.violation(device_, r.tag, r.began, r.beyond);
     }
 
@@ -275,6 +277,9 @@ private:
     timeline_trace& to_;
     Limiter& from_;
     device_id device_;
+    // Records taken from the limiter, which are drawn from drawn_ on.
+    std::array<submission_record, 64> some_{};
+    std::size_t drawn_ = 0, taken_ = 0;
     // The bound that this collect() has drawn last for each tenant; -1 for none.
     std::vector<std::pair<std::uint32_t, ns>> bounds_;
 };
