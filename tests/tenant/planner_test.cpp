@@ -704,6 +704,25 @@ TEST_CASE_METHOD(planned, "a reservation on a drained device is redeemed elsewhe
     CHECK(plan.redeem(r->id, spec).spec().on == std::vector{other});
 }
 
+TEST_CASE("a reservation isn't redeemed where an overdue tenant still is", "[tenant][planner]") {
+    node n{modelled(3, 1)};
+    told_tenancy shared{n};
+    gpushare::tenant_planner<told_tenancy, gpushare::first_fit> plan{shared, gpushare::first_fit{}};
+    const auto now = shared.now();
+    const auto of = [](const char* name, std::vector<device_id> on) {
+        return tenant_spec{.name = name, .memory = 40_MiB, .compute = 50_pct, .on = std::move(on)};
+    };
+    const auto brief = plan.reserve(of("brief", {{1}}), now, now + 1h);
+    const auto r = plan.reserve(of("r", {}), now + 1h, now + 2h);
+    REQUIRE((brief && r));
+    REQUIRE(r->where.devices == gpushare::device_set{{0}});
+    auto overstays = plan.redeem(brief->id, of("brief", {{1}}));
+    shared.time += 1h;
+    REQUIRE(plan.overdue() == std::vector<std::string>{"brief"});
+    plan.drain({0});
+    CHECK(plan.redeem(r->id, of("r", {})).spec().on == std::vector<device_id>{{2}});
+}
+
 TEST_CASE_METHOD(planned, "the place of a notice is for the tenant for which it was given", "[tenant][planner]") {
     auto a = plan.arrive({.name = "a", .memory = 48_MiB, .on = {{0}}}),
          b = plan.arrive({.name = "b", .memory = 56_MiB, .on = {{1}}});

@@ -620,11 +620,15 @@ private:
 
     [[nodiscard]] cluster free(instant now, priority level) const {
         cluster room = calendar_.free_during(now, never, level);
-        for (const auto& [name, t] : placed_)
-            if (t.until <= now) room.hold(seen_at(t.where, level));  // overdue, and still there
+        hold_overdue(room, now, level);
         hold_strangers(room, level);
         hold_noticed(room);
         return room;
+    }
+    // Takes the places of tenants whose reservation has ended, but which are still there.
+    void hold_overdue(cluster& room, instant now, priority level) const {
+        for (const auto& [name, t] : placed_)
+            if (t.until <= now) room.hold(seen_at(t.where, level));
     }
     // Takes the part of each device that isn't taken by the planner's own tenants, in the view of
     // that level: the parts of tenants that were admitted past the planner, of other processes, and
@@ -728,7 +732,9 @@ private:
         raise(to_failure({.missing = shortage::drained}), spec.name, "redeem a reservation");
     }
     [[nodiscard]] std::optional<tenant> redeem_elsewhere(const booking& b, place& its, tenant_spec& spec) {
-        cluster room = calendar_.free_without(b.id, shared_->now(), b.end, spec.level);
+        const instant now = shared_->now();
+        cluster room = calendar_.free_without(b.id, now, b.end, spec.level);
+        hold_overdue(room, now, spec.level);
         hold_strangers(room, spec.level, &its);
         hold_noticed(room);
         for (const auto d : b.where.devices)
