@@ -1,17 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory that a transport may still touch after a failed call isn't freed.
+#include <gpushare/backend/host/host.hpp>
 #include <gpushare/collective/communicator.hpp>
+#include <gpushare/error.hpp>
 #include <gpushare/gradient/buckets.hpp>
+#include <gpushare/gradient/compressed_link.hpp>
 #include <gpushare/gradient/detail/lent_arrays.hpp>
 #include <gpushare/gradient/group_operators.hpp>
+#include <gpushare/gradient/horovod_processes.hpp>
 #include <gpushare/gradient/negotiation.hpp>
 #include <gpushare/gradient/transport.hpp>
+#include <gpushare/gradient/two_level.hpp>
 #include <gpushare/gradient/wire.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <memory_resource>
 #include <optional>
 #include <span>
 #include <utility>
@@ -77,6 +83,12 @@ struct keeping_transport : gs::thread_transport {
     std::vector<std::span<std::byte>> kept;
 };
 
+/// Whether memory is on the stack, in a frame that a function of the frame at `here` had.
+bool is_below(const void* memory, const void* here) {
+    const auto end = reinterpret_cast<std::uintptr_t>(here), at = reinterpret_cast<std::uintptr_t>(memory);
+    return at < end && end - at < 65536;
+}
+
 /// `f` makes as many calls of a transport.
 template <class F>
 void check_kept(int calls, const F& f) {
@@ -92,8 +104,20 @@ void check_kept(int calls, const F& f) {
             CHECK(f(net).buffers_in_use);
         REQUIRE(net.kept.size() == 2);
         REQUIRE_FALSE(net.kept[1].empty());
+        for (const auto& some : net.kept) REQUIRE_FALSE(is_below(some.data(), &at));
         for (const auto& some : net.kept) std::ranges::fill(some, std::byte{1});  // what AddressSanitizer would refuse
     }
+}
+
+/// The fault of the transport, from a constructor that throws it.
+template <class Make>
+gs::collective_fault made(const Make& make) {
+    try {
+        make();
+    } catch (const gs::operation_error& e) {
+        return e.code() == in_use.code ? in_use : gs::collective_fault{};
+    }
+    return {};
 }
 
 TEST_CASE("a function's own arrays outlive it where a transport may still touch them", "[gradient][transport]") {
@@ -137,6 +161,25 @@ TEST_CASE("a function's own arrays outlive it where a transport may still touch 
         check_kept(1, [&](auto& net) {
             gs::recorded_order order(2000);
             return gs::agree(net, order);
+        });
+    }
+    SECTION("how many ranks each process has") {
+        check_kept(4, [&](auto& net) {
+            gs::communicator inner(1);
+            return made([&] { (void)gs::split(inner, net); });
+        });
+    }
+    SECTION("how processes compress") {
+        check_kept(2, [&](auto& net) { return made([&] { const gs::top_k_link link(net, 4, 0.5); }); });
+    }
+    SECTION("the chunks of processes with a device") {
+        gs::host::node node({.devices = 1, .sms = 2});
+        auto copies = node.make_stream(gs::device_id{0});
+        check_kept(3, [&](auto& net) {
+            return made([&] {
+                const gs::horovod::device_process one(node, copies, net, *std::pmr::new_delete_resource(),
+                                                      {.chunk = gs::bytes{4096}});
+            });
         });
     }
     SECTION("an order of buckets") {

@@ -127,14 +127,17 @@ public:
 protected:
     /// The processes compare `word`, which says how they compress.
     link_over(Net& net, std::uint64_t word, instant deadline) : net_(net) {
-        std::vector<std::uint64_t> all;
+        std::vector<std::uint64_t> mine, all;
+        const auto allocate = [&] {
+            mine = {word};
+            all.resize(net.size());
+        };
         make_on_all(
-            net, [&] { all.resize(net.size()); }, [] {}, deadline);
-        lent_arrays memory(all);
+            net, allocate, [] {}, deadline);
+        lent_arrays memory(mine, all);
         raise_fault(memory.to([&] {
-            return or_end_all(net, [&] {
-                return net.all_gather(std::span<const std::uint64_t>(&word, 1), std::span(all), deadline);
-            });
+            return or_end_all(
+                net, [&] { return net.all_gather(std::span<const std::uint64_t>(mine), std::span(all), deadline); });
         }));
         if (const auto odd = odd_one(all)) raise_fault({errc::mismatch, collective_kind::all_reduce, *odd, 0});
     }

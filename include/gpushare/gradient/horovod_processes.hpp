@@ -40,6 +40,7 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/gradient/detail/lent_arrays.hpp>
 #include <gpushare/gradient/detail/lent_stream.hpp>
 #include <gpushare/gradient/device_buckets.hpp>
 #include <gpushare/gradient/horovod.hpp>
@@ -140,10 +141,7 @@ public:
     device_process(Node& on, stream& copies, Net& net, Pinned& pinned, const device_process_options& options = {},
                    instant until = never)
         : node_(on), stream_(copies), net_(net), pinned_(pinned) {
-        const std::uint64_t mine = std::max<std::uint64_t>(options.chunk.count() / unit, net.size()) * unit;
-        raise_fault(gpushare::detail::or_end_all(net, [&] {
-            return net.all_reduce(std::span<const std::uint64_t>(&mine, 1), std::span(&chunk_, 1), minimum{}, until);
-        }));
+        agree_on_chunk(options.chunk, until);
         const auto allocate = [&] {
             slots_.resize(std::max(options.depth, 2U));
             for (slot& s : slots_) s.memory = static_cast<std::byte*>(pinned_.allocate(chunk_, alignment));
@@ -257,6 +255,24 @@ private:
     static constexpr ns poll = std::chrono::microseconds(50);
 
     [[nodiscard]] static held& of(const detail::request& r) { return static_cast<held&>(*r.on_device); }
+    /// The processes take the smallest of their chunks.
+    void agree_on_chunk(bytes chunk, instant until) {
+        // Not members: after a fault the transport may still touch these words.
+        std::vector<std::uint64_t> mine, least;
+        const auto allocate = [&] {
+            mine = {std::max<std::uint64_t>(chunk.count() / unit, net_.size()) * unit};
+            least = mine;
+        };
+        gpushare::detail::make_on_all(
+            net_, allocate, [] {}, until);
+        gpushare::detail::lent_arrays memory(mine, least);
+        raise_fault(memory.to([&] {
+            return gpushare::detail::or_end_all(net_, [&] {
+                return net_.all_reduce(std::span<const std::uint64_t>(mine), std::span(least), minimum{}, until);
+            });
+        }));
+        chunk_ = least[0];
+    }
     void give_memory_back() {
         for (slot& s : slots_)
             if (s.memory != nullptr) (void)pinned_.deallocate(s.memory, chunk_, alignment);

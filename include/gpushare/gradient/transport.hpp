@@ -130,30 +130,37 @@ template <class Net, class Call>
 template <class Net, class Make, class Undo>
 void make_on_all(Net& net, const Make& make, const Undo& undo, instant deadline) {
     constexpr std::uint64_t good = ~std::uint64_t{0};
+    // This rank's word, and the least of all ranks. They aren't on the stack, because after a fault
+    // the transport may still touch them. Only a rank without memory for them has them there.
+    std::uint64_t without_memory[] = {good, good};
+    std::span<std::uint64_t> both(without_memory);
+    std::vector<std::uint64_t> words;
     std::exception_ptr thrown;
-    std::uint64_t mine = good, least = good;
     try {
+        words.assign(2, good);
+        both = words;
         make();
     } catch (...) {
         thrown = std::current_exception();
-        mine = std::uint64_t{net.rank()} << 32 | static_cast<std::uint32_t>(code_thrown());
+        both[0] = std::uint64_t{net.rank()} << 32 | static_cast<std::uint32_t>(code_thrown());
     }
     collective_fault f;
+    lent_arrays memory(words);
+    const auto meet = [&] {
+        const auto met =
+            net.all_reduce(std::span<const std::uint64_t>(both.first(1)), both.last(1), minimum{}, deadline);
+        // The barrier keeps every rank from going on, and perhaps failing, before all ranks have
+        // the answer. If the barrier fails, each rank's next call reports the fault.
+        if (!met) (void)net.barrier(deadline);
+        return met;
+    };
     try {
-        f = or_end_all(net, [&] {
-            const auto met =
-                net.all_reduce(std::span<const std::uint64_t>(&mine, 1), std::span(&least, 1), minimum{}, deadline);
-            // The barrier keeps every rank from going on, and perhaps failing, before all ranks
-            // have the answer. If the barrier fails, each rank's next call reports the fault.
-            if (!met) (void)net.barrier(deadline);
-            return met;
-        });
-        if (!f && least != good)
-            f = {static_cast<errc>(least & 0xffU), collective_kind::all_reduce, static_cast<std::uint32_t>(least >> 32),
-                 0};
+        f = memory.to([&] { return or_end_all(net, meet); });
     } catch (...) {
         if (!thrown) thrown = std::current_exception();
     }
+    if (const std::uint64_t& least = both[1]; !f && !thrown && least != good)
+        f = {static_cast<errc>(least & 0xffU), collective_kind::all_reduce, static_cast<std::uint32_t>(least >> 32), 0};
     if (!thrown && !f) return;
     undo();
     if (thrown) std::rethrow_exception(thrown);

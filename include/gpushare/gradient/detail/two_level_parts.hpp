@@ -8,7 +8,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <iterator>
 #include <span>
 #include <type_traits>
 #include <vector>
@@ -184,13 +183,17 @@ template <class T>
 /// memory or the transport throws there; that process throws its own exception.
 template <class Outer>
 [[nodiscard]] ranks_of_processes meet_processes(Outer& outer, std::uint32_t ranks, bytes& chunk, instant deadline) {
-    const std::uint64_t mine[] = {ranks, chunk.count()};
-    std::vector<std::uint64_t> all;
+    std::vector<std::uint64_t> mine, all;
+    const auto allocate = [&] {
+        mine = {ranks, chunk.count()};
+        all.resize(mine.size() * outer.size());
+    };
     make_on_all(
-        outer, [&] { all.resize(std::size(mine) * outer.size()); }, [] {}, deadline);
-    lent_arrays memory(all);
+        outer, allocate, [] {}, deadline);
+    lent_arrays memory(mine, all);
     raise_fault(memory.to([&] {
-        return or_end_all(outer, [&] { return outer.all_gather(std::span(mine), std::span(all), deadline); });
+        return or_end_all(
+            outer, [&] { return outer.all_gather(std::span<const std::uint64_t>(mine), std::span(all), deadline); });
     }));
     ranks_of_processes known;
     const auto read = [&] {
