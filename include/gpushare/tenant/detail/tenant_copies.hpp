@@ -200,7 +200,8 @@ private:
                 part));
         }
     }
-    // Cancels the copies that haven't begun, and waits for the others. Returns whether all are over.
+    // Cancels the copies that haven't begun, and waits for the others. Returns whether all are
+    // over.
     [[nodiscard]] bool stop() noexcept try {
         for (auto& t : tickets_) (void)t.cancel();
         const auto until = saturating_add(by_->now(), patience_);
