@@ -23,16 +23,17 @@ if(GPUSHARE_WARNINGS_AS_ERRORS)
 endif()
 set(cuda_includes -I${PROJECT_SOURCE_DIR}/include -I${PROJECT_SOURCE_DIR}/tests)
 
-# gpushare_compile_cuda(NAME SOURCE [ARCHITECTURES 90...] [FRONTS 90...] [FLAGS ...] [PTX_ONLY] [FOR_A_DEVICE]) sets
+# gpushare_compile_cuda(NAME SOURCE [ARCHITECTURES 90...] [FRONTS 90...] [FLAGS ...] [PTX_ONLY] [FOR_A_DEVICE] [OBJECT_ONLY]) sets
 #   NAME_object   the object file
 #   NAME_report   what ptxas says about each kernel on each architecture
 #   NAME_ptx      the PTX files, one per front
 #   NAME_ptx_90    the one for sm_90, which the executor runs
 # FRONTS are the architectures that PTX is generated for; by default those of cuda_fronts, or ARCHITECTURES where that is given.
 # The object has the PTX of the last one, too. With PTX_ONLY nothing is assembled, for programs that only the executor runs.
+# OBJECT_ONLY: sets the first of these alone. The compiler's launcher, such as ccache, applies to the file, as it does to files of C++.
 # FOR_A_DEVICE: machine code is of use on a device alone. Without GPUSHARE_CUDA_FOR_A_DEVICE the object has PTX for sm_90 only.
 function(gpushare_compile_cuda name source)
-    cmake_parse_arguments(PARSE_ARGV 2 arg "PTX_ONLY;FOR_A_DEVICE" "" "ARCHITECTURES;FRONTS;FLAGS")
+    cmake_parse_arguments(PARSE_ARGV 2 arg "PTX_ONLY;FOR_A_DEVICE;OBJECT_ONLY" "" "ARCHITECTURES;FRONTS;FLAGS")
     if(arg_FOR_A_DEVICE AND NOT GPUSHARE_CUDA_FOR_A_DEVICE)
         set(arg_ARCHITECTURES 90)
         set(arg_PTX_ONLY TRUE)
@@ -81,10 +82,25 @@ function(gpushare_compile_cuda name source)
     endwhile()
 
     set(object ${directory}/${name}.o)
+    set(compile ${CMAKE_CUDA_COMPILER} ${cuda_flags} ${arg_FLAGS} ${cuda_includes} ${targets})
+    if(arg_OBJECT_ONLY)
+        # Relative names, so that what ccache keeps fits other trees.
+        cmake_path(RELATIVE_PATH object BASE_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR} OUTPUT_VARIABLE relative)
+        add_custom_command(
+            OUTPUT ${object}
+            COMMAND ${CMAKE_CXX_COMPILER_LAUNCHER} ${compile} -MMD -MF ${relative}.d -MT ${relative} -c ${source} -o ${relative}
+            DEPENDS ${source}
+            DEPFILE ${object}.d
+            WORKING_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}
+            COMMENT "Compiling ${name} with nvcc for ${arg_ARCHITECTURES}"
+            VERBATIM)
+        set(${name}_object ${object} PARENT_SCOPE)
+        return()
+    endif()
     add_custom_command(
         OUTPUT ${object} ${directory}/report.txt ${ptx}
-        COMMAND sh ${PROJECT_SOURCE_DIR}/cmake/run_nvcc.sh ${directory} ${CMAKE_CUDA_COMPILER} ${cuda_flags} ${arg_FLAGS}
-                ${cuda_includes} ${targets} -Xptxas=-v -MMD -MF ${object}.d -MT ${object} -c ${source} -o ${object}
+        COMMAND sh ${PROJECT_SOURCE_DIR}/cmake/run_nvcc.sh ${directory} ${compile} -Xptxas=-v -MMD -MF ${object}.d
+                -MT ${object} -c ${source} -o ${object}
         DEPENDS ${source} ${PROJECT_SOURCE_DIR}/cmake/run_nvcc.sh
         DEPFILE ${object}.d
         COMMENT "Compiling ${name} with nvcc for ${arg_ARCHITECTURES}"
