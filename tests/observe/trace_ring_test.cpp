@@ -71,7 +71,7 @@ TEST_CASE("a record that nothing has overwritten yet is visited, in its place", 
 TEST_CASE("each record is in the ring or lost, and none is torn, whoever is late", "[observe]") {
     constexpr unsigned writers = 4;
     const auto each = static_cast<std::int64_t>(support::few(500));
-    support::random any(GENERATE(1, 2, 3));
+    support::random any(GENERATE(1U, 2U, 3U));
     for (int round = 0; round < static_cast<int>(support::few(30)); ++round) {
         trace_ring ring;
         ring.reserve(1 + any.below(3));
