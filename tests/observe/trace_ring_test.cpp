@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tags: lock-free
 // The ring of a trace's records: each record is in the ring or counted as lost, never both, and no
-// record is torn, whoever is late.
+// record is torn, however late a writer is.
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
@@ -68,7 +68,7 @@ TEST_CASE("a record that nothing has overwritten yet is visited, in its place", 
     CHECK(ring.lost() == 2);
 }
 
-TEST_CASE("each record is in the ring or lost, and none is torn, whoever is late", "[observe]") {
+TEST_CASE("each record is in the ring or lost, and none is torn, however late a writer is", "[observe]") {
     constexpr unsigned writers = 4;
     const auto each = static_cast<std::int64_t>(support::few(500));
     support::random any(GENERATE(1U, 2U, 3U));
