@@ -22,6 +22,7 @@
 #include <gpushare/gradient/two_level.hpp>
 
 #include "support/catch.hpp"
+#include "support/leaks.hpp"
 #include "support/threads.hpp"
 
 namespace throwing_meeting_test {
@@ -72,6 +73,7 @@ std::vector<seen> meet(int at, const Make& make) {
     std::vector<throwing_transport> nets{{between.rank(0), -1}, {between.rank(1), at}};
     std::vector<seen> saw(2);
     support::together(2, [&](unsigned p) {
+        const support::leaks_are_meant here;  // words that the transport may still use
         try {
             make(p, nets[p]);
         } catch (const gs::operation_error& e) {
