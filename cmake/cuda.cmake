@@ -30,7 +30,8 @@ set(cuda_includes -I${PROJECT_SOURCE_DIR}/include -I${PROJECT_SOURCE_DIR}/tests)
 #   NAME_ptx_90    the one for sm_90, which the executor runs
 # FRONTS are the architectures that PTX is generated for; by default those of cuda_fronts, or ARCHITECTURES where that is given.
 # The object has the PTX of the last one, too. With PTX_ONLY nothing is assembled, for programs that only the executor runs.
-# OBJECT_ONLY: sets the first of these alone. The compiler's launcher, such as ccache, applies to the file, as it does to files of C++.
+# OBJECT_ONLY: sets the first of these alone. The compiler's launcher, such as ccache, applies to the
+# file, as it does to files of C++.
 # FOR_A_DEVICE: machine code is of use on a device alone. Without GPUSHARE_CUDA_FOR_A_DEVICE the object has PTX for sm_90 only.
 function(gpushare_compile_cuda name source)
     cmake_parse_arguments(PARSE_ARGV 2 arg "PTX_ONLY;FOR_A_DEVICE;OBJECT_ONLY" "" "ARCHITECTURES;FRONTS;FLAGS")

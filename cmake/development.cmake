@@ -8,9 +8,10 @@ target_compile_options(
                                    # no path of the checkout in what is compiled: ccache finds it from any
                                    -ffile-prefix-map=${CMAKE_CURRENT_SOURCE_DIR}/=)
 
-# By -Og a file compiles in two thirds of the time. Targets with the property GPUSHARE_OWN_LEVEL choose their own level: what must be fast,
-# because tests wait for it, and what is tested as the optimiser leaves it. With -Og g++ 12 takes range-v3's variants and libstdc++'s
-# stop_source for uninitialised; the builds by -O2 have the warning.
+# By -Og a file compiles in two thirds of the time. Targets with the property GPUSHARE_OWN_LEVEL
+# choose their own level: what must be fast, because tests wait for it, and what is tested as the
+# optimiser leaves it. With -Og g++ 12 takes range-v3's variants and libstdc++'s stop_source for
+# uninitialised; the builds by -O2 have the warning.
 option(GPUSHARE_TESTS_COMPILE_QUICKLY "Compile our own programs with -Og, but for those of the optimiser" OFF)
 if(GPUSHARE_TESTS_COMPILE_QUICKLY AND NOT GPUSHARE_CUDA_FOR_A_DEVICE)  # figures of a device are of -O2
     target_compile_options(

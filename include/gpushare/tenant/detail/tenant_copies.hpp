@@ -5,7 +5,7 @@
 //   const auto before = detail::run_out(from, deadline, "move");
 //   detail::new_places to(next, blocks);
 //   detail::tenant_copies copies(next);
-//   copies.run(blocks, there, here, {deadline, "move, copying"}, [] { /* a copy may still run */ });
+//   copies.run(blocks, there, here, {deadline, "move, copying"}, [] { /* a copy still runs */ });
 //   detail::expect_idle_since(from, before, "move, beside submissions");
 #pragma once
 
