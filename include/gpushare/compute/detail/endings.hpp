@@ -10,9 +10,9 @@
 //   cancel_waiting          all waiting submissions of a client that closes or is refused
 //   leave_queue             a waiting submission at the gate whose thread stops waiting
 //
-//   detail::endings<stream, clock, policy> ends(time, core, clients, batches, sleepers, watch);
+//   detail::endings<stream, clock, policy> ends(time, core, clients, batches, told, sleepers, watch);
 //   ends.finish(submission, errc::none, device_time);
-//   if (!ends.callbacks().empty()) ends.call_back(lock, stay);
+//   if (!told.empty()) ends.call_back(lock, stay);
 #pragma once
 
 #include <algorithm>
@@ -50,11 +50,9 @@ public:
 
     /// The arguments must outlive this object.
     endings(const Clock& time, limiter_core<Policy>& core, admissions<Stream, Policy>& clients, batches<Stream>& all,
-            typename watch_type::sleeping_threads& asleep, watch_type& watch) noexcept
-        : clock_(time), core_(core), clients_(clients), batches_(all), sleepers_(asleep), watch_(watch) {}
+            callback_queue<Stream>& told, typename watch_type::sleeping_threads& asleep, watch_type& watch) noexcept
+        : clock_(time), core_(core), clients_(clients), batches_(all), told_(told), sleepers_(asleep), watch_(watch) {}
 
-    [[nodiscard]] callback_queue<Stream>& callbacks() noexcept { return told_; }
-    [[nodiscard]] const callback_queue<Stream>& callbacks() const noexcept { return told_; }
     [[nodiscard]] const std::shared_ptr<submission_pool<Stream>>& pool() const noexcept { return pool_; }
 
     // ---- the work has ended
@@ -120,9 +118,10 @@ public:
         ++s.queue->dropped;
         dismiss(lock, s, errc::deadline_exceeded);
     }
-    /// Drops all late submissions, so that waiting threads learn at the deadline that they are
-    /// late, not at their turn.
-    void drop_late(lock_type& lock) noexcept {
+    /// Cancels the refused submissions, and drops all late ones, so that waiting threads learn at
+    /// the deadline that they are late, not at their turn.
+    void cancel_due(lock_type& lock) noexcept {
+        if (any_refused_) cancel_refused(lock);
         while (clients_.next_late() != never) {
             submission* const s = clients_.late_at(clock_.now());
             if (s == nullptr) return;
@@ -204,9 +203,9 @@ private:
     limiter_core<Policy>& core_;
     admissions<Stream, Policy>& clients_;
     batches<Stream>& batches_;
+    callback_queue<Stream>& told_;
     typename watch_type::sleeping_threads& sleepers_;
     watch_type& watch_;
-    callback_queue<Stream> told_;
     bool any_refused_ = false;
     std::shared_ptr<submission_pool<Stream>> pool_ = std::make_shared<submission_pool<Stream>>();
 };

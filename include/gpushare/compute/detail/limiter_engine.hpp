@@ -29,6 +29,7 @@
 #include <gpushare/compute/admission.hpp>
 #include <gpushare/compute/detail/admissions.hpp>
 #include <gpushare/compute/detail/batches.hpp>
+#include <gpushare/compute/detail/callback_queue.hpp>
 #include <gpushare/compute/detail/device_watch.hpp>
 #include <gpushare/compute/detail/endings.hpp>
 #include <gpushare/compute/detail/late_points.hpp>
@@ -108,8 +109,7 @@ public:
         auto& s = batches_.record_for_gate();
         // The rest of drive()'s work is done when the submission is placed in a batch, since the
         // clock is read only there.
-        const auto& callbacks = endings_.callbacks();
-        if (endings_.any_refused() || !callbacks.empty() || callbacks.any_above(core_.settings(c).level) ||
+        if (endings_.any_refused() || !told_.empty() || told_.any_above(core_.settings(c).level) ||
             !batches_.has_slot()) {
             clients_.describe(s, c, o, now);
             clients_.arrive(s, now);
@@ -178,7 +178,7 @@ public:
     void drive(lock_type& lock, look how, need& stay) noexcept {
         const presence here(*this);
         drive_once(lock, how, stay);
-        while (!watch_.is_rest_left() && endings_.callbacks().take_held_up()) drive_once(lock, look::if_due, stay);
+        while (!watch_.is_rest_left() && told_.take_held_up()) drive_once(lock, look::if_due, stay);
     }
 
     /// Observes and charges the device's work. If asking the device is a driver call, the mutex is
@@ -255,8 +255,7 @@ public:
     /// Whether no work of `c` is in flight and all its callbacks have returned. Within a callback,
     /// callbacks don't count, since they would wait for this one.
     [[nodiscard]] bool is_over(client_id c) noexcept {
-        return core_.usage(c).in_flight == 0 &&
-               (clients_.queue(c).untold == 0 || endings_.callbacks().is_called_here());
+        return core_.usage(c).in_flight == 0 && (clients_.queue(c).untold == 0 || told_.is_called_here());
     }
     /// Until when the calling thread waits for work of `c` to end: not at all in a callable or in a
     /// permit's work of that client, which can't end meanwhile. So exit() in such code doesn't wait
@@ -312,14 +311,13 @@ private:
         observe(lock, how);
         if (core_.any_unsettled()) settlement_.settle_charges();
         if (how == look::now) endings_.give_up_stuck(observer_);
-        if (endings_.any_refused()) endings_.cancel_refused(lock);
-        endings_.drop_late(lock);
+        endings_.cancel_due(lock);
         if (core_.num_waiting() > 0 && batches_.any_ended()) note_overdue();
         admit_ready(lock, stay);
         // A thread that waits for room, or that must know now, needs a point to watch.
         if constexpr (shares_points) points_.end_batches(lock, nullptr, how == look::now || core_.num_waiting() > 0);
         watch_.keep();
-        if (!endings_.callbacks().empty()) endings_.call_back(lock, stay);
+        if (!told_.empty()) endings_.call_back(lock, stay);
     }
 
     // Admits all submissions that can go, one by one, and enqueues them. At the gate the waiting
@@ -330,7 +328,7 @@ private:
         for (admission a; core_.num_waiting() > 0 && batches_.has_slot();) {
             now = policy_time();  // behind observe(), which has noticed the ends up to now
             if (!core_.is_ready(a, now, other_stream)) break;
-            if (endings_.callbacks().holds(a.level)) return;
+            if (told_.holds(a.level)) return;
             submission& s = clients_.first_of(a.client);
             if (s.drop_at != never && clock_.now() >= s.drop_at) {
                 endings_.drop(lock, s);
@@ -340,7 +338,7 @@ private:
                 watch_.leave_rest();
                 return;
             }
-            endings_.callbacks().let_go(a.level);
+            told_.let_go(a.level);
             admit(s, a, now);
             if (!s.queued) continue;
             const bool is_own = &s == stay.own;
@@ -349,7 +347,7 @@ private:
             observe(lock, look::if_due);
             if (endings_.any_refused()) endings_.cancel_refused(lock);
         }
-        endings_.callbacks().hold_nobody();
+        told_.hold_nobody();
     }
     void admit(submission& s, const admission& a, instant now) noexcept {
         clients_.admit(s, a, now);
@@ -376,8 +374,10 @@ private:
     instant enqueue(lock_type& lock, submission& s, need& stay) noexcept {
         core_.set_enqueuing(s.admitted, true);
         auto& usual = s.queue->callables;
-        if (!usual.are_short()) watch_.give_up(stay);
-        watch_.keep();  // another thread watches the work in flight: the callable may take long
+        if (!usual.are_short()) {  // another thread watches the work in flight
+            watch_.give_up(stay);
+            watch_.keep();
+        }
         try {
             if constexpr (batches<Stream>::turns) points_.await_turn(lock, s.admitted, *s.stream);
         } catch (...) {
@@ -435,7 +435,8 @@ private:
     submission_log<Stream> log_;
     typename device_watch<Stream, Clock, Policy>::sleeping_threads sleepers_;
     device_watch<Stream, Clock, Policy> watch_{clock_, core_, clients_, batches_, observer_, sleepers_};
-    endings<Stream, Clock, Policy> endings_{clock_, core_, clients_, batches_, sleepers_, watch_};
+    callback_queue<Stream> told_;
+    endings<Stream, Clock, Policy> endings_{clock_, core_, clients_, batches_, told_, sleepers_, watch_};
     settlement<Stream, Clock, Policy> settlement_{clock_, core_, clients_, batches_, log_, endings_};
     std::uint32_t num_present_ = 0;  // threads that drive or wait
     bool asking_ = false;            // a thread is asking the device, for all threads
@@ -461,7 +462,7 @@ limiter_engine<Stream, Clock, Policy>::~limiter_engine() {
         for (auto* s = b.first; s != nullptr; s = s->next_member)
             if (s->queued && !s->told) endings_.finish(*s, errc::closed);
     need stay{.done = question(false)};
-    if (!endings_.callbacks().empty()) endings_.call_back(lock, stay);
+    if (!told_.empty()) endings_.call_back(lock, stay);
 }
 
 template <timeline Stream, clock Clock, compute_policy Policy>
