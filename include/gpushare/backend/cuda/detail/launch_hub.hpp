@@ -388,7 +388,7 @@ private:
                 stream_ends(static_cast<const cuStreamDestroy_v2_params*>(data.functionParams)->hStream);
             return;
         }
-        if (const auto call = read_launch(id, data)) launched(thread, any, in_streams, *call, data);
+        if (auto call = read_launch(id, data)) launched(thread, any, in_streams, *call, data);
     }
     void waited(const thread_binding* thread, bool any, CUpti_CallbackId id, const CUpti_CallbackData& data) noexcept {
         const sync_call call = read_sync(id, data);
@@ -516,7 +516,7 @@ private:
     }
     // A launch that may wait inside the driver passes its own gate first, which may hold it. Then
     // the other gates open their waits for it.
-    void launched(const thread_binding* thread, bool any, bool in_streams, launch_call call,
+    void launched(const thread_binding* thread, bool any, bool in_streams, launch_call& call,
                   const CUpti_CallbackData& data) noexcept {
         // passed from entry to exit; 0: nothing to do there
         std::uint64_t& note = *data.correlationData;
