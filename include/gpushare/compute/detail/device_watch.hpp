@@ -5,7 +5,7 @@
 //
 //   detail::device_watch<stream, clock, policy> watch(time, core, clients, batches, observer, asleep);
 //   waiter<submission> me{.own = &s, .deadline = deadline};
-//   const auto step = watch.next_step(me, now);
+//   const auto step = watch.next_step(me, now, false);
 //   if (step.what == decltype(step)::kind::watch)
 //       watch.look_at(lock, step.points, me.own, me.duties, step.until);  // then drive
 //   watch.hand_over(me.duties);
@@ -90,21 +90,13 @@ public:
                  batches<Stream>& all, observer<Stream>& device, sleeping_threads& asleep) noexcept
         : clock_(time), core_(core), clients_(clients), batches_(all), observer_(device), sleepers_(asleep) {}
 
-    // ---- when somebody has to drive
-
-    /// A thread begins to drive: nothing is left yet.
-    void begin_drive() noexcept { rest_left_ = false; }
-    /// The thread that drives leaves a submission or a callback to another thread.
-    void leave_rest() noexcept { rest_left_ = true; }
-    [[nodiscard]] bool is_rest_left() const noexcept { return rest_left_; }
     /// When to drive even if nothing happens: work that is held back may go then, or a submission
     /// is late then.
     [[nodiscard]] instant next_look() const noexcept { return std::min(core_.resume_at(), clients_.next_late()); }
 
-    // ---- the steps of a waiting thread
-
-    /// Decides the next step. If that is to watch or to look, `me` has its duties from then on.
-    [[nodiscard]] step_type next_step(waiter<submission>& me, instant now) noexcept;
+    /// Decides the next step of a waiting thread. If that is to watch or to look, `me` has its
+    /// duties from then on. `rest_left`: a thread left a submission or a callback to others.
+    [[nodiscard]] step_type next_step(waiter<submission>& me, instant now, bool rest_left) noexcept;
 
     /// Looks until one of the points is reached, until `until`, or until a thread calls this one,
     /// which waits for `own`. Returns whether a point was reached; observe() then sees it. The
@@ -167,7 +159,7 @@ public:
     }
     /// Makes sure that a thread watches. A thread that leaves, or brings work, calls a sleeping
     /// thread, unless one of these wakes up in time by itself.
-    void keep() noexcept;
+    void keep(bool rest_left) noexcept;
 
 private:
     // Whether there is a point that no thread watches. A client's attendant is the thread that
@@ -216,18 +208,18 @@ private:
     observer<Stream>& observer_;
     sleeping_threads& sleepers_;
     watch_slice slice_;
-    bool watched_ = false;    // a thread looks at the device for all
-    bool rest_left_ = false;  // a thread left a submission or a callback to another thread
+    bool watched_ = false;  // a thread looks at the device for all
 };
 
 // Defined out of the class and without `inline`, so that an `extern template` keeps other
 // translation units from instantiating them.
 
 template <timeline Stream, clock Clock, compute_policy Policy>
-auto device_watch<Stream, Clock, Policy>::next_step(waiter<submission>& me, instant now) noexcept -> step_type {
+auto device_watch<Stream, Clock, Policy>::next_step(waiter<submission>& me, instant now, bool rest_left) noexcept
+    -> step_type {
     using kind = typename step_type::kind;
     step_type step{.resume = next_look()};
-    if (rest_left_ || now >= step.resume) return step;
+    if (rest_left || now >= step.resume) return step;
     if (batches_.any_open()) step.again = now + slice_.length();
     const bool sliced = step.again != never || needs_slices();
     // The questions below see work enqueued before this call.
@@ -260,9 +252,9 @@ auto device_watch<Stream, Clock, Policy>::next_step(waiter<submission>& me, inst
 }
 
 template <timeline Stream, clock Clock, compute_policy Policy>
-void device_watch<Stream, Clock, Policy>::keep() noexcept {
+void device_watch<Stream, Clock, Policy>::keep(bool rest_left) noexcept {
     if (sleepers_.empty()) return;
-    if (rest_left_) return sleepers_.call_one(instant::min());
+    if (rest_left) return sleepers_.call_one(instant::min());
     if (watched_) return call_watcher();
     if (any_unwatched(false)) return sleepers_.call_one(instant::min());
     const auto resume = next_look();

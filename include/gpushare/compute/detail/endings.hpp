@@ -12,7 +12,7 @@
 //
 //   detail::endings<stream, clock, policy> ends(time, core, clients, batches, told, sleepers, watch);
 //   ends.finish(submission, errc::none, device_time);
-//   if (!told.empty()) ends.call_back(lock, stay);
+//   if (!told.empty()) ends.call_back(lock, stay, rest_left);
 #pragma once
 
 #include <algorithm>
@@ -147,7 +147,8 @@ public:
     /// once isn't called from within itself. A thread that has stayed for long leaves the rest to a
     /// sleeping thread or, after one callback, to the next thread that comes. Without that one
     /// callback, no callback might ever run if each thread that comes has a long callable to run.
-    void call_back(lock_type& lock, need& stay) noexcept;
+    /// `rest_left` is set if callbacks are left. Other threads may change it meanwhile.
+    void call_back(lock_type& lock, need& stay, bool& rest_left) noexcept;
 
 private:
     void say_done(submission& s, errc status, ns device_time) noexcept {
@@ -255,12 +256,12 @@ void endings<Stream, Clock, Policy>::give_up_stuck(observer<Stream>& device) noe
 }
 
 template <timeline Stream, clock Clock, compute_policy Policy>
-void endings<Stream, Clock, Policy>::call_back(lock_type& lock, need& stay) noexcept {
+void endings<Stream, Clock, Policy>::call_back(lock_type& lock, need& stay, bool& rest_left) noexcept {
     const typename callback_queue<Stream>::turn turn(told_);
     if (!turn) return;
     do {
         if (stay.is_met(clock_) && !stay.is_short(clock_) && (stay.called || !sleepers_.empty())) {
-            watch_.leave_rest();
+            rest_left = true;
             sleepers_.call_one(instant::min());
             break;
         }
@@ -270,7 +271,7 @@ void endings<Stream, Clock, Policy>::call_back(lock_type& lock, need& stay) noex
         auto& client = *s.queue;
         if (stay.duties != nullptr && !client.callbacks.are_short()) {
             watch_.give_up(stay);
-            watch_.keep();
+            watch_.keep(rest_left);
         }
         const auto began = stay.duties != nullptr ? clock_.now() : instant{};
         call_one(lock, s);

@@ -125,9 +125,7 @@ public:
     errc wait_at_gate(lock_type& lock, submission& s, instant deadline, const std::stop_token& stop);
     /// When to drive even if nothing happens and no thread waits: at once if a thread left work to
     /// others.
-    [[nodiscard]] instant resume_at() const noexcept {
-        return watch_.is_rest_left() ? instant::min() : watch_.next_look();
-    }
+    [[nodiscard]] instant resume_at() const noexcept { return rest_left_ ? instant::min() : watch_.next_look(); }
     /// Notes which work has been on the device for longer than its longest expected time, for
     /// bounds and for the work behind it. Reads the clock if anything is in flight.
     void note_overdue() noexcept;
@@ -178,7 +176,7 @@ public:
     void drive(lock_type& lock, look how, need& stay) noexcept {
         const presence here(*this);
         drive_once(lock, how, stay);
-        while (!watch_.is_rest_left() && told_.take_held_up()) drive_once(lock, look::if_due, stay);
+        while (!rest_left_ && told_.take_held_up()) drive_once(lock, look::if_due, stay);
     }
 
     /// Observes and charges the device's work. If asking the device is a driver call, the mutex is
@@ -207,7 +205,7 @@ public:
             why = now >= deadline ? errc::deadline_exceeded : stop.stop_requested() ? errc::stopped : errc::none;
             if (why != errc::none) break;
             if (points_.end_batches(lock, own, true)) continue;
-            const auto step = watch_.next_step(me, now);
+            const auto step = watch_.next_step(me, now, rest_left_);
             bool reached = false;
             switch (step.what) {
                 case kind::drive: drive_on(); continue;
@@ -224,7 +222,7 @@ public:
             if (step.what == kind::watch) me.patient_until = never;
             if (watch_.stands_still(reached, step.until) && !done()) return errc::stuck;
         }
-        watch_.keep();  // another thread takes over the watch
+        watch_.keep(rest_left_);  // another thread takes over the watch
         return why;
     }
     /// The same for a client that closes or is put to sleep: `done` may be true once none of its
@@ -307,7 +305,7 @@ private:
     // ---- admission
 
     void drive_once(lock_type& lock, look how, need& stay) noexcept {
-        watch_.begin_drive();
+        rest_left_ = false;
         observe(lock, how);
         if (core_.any_unsettled()) settlement_.settle_charges();
         if (how == look::now) endings_.give_up_stuck(observer_);
@@ -316,8 +314,8 @@ private:
         admit_ready(lock, stay);
         // A thread that waits for room, or that must know now, needs a point to watch.
         if constexpr (shares_points) points_.end_batches(lock, nullptr, how == look::now || core_.num_waiting() > 0);
-        watch_.keep();
-        if (!told_.empty()) endings_.call_back(lock, stay);
+        watch_.keep(rest_left_);
+        if (!told_.empty()) endings_.call_back(lock, stay, rest_left_);
     }
 
     // Admits all submissions that can go, one by one, and enqueues them. At the gate the waiting
@@ -335,7 +333,7 @@ private:
                 continue;
             }
             if (leaves(s, stay)) {
-                watch_.leave_rest();
+                rest_left_ = true;
                 return;
             }
             told_.let_go(a.level);
@@ -374,10 +372,8 @@ private:
     instant enqueue(lock_type& lock, submission& s, need& stay) noexcept {
         core_.set_enqueuing(s.admitted, true);
         auto& usual = s.queue->callables;
-        if (!usual.are_short()) {  // another thread watches the work in flight
-            watch_.give_up(stay);
-            watch_.keep();
-        }
+        if (!usual.are_short()) watch_.give_up(stay);
+        watch_.keep(rest_left_);  // for the work in flight: the callable may take long
         try {
             if constexpr (batches<Stream>::turns) points_.await_turn(lock, s.admitted, *s.stream);
         } catch (...) {
@@ -440,6 +436,7 @@ private:
     settlement<Stream, Clock, Policy> settlement_{clock_, core_, clients_, batches_, log_, endings_};
     std::uint32_t num_present_ = 0;  // threads that drive or wait
     bool asking_ = false;            // a thread is asking the device, for all threads
+    bool rest_left_ = false;         // a thread left a submission or a callback to another thread
     std::condition_variable asked_, enqueued_;
     std::uint32_t num_abandoning_ = 0;  // threads that wait for a callable to return
 };
@@ -462,7 +459,7 @@ limiter_engine<Stream, Clock, Policy>::~limiter_engine() {
         for (auto* s = b.first; s != nullptr; s = s->next_member)
             if (s->queued && !s->told) endings_.finish(*s, errc::closed);
     need stay{.done = question(false)};
-    if (!told_.empty()) endings_.call_back(lock, stay);
+    if (!told_.empty()) endings_.call_back(lock, stay, rest_left_);
 }
 
 template <timeline Stream, clock Clock, compute_policy Policy>
@@ -577,7 +574,7 @@ void limiter_engine<Stream, Clock, Policy>::enqueued_by_holder(submission& s, er
     lock_type lock(mutex_);
     points_.end_batches(lock, nullptr, !sleepers_.empty());  // a sleeping thread needs a point to watch
     if (status == errc::device_lost) drive(lock, look::now);
-    watch_.keep();
+    watch_.keep(rest_left_);
     batches_.keep_awaiting(!sleepers_.empty());
 }
 

@@ -32,12 +32,15 @@ public:
     /// A question that always has this answer.
     explicit constexpr question(bool answer) noexcept : ask_(answer ? &yes : &no) {}
     template <std::predicate F>
-    explicit constexpr question(const F& asked) noexcept
-        : of_(&asked), ask_([](const void* of) -> bool { return (*static_cast<const F*>(of))(); }) {}
+    explicit constexpr question(const F& asked) noexcept : of_(&asked), ask_(&ask<F>) {}
 
     bool operator()() const { return ask_(of_); }
 
 private:
+    template <class F>
+    static bool ask(const void* of) {
+        return (*static_cast<const F*>(of))();
+    }
     static bool yes(const void*) { return true; }
     static bool no(const void*) { return false; }
 
