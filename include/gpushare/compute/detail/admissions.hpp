@@ -313,6 +313,13 @@ public:
     /// A waiting submission that is to be dropped as late by now; null if there is none.
     [[nodiscard]] submission* late_at(instant now) const noexcept { return late_.first_at(now); }
 
+    /// The time for calls that take a `now`, or instant{} if nothing needs the time: reading a
+    /// clock costs as much as the rest of a permit. `logged`: the log needs it.
+    template <clock Clock>
+    [[nodiscard]] instant policy_time(const Clock& time, bool logged) const noexcept {
+        return !is_timeless<Policy> || core_.holds_back() || logged || next_late() != never ? time.now() : instant{};
+    }
+
     // ---- admission
 
     [[nodiscard]] submission& first_of(client_id c) noexcept { return *queue(c).waiting.front(); }

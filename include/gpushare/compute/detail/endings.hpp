@@ -10,7 +10,7 @@
 //   cancel_waiting          all waiting submissions of a client that closes or is refused
 //   leave_queue             a waiting submission at the gate whose thread stops waiting
 //
-//   detail::endings<stream, clock, policy> ends(time, core, clients, batches, told, sleepers, watch);
+//   detail::endings<stream, clock, policy> ends(time, core, clients, batches, log, told, asleep, watch);
 //   ends.finish(submission, errc::none, device_time);
 //   if (!told.empty()) ends.call_back(lock, stay, rest_left);
 #pragma once
@@ -28,6 +28,7 @@
 #include <gpushare/compute/detail/need.hpp>
 #include <gpushare/compute/detail/observer.hpp>
 #include <gpushare/compute/detail/submission.hpp>
+#include <gpushare/compute/detail/submission_log.hpp>
 #include <gpushare/compute/limiter_core.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/concepts.hpp>
@@ -50,8 +51,16 @@ public:
 
     /// The arguments must outlive this object.
     endings(const Clock& time, limiter_core<Policy>& core, admissions<Stream, Policy>& clients, batches<Stream>& all,
-            callback_queue<Stream>& told, typename watch_type::sleeping_threads& asleep, watch_type& watch) noexcept
-        : clock_(time), core_(core), clients_(clients), batches_(all), told_(told), sleepers_(asleep), watch_(watch) {}
+            const submission_log<Stream>& log, callback_queue<Stream>& told,
+            typename watch_type::sleeping_threads& asleep, watch_type& watch) noexcept
+        : clock_(time),
+          core_(core),
+          clients_(clients),
+          batches_(all),
+          log_(log),
+          told_(told),
+          sleepers_(asleep),
+          watch_(watch) {}
 
     [[nodiscard]] const std::shared_ptr<submission_pool<Stream>>& pool() const noexcept { return pool_; }
 
@@ -89,7 +98,7 @@ public:
     }
     /// Takes a waiting submission out of the queue, and wakes threads that wait for room.
     void leave_queue(submission& s) noexcept {
-        clients_.withdraw(s, clock_.now());
+        clients_.withdraw(s, clients_.policy_time(clock_, log_.on()));
         if (s.queue->waits_for_room > 0) sleepers_.wake_all();
     }
     void dismiss(lock_type& lock, submission& s, errc why) noexcept {
@@ -204,6 +213,7 @@ private:
     limiter_core<Policy>& core_;
     admissions<Stream, Policy>& clients_;
     batches<Stream>& batches_;
+    const submission_log<Stream>& log_;
     callback_queue<Stream>& told_;
     typename watch_type::sleeping_threads& sleepers_;
     watch_type& watch_;

@@ -79,12 +79,8 @@ public:
 
     /// Takes no mutex.
     [[nodiscard]] instant now() const { return clock_.now(); }
-    /// The time for the policy, or instant{} if nothing needs the time: reading a clock costs as
-    /// much as the rest of a permit.
-    [[nodiscard]] instant policy_time() const noexcept {
-        return !is_timeless<Policy> || core_.holds_back() || log_.on() || clients_.next_late() != never ? clock_.now()
-                                                                                                        : instant{};
-    }
+    /// See admissions::policy_time.
+    [[nodiscard]] instant policy_time() const noexcept { return clients_.policy_time(clock_, log_.on()); }
     /// The time for place(); instant{} if streams share no points.
     [[nodiscard]] instant batch_time() const noexcept { return shares_points ? clock_.now() : instant{}; }
 
@@ -432,7 +428,7 @@ private:
     typename device_watch<Stream, Clock, Policy>::sleeping_threads sleepers_;
     device_watch<Stream, Clock, Policy> watch_{clock_, core_, clients_, batches_, observer_, sleepers_};
     callback_queue<Stream> told_;
-    endings<Stream, Clock, Policy> endings_{clock_, core_, clients_, batches_, told_, sleepers_, watch_};
+    endings<Stream, Clock, Policy> endings_{clock_, core_, clients_, batches_, log_, told_, sleepers_, watch_};
     settlement<Stream, Clock, Policy> settlement_{clock_, core_, clients_, batches_, log_, endings_};
     std::uint32_t num_present_ = 0;  // threads that drive or wait
     bool asking_ = false;            // a thread is asking the device, for all threads
