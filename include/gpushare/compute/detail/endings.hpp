@@ -91,6 +91,7 @@ public:
         cancel(s);
         finish(s, why);
     }
+    /// The same, and nobody learns of it: for a permit that its holder didn't use.
     void cancel(submission& s) noexcept {
         core_.cancel(s.admitted);
         tell_of_end(clients_.queue(s.admitted.client));
@@ -101,6 +102,7 @@ public:
         clients_.withdraw(s, clients_.policy_time(clock_, log_.on()));
         if (s.queue->waits_for_room > 0) sleepers_.wake_all();
     }
+    /// Ends a waiting submission.
     void dismiss(lock_type& lock, submission& s, errc why) noexcept {
         core_.count_cancelled(s.client, why);
         leave_queue(s);
@@ -108,6 +110,7 @@ public:
         begin_unrun_end(s);
         end_unrun(lock, s, why);
     }
+    /// Ends all waiting submissions of a client.
     void cancel_waiting(lock_type& lock, client_queue<Stream>& client, errc why) noexcept {
         if (client.waits_for_room > 0) sleepers_.wake_all();
         fifo<submission> cancelled;
