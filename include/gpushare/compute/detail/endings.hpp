@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How submissions end, and who learns of that: tickets and permits, callbacks, and threads that
+// Ends submissions, and tells their tickets and permits, their callbacks, and the threads that
 // sleep until an end. Used under the limiter's mutex. Functions that take a `lock` release it while
 // they run the user's code.
 //

@@ -568,7 +568,8 @@ void limiter_engine<Stream, Clock, Policy>::enqueued_by_holder(submission& s, er
     if (shares_points && s.needs_end) s.enqueue_ended = batch_time();
     if (!batches_.announce_enqueued(s) && status != errc::device_lost) return;
     lock_type lock(mutex_);
-    points_.end_batches(lock, nullptr, !sleepers_.empty());  // a sleeping thread needs a point to watch
+    // A sleeping thread needs a point to watch.
+    points_.end_batches(lock, nullptr, !sleepers_.empty());
     if (status == errc::device_lost) drive(lock, look::now);
     watch_.keep(rest_left_);
     batches_.keep_awaiting(!sleepers_.empty());
