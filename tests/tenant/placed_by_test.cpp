@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A tenancy whose devices are chosen by a placement policy, or by any function of the embedder.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -9,6 +10,7 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -551,6 +553,25 @@ struct stalling_tenant : tenancy::tenant {
     }
 };
 
+/// A tenant whose copies begin, and don't end before `go`.
+struct held_tenant : tenancy::tenant {
+    const std::atomic<bool>* go;
+
+    template <class... Args>
+    auto submit(Args&&... args) {
+        work_stream().launch({}, [go = go](auto&) {
+            while (!*go) std::this_thread::yield();
+        });
+        return tenancy::tenant::submit(std::forward<Args>(args)...);
+    }
+};
+struct held_tenancy {
+    tenancy* of;
+    const std::atomic<bool>* go;
+
+    [[nodiscard]] held_tenant admit(tenant_spec spec) const { return {of->admit(std::move(spec)), go}; }
+};
+
 }  // namespace
 
 TEST_CASE("a host's memory stays while a copy to it may still run", "[tenant][placement][move]") {
@@ -581,6 +602,35 @@ TEST_CASE("a host's memory stays while a copy to it may still run", "[tenant][pl
     }
     CHECK(host.given() == 2);
     CHECK(a.close().complete);
+}
+
+TEST_CASE("a host's memory stays while a copy from it may still run", "[tenant][placement][move]") {
+    std::atomic<bool> go{false};
+    node n(modelled(1, 1));
+    tenancy shared(n, {.close_timeout = 5ms});
+    auto a = shared.admit({.name = "a", .memory = 24_MiB, .compute = 40_pct});
+    std::vector<gpushare::moving_block> blocks{{.at = a.memory().allocate(100'000), .size = 100'000}};
+    std::memset(blocks[0].at, 7, 100'000);
+    counting_memory host;
+    {
+        auto parked = park_tenant(a, blocks, host, soon());
+        held_tenancy held{&shared, &go};
+        CHECK(code_of([&] {
+                  (void)gpushare::detail::unpark(held, parked, {}, blocks, shared.now() + 5ms, gpushare::ns{1'000'000});
+              }) == errc::deadline_exceeded);
+        CHECK(blocks[0].at == nullptr);
+        CHECK(parked.has(blocks));
+        go = true;
+        auto back = try_unpark_tenant(shared, parked, {}, blocks, soon());
+        for (; !back; back = try_unpark_tenant(shared, parked, {}, blocks, soon())) {
+            CHECK(back.code() == errc::duplicate_name);  // until an admission can close the other
+            std::this_thread::yield();
+        }
+        a = *std::move(back);
+        CHECK(static_cast<unsigned char*>(blocks[0].at)[99'999] == 7);
+    }
+    CHECK(host.given() == 1);
+    CHECK(a.memory().deallocate(blocks[0].at, 100'000) == errc::none);
 }
 
 TEST_CASE("moving and parking say why they can't instead of throwing it, and then nothing has happened",

@@ -251,6 +251,32 @@ requires copier<typename Node::stream>
     return detail::or_why([&] { return park_tenant(from, blocks, host, deadline); });
 }
 
+namespace detail {
+template <class Tenancy, memory_resource Host>
+[[nodiscard]] auto unpark(Tenancy& shared, parked_tenant<Host>& parked, std::vector<device_id> to,
+                          std::span<moving_block> blocks, instant deadline, ns patience) {
+    tenant_spec spec = parked.spec();
+    if (!parked.has(blocks))
+        raise({errc::invalid_specification, blocks.size(), 0, parked.blocks(), reason::wrong_blocks}, spec.name,
+              "unpark");
+    if (!to.empty() && to.size() != spec.devices)
+        raise({errc::invalid_specification, to.size(), 0, spec.devices, reason::wrong_count}, spec.name,
+              "unpark, devices to go to");
+    spec.on = std::move(to);
+    spec.slice = any_slice;
+    auto back = shared.admit(std::move(spec));
+    new_places places(back, blocks);
+    tenant_copies copies(back, patience);
+    copies.run(
+        blocks, [&](std::size_t i) { return places.of(i); }, [&](std::size_t i) { return parked.copy_of(i); },
+        {deadline, "unpark, copying"}, [&] { parked.leave_memory(); });
+    for (std::size_t i = 0; i < blocks.size(); ++i) blocks[i].at = places.of(i);
+    places.keep();
+    parked.free();
+    return back;
+}
+}  // namespace detail
+
 /// Admits a parked tenant and copies its data back, all or nothing. The tenant goes to the devices
 /// `to` or, if there are none, to devices that the tenancy chooses. `blocks` are the blocks with
 /// which it was parked; their `at` is set. Afterwards `parked` has no data. Throws what
@@ -263,25 +289,7 @@ requires copier<typename Node::stream>
 [[nodiscard]] tenant<Node, Policy> unpark_tenant(tenancy<Node, Policy>& shared, parked_tenant<Host>& parked,
                                                  std::vector<device_id> to, std::span<moving_block> blocks,
                                                  instant deadline = never) {
-    tenant_spec spec = parked.spec();
-    if (!parked.has(blocks))
-        raise({errc::invalid_specification, blocks.size(), 0, parked.blocks(), reason::wrong_blocks}, spec.name,
-              "unpark");
-    if (!to.empty() && to.size() != spec.devices)
-        raise({errc::invalid_specification, to.size(), 0, spec.devices, reason::wrong_count}, spec.name,
-              "unpark, devices to go to");
-    spec.on = std::move(to);
-    spec.slice = any_slice;
-    auto back = shared.admit(std::move(spec));
-    detail::new_places places(back, blocks);
-    detail::tenant_copies copies(back);
-    copies.run(
-        blocks, [&](std::size_t i) { return places.of(i); }, [&](std::size_t i) { return parked.copy_of(i); },
-        {deadline, "unpark, copying"}, [&] { parked.leave_memory(); });
-    for (std::size_t i = 0; i < blocks.size(); ++i) blocks[i].at = places.of(i);
-    places.keep();
-    parked.free();
-    return back;
+    return detail::unpark(shared, parked, std::move(to), blocks, deadline, detail::copy_patience);
 }
 /// The same, with the reason instead of an exception. Throws std::bad_alloc if the host has no
 /// memory.
