@@ -21,7 +21,7 @@ using all = std::tuple<fifo, fair, weighted_fair, hard_share, soft_share, equal_
                        capped<earliest_deadline>, strict_priority<>, strict_priority<capped<weighted_fair>>,
                        earliest_deadline, shortest_remaining, any_policy, policy_tree<weighted_fair, fair>,
                        policy_tree<earliest_deadline, soft_share>, policy_tree<capped<weighted_fair>, hard_share>,
-                       policy_tree<any_policy, any_policy>>;
+                       policy_tree<any_policy, any_policy>, policy_tree<policy_tree<fair, any_policy>, fair>>;
 
 /// Nobody starves, whatever the neighbours do.
 using starving_nobody = std::tuple<fifo, fair, weighted_fair, hard_share, soft_share, capped<weighted_fair>,

@@ -99,7 +99,7 @@ public:
     [[nodiscard]] static bool has_classes() noexcept { return true; }
     /// Whether the policy of the client's class enforces the cap in these settings.
     [[nodiscard]] bool honours(const client_settings& s) const noexcept {
-        return has(s.group) ? detail::honours(classes_[s.group].inside, s) : detail::honours(Inner{}, s);
+        return has(s.group) ? detail::honours(classes_[s.group].inside, s) : detail::honours(usual_, s);
     }
     /// The hard cap of the class or, without one, of the client; see compute_policy.
     [[nodiscard]] std::uint64_t hard_cap_of(client_id c) const noexcept {
@@ -190,7 +190,7 @@ public:
     /// How many bits serve() uses: those of the outer policy, and of the class whose policy needs
     /// most.
     [[nodiscard]] unsigned lent_bits() const noexcept {
-        unsigned inside = detail::lent_bits(Inner{});
+        unsigned inside = detail::lent_bits(usual_);
         for (const auto& c : classes_) inside = std::max(inside, detail::lent_bits(c.inside));
         return std::min(detail::lent_bits(outer_) + inside, 64U);
     }
@@ -319,6 +319,7 @@ private:
     }
 
     Outer outer_{};
+    Inner usual_{};  // as for a class that isn't set; only asked, since making another may allocate
     std::vector<class_state> classes_;
     std::vector<client_state> clients_;
     detail::client_heap held_back_;  // classes whose policy serves no client before a time
