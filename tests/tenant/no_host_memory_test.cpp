@@ -161,6 +161,22 @@ TEST_CASE("a tenant that can't fall asleep for lack of host memory is awake", "[
     CHECK(submits(t) == errc::none);
 }
 
+TEST_CASE("a call for a part that a tenant hasn't is refused without host memory", "[tenant]") {
+    node n(modelled(2));
+    tenancy shared(n);
+    auto t = shared.admit({.name = "a tenant with a name that needs memory of its own", .memory = 8_MiB});
+    const auto before = support::this_heap.allocations;
+    const std::array refused{t.try_submit([](auto&) {}, 1).why(), t.acquire(1).why(),
+                             t.try_declare_workspace(1_MiB, 1).why()};
+    const auto after = support::this_heap.allocations;
+    CHECK(after == before);
+    for (const auto& why : refused) {
+        CHECK(why.code == errc::no_device);
+        CHECK(why.asked == 1);
+        CHECK(why.limit == 1);
+    }
+}
+
 TEST_CASE("an admission that lacks host memory takes nothing", "[tenant][admission]") {
     const bool recovers = GENERATE(true, false);
     node n(modelled(2));

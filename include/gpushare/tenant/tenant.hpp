@@ -728,7 +728,7 @@ failure tenant<Node, Policy>::charge(quota& from, bytes size) noexcept {
 template <node Node, compute_policy Policy>
 failure tenant<Node, Policy>::missing(std::size_t part) const noexcept {
     if (state_->closed()) return {.code = errc::closed};
-    return {errc::no_device, part, 0, spec().devices, reason::no_such_part};
+    return {errc::no_device, part, 0, state_->parts().size(), reason::no_such_part};
 }
 
 template <node Node, compute_policy Policy>
