@@ -30,6 +30,18 @@ using gpushare::cluster;
 using gpushare::placement;
 using gpushare::placement_request;
 
+TEST_CASE("a cluster takes memory for nodes and devices as a vector does", "[placement]") {
+    cluster nodes;
+    const auto before = support::this_heap.allocations;
+    for (int i = 0; i < 1000; ++i) nodes.add({.devices = 8});
+    const auto nodes_added = support::this_heap.allocations;
+    for (int i = 0; i < 56; ++i) nodes.add({999}, 1_GiB);
+    const auto devices_added = support::this_heap.allocations;
+    CHECK(nodes.devices() == 8056);
+    CHECK(nodes_added - before < 64);
+    CHECK(devices_added - nodes_added < 8);
+}
+
 TEST_CASE("a rearrangement for which the host lacks memory changes nothing", "[placement]") {
     cluster nodes;
     for (int i = 0; i < 3; ++i) nodes.add({.devices = 1});

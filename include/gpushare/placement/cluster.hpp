@@ -124,8 +124,7 @@ public:
         if (d.devices > device_set::capacity || d.model.index >= device_model::count)
             raise({errc::invalid_specification, d.devices, 0, device_set::capacity, reason::count_limit}, {},
                   "a node has at most 64 devices, of a model from 0 to 63");
-        devices_.reserve(devices_.size() + d.devices);
-        extents_.reserve(extents_.size() + d.devices);
+        make_room(d.devices);
         nodes_.push_back({.whole = d, .cpu_milli = d.cpu_milli, .memory = d.memory, .first_device = devices_.size()});
         for (std::uint32_t i = 0; i < d.devices; ++i) {  // no statement from here on throws
             devices_.push_back({whole_permille, d.device_memory});
@@ -142,8 +141,7 @@ public:
         if (n.whole.devices == device_set::capacity)
             raise({errc::invalid_specification, device_set::capacity + 1, 0, device_set::capacity, reason::count_limit},
                   {}, "devices of a node");
-        devices_.reserve(devices_.size() + 1);
-        extents_.reserve(extents_.size() + 1);
+        make_room(1);
         const auto at = static_cast<std::ptrdiff_t>(n.first_device + n.whole.devices);
         devices_.insert(devices_.begin() + at, free_device{});
         extents_.insert(extents_.begin() + at, extent{.memory = device_memory});
@@ -420,6 +418,13 @@ private:
             if (extents_[d].here != presence::gone)
                 n.whole.device_memory = std::max(n.whole.device_memory, extents_[d].memory);
         measure(n);
+    }
+
+    // Makes room for more devices. Doubles the room, so that adding many nodes takes linear time.
+    void make_room(std::size_t more) {
+        const std::size_t all = devices_.size() + more;
+        if (all > devices_.capacity()) devices_.reserve(std::max(all, 2 * devices_.capacity()));
+        if (all > extents_.capacity()) extents_.reserve(std::max(all, 2 * extents_.capacity()));
     }
 
     void check(node_id id) const {
