@@ -368,6 +368,47 @@ TEST_CASE("a tree gives its classes turns, and their clients, and the parts stay
     }
 }
 
+TEMPLATE_LIST_TEST_CASE("a client that is held isn't picked before it wakes, whatever changes", "[policy]",
+                        policies::all) {
+    TestType p;
+    p.add(a, {.weight = 10_pct});
+    p.add(b, {.weight = 10_pct});
+    p.wake(a, {}, start);
+    detail::hold(p, a);
+    CHECK_FALSE(p.pick(start));
+    for (const int level : {5, -5}) {
+        p.change(a, {.weight = 20_pct, .level = {level}, .group = 1});
+        CHECK_FALSE(p.pick(start + 1s));
+    }
+    p.wake(a, {}, start + 1s);
+    CHECK(p.pick(start + 1s) == a);
+}
+
+TEMPLATE_LIST_TEST_CASE("a client that sleeps after it was held isn't owed the time of its sleep", "[policy]",
+                        policies::owing_nothing) {
+    TestType p;
+    for (const auto id : {a, b}) p.add(id, {.weight = 50_pct});
+    instant now = start;
+    const auto served = [&] {
+        auto next = p.pick(now);
+        for (; !next; next = p.pick(now)) now = next.ask_again();
+        p.serve(*next, 1ms, now);
+        now += 1ms;
+        detail::ended(p, 1ms);
+        p.wake(*next, {}, now);
+        return *next;
+    };
+    p.wake(a, {}, now);
+    detail::hold(p, a);
+    p.sleep(a);  // its work was cancelled
+    p.wake(b, {}, now);
+    for (int i = 0; i < 1000; ++i) CHECK(served() == b);
+    p.wake(a, {}, now);
+    int of_a = 0;
+    for (int i = 0; i < 200; ++i) of_a += served() == a ? 1 : 0;
+    CHECK(of_a <= 150);
+}
+
 TEST_CASE("a class whose clients have had their caps leaves the device to the others, and comes back", "[policy]") {
     using tree = policy_tree<weighted_fair, any_policy>;
     tree p;

@@ -132,6 +132,7 @@ public:
         now_ = std::max(now_, now);
         auto& client = clients_[c.index];
         client.head = head;
+        client.held = false;
         auto& group = classes_[client.group];
         if (!std::exchange(client.waits, true)) ++group.waiting;
         tell_how_much_was_had(group);
@@ -142,8 +143,10 @@ public:
     /// The client has no waiting work any more.
     void sleep(client_id c) noexcept {
         auto& client = clients_[c.index];
-        if (!std::exchange(client.waits, false)) return;
-        --classes_[client.group].waiting;
+        const bool waited = std::exchange(client.waits, false), held = std::exchange(client.held, false);
+        if (!waited && !held) return;
+        if (waited) --classes_[client.group].waiting;
+        // After hold(), too: its policy would otherwise owe the client the time of its sleep.
         classes_[client.group].inside.sleep(id_of(client.seat));
         tell(client.group);
     }
@@ -152,6 +155,7 @@ public:
     void hold(client_id c) noexcept {
         auto& client = clients_[c.index];
         if (!std::exchange(client.waits, false)) return;
+        client.held = true;
         --classes_[client.group].waiting;
         detail::hold(classes_[client.group].inside, id_of(client.seat));
         tell(client.group);
@@ -239,7 +243,7 @@ private:
     // One cache line: with many clients, a decision costs one cache miss.
     struct alignas(64) client_state {
         std::uint32_t group = 0, seat = 0;
-        bool waits = false;
+        bool waits = false, held = false;
         queue_head head{};
     };
 

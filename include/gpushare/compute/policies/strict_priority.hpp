@@ -87,13 +87,14 @@ public:
             if (const auto why = of(s.level).change(c, s); why.code != errc::none) return why;
         } else {
             if (const auto why = of(s.level).add(c, s); why.code != errc::none) return why;
-            const bool waits = client.waits;
+            const bool waits = client.waits, held = client.held;
             client_standing standing;
             detail::tell_standing(of(client.level), c, standing, now_);
             remove(c);
             detail::resume(of(s.level), c, standing, now_);
             client.waits = waits;
-            if (waits) of(s.level).wake(c, client.head, now_);
+            client.held = held;
+            if (waits && !held) of(s.level).wake(c, client.head, now_);
             if (waits && is_high(s.level)) ++high_waiting_;
         }
         client.level = s.level;
@@ -111,6 +112,7 @@ public:
         now_ = std::max(now_, now);
         auto& client = clients_[c.index];
         client.head = head;
+        client.held = false;
         if (!std::exchange(client.waits, true) && is_high(client.level) && high_waiting_++ == 0)
             pace_.begin(now_, all_had_);
         of(client.level).wake(c, head, now_);
@@ -119,12 +121,16 @@ public:
     /// The client has no waiting work any more.
     void sleep(client_id c) noexcept {
         auto& client = clients_[c.index];
+        client.held = false;
         if (std::exchange(client.waits, false) && is_high(client.level)) --high_waiting_;
         of(client.level).sleep(c);
     }
 
     /// The client's work waits, but must not be picked until wake().
-    void hold(client_id c) noexcept { detail::hold(of(clients_[c.index].level), c); }
+    void hold(client_id c) noexcept {
+        clients_[c.index].held = true;
+        detail::hold(of(clients_[c.index].level), c);
+    }
 
     /// Within one level the level's inner policy decides.
     [[nodiscard]] bool before(client_id a, client_id b) const noexcept {
@@ -188,7 +194,7 @@ private:
         client_id id{};
         priority level{};
         queue_head head{};
-        bool waits = false;
+        bool waits = false, held = false;
     };
 
     [[nodiscard]] bool is_high(priority p) const noexcept { return p >= high_from_; }
