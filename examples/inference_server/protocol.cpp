@@ -279,7 +279,7 @@ void check_inputs(const model_info& m, const infer_request& r) {
             std::ranges::equal(t->shape, info.shape, [](auto is, auto should) { return should < 0 || is == should; });
         if (!same) fail("input '" + info.name + "' is of another shape");
         if (m.max_batch == 0) continue;
-        // a description of a torch model may say that a tensor has no extents
+        // an engine may say that a tensor has no extents
         if (t->shape.empty() || t->shape[0] < 1 || t->shape[0] > m.max_batch)
             fail("a batch is 1 to " + std::to_string(m.max_batch) + " rows");
         if (batch.value_or(t->shape[0]) != t->shape[0]) fail("its inputs have different batches");

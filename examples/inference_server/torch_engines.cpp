@@ -134,7 +134,7 @@ template <class Model>
 class torch_engine final : public engine {
 public:
     torch_engine(const std::string& path, const model_info& info, const surroundings& at)
-        : where_(at), outputs_(info.outputs), model_(told([&] {
+        : where_(at), outputs_(info.outputs), batches_(info.max_batch != 0), model_(told([&] {
               const auto inside = where_.enter();
               return Model(path, info, where_.device());
           })) {}
@@ -165,6 +165,7 @@ private:
             throw std::logic_error("the model gives " + std::to_string(results.size()) +
                                    " tensors, its description has " + std::to_string(outputs_.size()));
         for (std::size_t i = 0; i < results.size(); ++i) outputs.push_back(described(results[i], outputs_[i]));
+        if (batches_) check_rows(outputs, inputs[0].shape[0]);
         for (std::size_t i = 0; i < results.size(); ++i) where_.output(results[i], outputs, i, on);
     }
     [[nodiscard]] static tensor described(const at::Tensor& from, const tensor_info& as) {
@@ -172,10 +173,17 @@ private:
             throw std::logic_error("the model's tensor '" + as.name + "' isn't of the type that is described");
         return {as.name, as.type, from.sizes().vec(), {}};
     }
+    /// The server takes a call's rows apart again, one request after another.
+    static void check_rows(const std::vector<tensor>& outputs, std::int64_t rows) {
+        for (const auto& t : outputs)
+            if (t.shape.empty() || t.shape[0] != rows)
+                throw refused(500, "the model's tensor '" + t.name + "' has other rows than the batch");
+    }
 
     gives_back last_;
     torch_place where_;
     std::vector<tensor_info> outputs_;
+    bool batches_;
     Model model_;
 };
 
@@ -190,6 +198,16 @@ std::vector<tensor_info> infos_of(json::value model, std::string_view member) {
     return all;
 }
 
+/// Throws if the first extent of a tensor can't be that of a batch.
+void check_batches(const model_info& m) {
+    if (m.max_batch == 0) return;
+    if (m.inputs.empty()) throw json::error("without inputs there are no batches");
+    for (const auto* const all : {&m.inputs, &m.outputs})
+        for (const auto& t : *all)
+            if (t.shape.empty() || t.shape[0] >= 0)
+                throw json::error("the first extent of '" + t.name + "' isn't open, so there are no batches");
+}
+
 template <class Model>
 model_source source_of(const std::filesystem::path& weights) {
     auto described = weights;
@@ -200,6 +218,7 @@ model_source source_of(const std::filesystem::path& weights) {
         model_info info{weights.stem().string(), std::string(Model::platform), infos_of(v, "inputs"),
                         infos_of(v, "outputs")};
         if (const auto most = v.find("max_batch_size")) info.max_batch = most->number<std::uint32_t>();
+        check_batches(info);
         const auto load = [path = weights.string(), info](const surroundings& at) {
             return std::make_unique<torch_engine<Model>>(path, info, at);
         };

@@ -7,9 +7,10 @@
 //   {"inputs":  [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}],
 //    "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 2]}], "max_batch_size": 8}
 //
-// Without max_batch_size, or with 0, each request is a call. On the host a model computes on one
-// thread: the block of the device on which the call runs. There libtorch allocates weights itself,
-// so the server measures and charges the memory of a load.
+// Without max_batch_size, or with 0, each request is a call. Otherwise the first extent of every
+// tensor is that of the batch, -1, and each result has as many rows as the call. On the host a
+// model computes on one thread: the block of the device on which the call runs. There libtorch
+// allocates weights itself, so the server measures and charges the memory of a load.
 //
 // On CUDA a tenant's models share a torch_scope: weights, inputs and all allocations of a call lie
 // in the tenant's memory, except for the host's pinned copies of inputs and outputs. If a call

@@ -113,6 +113,26 @@ TEST_CASE("a TorchScript model's exception is one request's error, and the next 
     CHECK(c.ask("POST", linear, chat_key, row(1)).status == 200);
 }
 
+TEST_CASE("a TorchScript model whose results have other rows than the batch is refused", "[interop][torch]") {
+    const std::string result = GENERATE("x.sum()", "x[:1]", "torch.cat([x, x])");
+    folder f;
+    torch::jit::Module sums("sums");
+    sums.define("def forward(self, x):\n    return " + result + " if x.size(0) == 2 else x\n");
+    sums.save(f / "sums.pt");
+    f.write("sums.json", R"({"inputs":[{"name":"x","datatype":"FP32","shape":[-1]}],)"
+                         R"("outputs":[{"name":"y","datatype":"FP32","shape":[-1]}],"max_batch_size":8})");
+    server s(std::move(f));
+    auto c = s.connect();
+    const auto ask = [&](const std::string& tensor) {
+        return c.ask("POST", "/v2/models/sums/infer", chat_key,
+                     R"({"inputs":[{"name":"x","datatype":"FP32",)" + tensor + "}]}");
+    };
+    const auto wrong = ask(R"("shape":[2],"data":[1,2])");
+    CHECK(wrong.status == 500);
+    CHECK_THAT(wrong.body, Catch::Contains("'y' has other rows than the batch"));
+    CHECK(ask(R"("shape":[3],"data":[1,2,3])").status == 200);
+}
+
 TEST_CASE("a TorchScript model that lacks memory is refused with the last line of the reason", "[interop][torch]") {
     folder f;
     torch::jit::Module hungry("hungry");
@@ -209,6 +229,15 @@ TEST_CASE("a folder of models that can't be described is refused with the file's
     CHECK_THROWS_WITH(torch_models(f.path.string()), Catch::Contains("two.json") && Catch::Contains("datatype"));
     f.write("two.json", R"({"inputs":[{"name":"a","datatype":"FP32","shape":[3]}],"outputs":[]})");
     CHECK(torch_models(f.path.string()).size() == 3);
+    for (const std::string in : {"", "3", "-1"})
+        for (const std::string out : {"", "3"}) {
+            f.write("two.json", R"({"inputs":[{"name":"a","datatype":"FP32","shape":[)" + in +
+                                    R"(]}],"outputs":[{"name":"b","datatype":"FP32","shape":[)" + out +
+                                    R"(]}],"max_batch_size":8})");
+            CHECK_THROWS_WITH(torch_models(f.path.string()),
+                              Catch::Contains("two.json: ") && Catch::Contains(in == "-1" ? "'b'" : "'a'"));
+        }
+    f.write("two.json", R"({"inputs":[{"name":"a","datatype":"FP32","shape":[3]}],"outputs":[]})");
     CHECK_THROWS_WITH(torch_models(f / "missing"), Catch::Contains("missing"));
     const folder empty;
     CHECK_THROWS_WITH(torch_models(empty.path.string()), Catch::Contains("no model"));
