@@ -127,18 +127,8 @@ public:
 protected:
     /// The processes compare `word`, which says how they compress.
     link_over(Net& net, std::uint64_t word, instant deadline) : net_(net) {
-        std::vector<std::uint64_t> mine, all;
-        const auto allocate = [&] {
-            mine = {word};
-            all.resize(net.size());
-        };
-        make_on_all(
-            net, allocate, [] {}, deadline);
-        lent_arrays memory(mine, all);
-        raise_fault(memory.to([&] {
-            return or_end_all(
-                net, [&] { return net.all_gather(std::span<const std::uint64_t>(mine), std::span(all), deadline); });
-        }));
+        const auto gather = [&](auto mine, auto all) { return net.all_gather(mine, all, deadline); };
+        const auto all = exchange_words(net, {word}, net.size(), gather, deadline);
         if (const auto odd = odd_one(all)) raise_fault({errc::mismatch, collective_kind::all_reduce, *odd, 0});
     }
     ~link_over() = default;

@@ -40,7 +40,6 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/gradient/detail/lent_arrays.hpp>
 #include <gpushare/gradient/detail/lent_stream.hpp>
 #include <gpushare/gradient/device_buckets.hpp>
 #include <gpushare/gradient/horovod.hpp>
@@ -257,21 +256,9 @@ private:
     [[nodiscard]] static held& of(const detail::request& r) { return static_cast<held&>(*r.on_device); }
     /// The processes take the smallest of their chunks.
     void agree_on_chunk(bytes chunk, instant until) {
-        // Not members: after a fault the transport may still touch these words.
-        std::vector<std::uint64_t> mine, least;
-        const auto allocate = [&] {
-            mine = {std::max<std::uint64_t>(chunk.count() / unit, net_.size()) * unit};
-            least = mine;
-        };
-        gpushare::detail::make_on_all(
-            net_, allocate, [] {}, until);
-        gpushare::detail::lent_arrays memory(mine, least);
-        raise_fault(memory.to([&] {
-            return gpushare::detail::or_end_all(net_, [&] {
-                return net_.all_reduce(std::span<const std::uint64_t>(mine), std::span(least), minimum{}, until);
-            });
-        }));
-        chunk_ = least[0];
+        const std::uint64_t mine = std::max<std::uint64_t>(chunk.count() / unit, net_.size()) * unit;
+        const auto least = [&](auto in, auto out) { return net_.all_reduce(in, out, minimum{}, until); };
+        chunk_ = gpushare::detail::exchange_words(net_, {mine}, 1, least, until)[0];
     }
     void give_memory_back() {
         for (slot& s : slots_)

@@ -166,6 +166,26 @@ void make_on_all(Net& net, const Make& make, const Undo& undo, instant deadline)
     if (thrown) std::rethrow_exception(thrown);
     raise_fault(f);
 }
+/// Collective over `net`. Returns the `size` words that `call(in, out)`, a call of `net`, writes to
+/// `out`; `in` has this rank's words. Throws operation_error for a fault of `net`. If a rank lacks
+/// memory or the transport throws there, that rank throws its own exception, and the other ranks
+/// throw an operation_error. After a fault with buffers_in_use, or an exception, neither array is
+/// freed.
+template <class Net, class Call>
+[[nodiscard]] std::vector<std::uint64_t> exchange_words(Net& net, std::initializer_list<std::uint64_t> mine,
+                                                        std::size_t size, const Call& call, instant deadline) {
+    std::vector<std::uint64_t> in, out;
+    const auto allocate = [&] {
+        in = mine;
+        out.resize(size);
+    };
+    make_on_all(
+        net, allocate, [] {}, deadline);
+    lent_arrays memory(in, out);
+    raise_fault(memory.to(
+        [&] { return or_end_all(net, [&] { return call(std::span<const std::uint64_t>(in), std::span(out)); }); }));
+    return out;
+}
 
 }  // namespace detail
 

@@ -17,7 +17,6 @@
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/config.hpp>
-#include <gpushare/gradient/detail/lent_arrays.hpp>
 #include <gpushare/gradient/transport.hpp>
 #include <gpushare/units.hpp>
 
@@ -183,18 +182,8 @@ template <class T>
 /// memory or the transport throws there; that process throws its own exception.
 template <class Outer>
 [[nodiscard]] ranks_of_processes meet_processes(Outer& outer, std::uint32_t ranks, bytes& chunk, instant deadline) {
-    std::vector<std::uint64_t> mine, all;
-    const auto allocate = [&] {
-        mine = {ranks, chunk.count()};
-        all.resize(mine.size() * outer.size());
-    };
-    make_on_all(
-        outer, allocate, [] {}, deadline);
-    lent_arrays memory(mine, all);
-    raise_fault(memory.to([&] {
-        return or_end_all(
-            outer, [&] { return outer.all_gather(std::span<const std::uint64_t>(mine), std::span(all), deadline); });
-    }));
+    const auto gather = [&](auto mine, auto all) { return outer.all_gather(mine, all, deadline); };
+    const auto all = exchange_words(outer, {ranks, chunk.count()}, std::size_t{2} * outer.size(), gather, deadline);
     ranks_of_processes known;
     const auto read = [&] {
         std::vector<std::uint32_t> sizes(outer.size());
