@@ -36,23 +36,30 @@ struct throwing_transport : gs::thread_transport {
     template <gs::reducible T, class Op>
     gs::collective_fault all_reduce(std::span<const std::type_identity_t<T>> in, std::span<T> out, const Op& op,
                                     gs::instant deadline) {
-        count();
-        return gs::thread_transport::all_reduce(in, out, op, deadline);
+        return kept.to(in, out, [&] {
+            count();
+            return gs::thread_transport::all_reduce(in, out, op, deadline);
+        });
     }
     template <class T>
     gs::collective_fault all_gather(std::span<const std::type_identity_t<T>> in, std::span<T> out,
                                     gs::instant deadline) {
-        count();
-        return gs::thread_transport::all_gather(in, out, deadline);
+        return kept.to(in, out, [&] {
+            count();
+            return gs::thread_transport::all_gather(in, out, deadline);
+        });
     }
     gs::collective_fault barrier(gs::instant deadline) {
-        count();
-        return gs::thread_transport::barrier(deadline);
+        return kept.of([&] {
+            count();
+            return gs::thread_transport::barrier(deadline);
+        });
     }
     void count() {
         if (--left == 0) throw 7;
     }
     int left;
+    support::kept_words kept{};
 };
 
 gs::instant later() { return std::chrono::steady_clock::now() + std::chrono::seconds(20); }
@@ -73,7 +80,6 @@ std::vector<seen> meet(int at, const Make& make) {
     std::vector<throwing_transport> nets{{between.rank(0), -1}, {between.rank(1), at}};
     std::vector<seen> saw(2);
     support::together(2, [&](unsigned p) {
-        const support::leaks_are_meant here;  // words that the transport may still use
         try {
             make(p, nets[p]);
         } catch (const gs::operation_error& e) {
