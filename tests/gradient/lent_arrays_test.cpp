@@ -149,8 +149,9 @@ TEST_CASE("a function's own arrays outlive it where a transport may still touch 
         });
     }
     SECTION("which gradients are ready") {
+        const auto gradients = GENERATE(100U, 5000U);
         check_kept(2, [&](auto& net) {
-            gs::ready_bits mine(5000);
+            gs::ready_bits mine(gradients);
             mine.raise_alarm();
             std::vector<std::uint32_t> next;
             std::optional<gs::stall> why;
@@ -161,6 +162,22 @@ TEST_CASE("a function's own arrays outlive it where a transport may still touch 
         check_kept(1, [&](auto& net) {
             gs::recorded_order order(2000);
             return gs::agree(net, order);
+        });
+    }
+    SECTION("the longest time of a step") {
+        check_kept(1, [&](auto& net) {
+            gs::ns took{5};
+            return gs::agree(net, took);
+        });
+    }
+    SECTION("whether the shards of all ranks are finite") {
+        check_kept(1, [&](auto& net) {
+            gs::gradient_buckets<> buckets;
+            buckets.add("x", x);
+            (void)buckets.ready(0);
+            const auto f = buckets.reduce_scatter(net);
+            if (net.throws) throw 7;  // the step has caught that
+            return f;
         });
     }
     SECTION("how many ranks each process has") {

@@ -34,6 +34,7 @@
 
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/gradient/detail/lent_arrays.hpp>
 #include <gpushare/gradient/transport.hpp>
 #include <gpushare/units.hpp>
 
@@ -269,9 +270,12 @@ private:
 /// `time` becomes the longest of all ranks' times: the step's time for the whole group.
 template <host_transport T>
 [[nodiscard]] collective_fault agree(T& net, ns& time, instant deadline = never) {
-    std::int64_t count = time.count();
-    const auto f = net.all_reduce(std::span<const std::int64_t>(&count, 1), std::span(&count, 1), maximum{}, deadline);
-    if (!f) time = ns{count};
+    // not on the stack: after a fault the transport may still touch the number
+    std::vector<std::int64_t> count{time.count()};
+    detail::lent_arrays memory(count);
+    const auto f = memory.to(
+        [&] { return net.all_reduce(std::span<const std::int64_t>(count), std::span(count), maximum{}, deadline); });
+    if (!f) time = ns{count[0]};
     return f;
 }
 

@@ -252,11 +252,14 @@ private:
     /// Clears `finite` if another rank has cleared it.
     template <class Net>
     [[nodiscard]] static collective_fault agree(Net& net, bool& finite, ns patience) {
-        const std::uint64_t here = finite ? 0 : 1;
-        std::uint64_t anywhere = here;
-        const auto fault = net.all_reduce(std::span(&here, 1), std::span(&anywhere, 1), maximum{},
-                                          saturating_add(std::chrono::steady_clock::now(), patience));
-        finite = anywhere == 0;
+        // not on the stack: after a fault the transport may still touch the word
+        std::vector<std::uint64_t> anywhere{finite ? 0U : 1U};
+        detail::lent_arrays memory(anywhere);
+        const auto fault = memory.to([&] {
+            return net.all_reduce(std::span<const std::uint64_t>(anywhere), std::span(anywhere), maximum{},
+                                  saturating_add(std::chrono::steady_clock::now(), patience));
+        });
+        if (!fault) finite = anywhere[0] == 0;
         return fault;
     }
     /// One channel's step.

@@ -163,14 +163,13 @@ template <host_transport Net>
                                          std::optional<stall>& why, instant deadline = never) {
     why.reset();
     const std::span<const std::uint64_t> own = mine.words();
-    std::uint64_t few[32];  // enough for 2047 gradients, without an allocation
-    std::vector<std::uint64_t> many(own.size() > std::size(few) ? own.size() : 0), of_ranks;
-    detail::lent_arrays memory(many, of_ranks);
-    const std::span<std::uint64_t> all = many.empty() ? std::span(few).first(own.size()) : std::span(many);
-    // Works in place, so that the transport touches no memory of `mine`.
-    std::copy(own.begin(), own.end(), all.begin());
-    if (const auto f = memory.to(
-            [&] { return net.all_reduce(std::span<const std::uint64_t>(all), all, bitwise_and{}, deadline); }))
+    // Works in a copy, so that the transport touches no memory of `mine`. The copy isn't on the
+    // stack, because after a fault the transport may still touch it.
+    std::vector<std::uint64_t> all(own.begin(), own.end()), of_ranks;
+    detail::lent_arrays memory(all, of_ranks);
+    if (const auto f = memory.to([&] {
+            return net.all_reduce(std::span<const std::uint64_t>(all), std::span(all), bitwise_and{}, deadline);
+        }))
         return f;
     if (!mine.take(all, next)) return {};
     of_ranks.resize(own.size() * net.size());
