@@ -177,6 +177,18 @@ TEST_CASE("a sum over two levels is that of each level, in order", "[gradient][t
     CHECK(got == std::vector<float>{0, 0, 0, 0});
 }
 
+TEST_CASE("two levels with any depth take no longer than their chunks do", "[gradient][transport]") {
+    const two_levels all(1, 1, {.chunk = gs::bytes{4096}, .depth = std::numeric_limits<std::uint32_t>::max()});
+    auto net = all.rank(0);
+    const auto begin = std::chrono::steady_clock::now();
+    int calls = 0;
+    for (; calls < 100 && std::chrono::steady_clock::now() - begin < 10s; ++calls) {
+        std::vector<float> x(static_cast<std::size_t>(calls) * 100, 1.0F);
+        REQUIRE_FALSE(net.all_reduce(std::span<const float>(x), std::span(x), gs::sum{}, gs::never));
+    }
+    CHECK(calls == 100);
+}
+
 TEST_CASE("two levels without a bound of chunks combine elements of one byte", "[gradient][transport]") {
     const two_levels all(2, 2, {.chunk = gs::bytes::max()});
     std::vector<std::vector<std::int8_t>> x(4, std::vector<std::int8_t>(300, 3));

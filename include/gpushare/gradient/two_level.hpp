@@ -248,7 +248,7 @@ public:
             if (const auto f = outside.agree(detail::call_word<T>(what, in.size(), detail::op_id<Op>()), deadline))
                 return f;
             const auto chunks = cut<T>(out.size());
-            const std::size_t depth = s_->options.depth;
+            const std::size_t depth = std::min<std::size_t>(s_->options.depth, chunks);
             detail::outer_reduces<Outer> under_way{s_->outer};
             for (std::size_t k = 0; k < chunks + depth; ++k) {
                 if (k < chunks) {
