@@ -34,6 +34,7 @@
 #include "conformance/shard_suite.hpp"
 #include "conformance/transport_suite.hpp"
 #include "support/catch.hpp"
+#include "support/code_of.hpp"
 #include "support/leaks.hpp"
 #include "support/random.hpp"
 #include "support/threads.hpp"
@@ -716,6 +717,11 @@ TEST_CASE("a process whose transport throws is named to those that wait for it t
     });
     CHECK(codes == std::vector{gs::errc::out_of_memory, gs::errc::none});
     CHECK(named == std::vector<std::uint64_t>{1, 1});
+}
+
+TEST_CASE("a hypercube has at most as many ranks as bits can tell apart", "[gradient][transport]") {
+    const auto ranks = GENERATE((1U << 31) + 1, std::numeric_limits<std::uint32_t>::max());
+    CHECK(support::code_of([&] { (void)gs::neighbour_graph::hypercube(ranks); }) == gs::errc::invalid_specification);
 }
 
 TEST_CASE("lists of different sizes are a mismatch", "[gradient][transport]") {

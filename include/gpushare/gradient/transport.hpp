@@ -446,8 +446,12 @@ public:
         return {ranks, edges};
     }
     /// Connects ranks whose numbers differ in one bit. Each rank has few neighbours, and paths
-    /// between ranks are short.
+    /// between ranks are short. Throws operation_error (errc::invalid_specification) for more than
+    /// 2^31 ranks.
     [[nodiscard]] static neighbour_graph hypercube(std::uint32_t ranks) {
+        constexpr std::uint32_t most = std::uint32_t{1} << 31;  // so that `bit` doesn't wrap
+        if (ranks > most)
+            raise({errc::invalid_specification, ranks, 0, most, reason::count_limit}, {}, "ranks of a hypercube");
         std::vector<std::pair<std::uint32_t, std::uint32_t>> edges;
         for (std::uint32_t r = 0; r < ranks; ++r)
             for (std::uint32_t bit = 1; bit < ranks; bit <<= 1)
