@@ -552,8 +552,12 @@ private:
             next_number_ = next_number_ + 1 < tags_.numbers ? next_number_ + 1 : 0;
         }
         take_notices();
-        if (!fault_) step(j);
-        return first_job_ + jobs_.size() - 1;
+        const std::uint64_t ticket = first_job_ + jobs_.size() - 1;
+        if (!fault_)
+            step(j);
+        else
+            jobs_.pop_back();  // never begins; its ticket only gets the fault
+        return ticket;
     }
 
     /// Takes in the MPI's progress, and advances all jobs.

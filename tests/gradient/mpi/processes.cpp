@@ -13,6 +13,7 @@
 #include <gpushare/gradient/transport.hpp>
 #include <gpushare/gradient/two_level.hpp>
 
+#include <malloc.h>
 #include <mpi.h>
 
 #include <algorithm>
@@ -706,6 +707,25 @@ void an_abort_is_heard() {
     MPI_Barrier(MPI_COMM_WORLD);
 }
 
+/// A program may go on to call a transport that has failed, for as long as it likes.
+void calls_after_a_fault_keep_nothing() {
+    gs::mpi_transport net(MPI_COMM_WORLD);
+    net.abort(0, gs::errc::stopped);
+    std::vector<float> x(1000);
+    const auto call = [&] {
+        const auto ticket = net.start_all_reduce(std::span(x), gs::sum{});
+        if (net.finish(ticket, in(60s)).code != gs::errc::stopped || net.barrier(in(60s)).code != gs::errc::stopped)
+            check("no fault", "calls after a fault");
+    };
+    call();
+    const std::size_t before = ::mallinfo2().uordblks;
+    for (int i = 0; i < 2000; ++i) call();
+    const std::size_t after = ::mallinfo2().uordblks;
+    if (after > before + (std::size_t{256} << 10))
+        check(std::to_string(after - before) + " bytes", "kept by calls after a fault");
+    MPI_Barrier(MPI_COMM_WORLD);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -731,6 +751,7 @@ int main(int argc, char** argv) {
     one_piece_or_several();
     two_of_many_chunks();
     an_abort_is_heard();
+    calls_after_a_fault_keep_nothing();
     lengths_differ();
     calls_without_memory();
     farewells_without_memory();
