@@ -315,6 +315,25 @@ TEST_CASE("a tree divides between classes, then within them", "[policy]") {
     CHECK(parts[1] == about(0.5));
 }
 
+TEST_CASE("a tree refuses a class beyond the last one, and stays as it was", "[policy]") {
+    using tree = policy_tree<weighted_fair, fair>;
+    tree p;
+    const auto refused = [](const failure& why, std::uint32_t group) {
+        return why.code == errc::invalid_specification && why.because == reason::count_limit &&
+               why.asked == group + std::uint64_t{1} && why.limit == tree::most_classes;
+    };
+    REQUIRE(p.add(a, {.group = 1}).code == errc::none);
+    for (const std::uint32_t group : {tree::most_classes, 0x8000'0000U, 0xffff'ffffU}) {
+        CHECK(refused(p.set_class(group, {}), group));
+        CHECK(refused(p.set_class(group, {}, fair{}), group));
+        CHECK(refused(p.add(b, {.group = group}), group));
+        CHECK(refused(p.change(a, {.group = group}), group));
+    }
+    CHECK(p.change(a, {.group = tree::most_classes - 1}).code == errc::none);
+    p.wake(a, {}, start);
+    CHECK(p.pick(start) == a);
+}
+
 TEST_CASE("a tree says who would go first: the class, or within one the client", "[policy]") {
     policy_tree<weighted_fair, weighted_fair> p;
     REQUIRE(p.set_class(0, {.weight = 70_pct}).code == errc::none);

@@ -87,7 +87,7 @@ struct client_settings {
     /// limiter_core.
     sm_width keeps{};
     ns slo{};                 ///< latency goal: how long after arrival a request is due; 0: none
-    std::uint32_t group = 0;  ///< its class, from 0, if the policy is a policy_tree
+    std::uint32_t group = 0;  ///< its class, from 0 to 65535, if the policy is a policy_tree
     /// How many of its submissions may wait; 0: limiter_options::queue_limit.
     std::uint32_t queue_limit = 0;
     std::uint32_t tag = 0;  ///< its number in records of its submissions; no policy looks at it

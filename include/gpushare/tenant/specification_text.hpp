@@ -32,7 +32,7 @@
 //  longest        the longest kernel: as wait; 0s: learnt
 //  yields_within  the longest time between two yields of its work: as wait; 0s: doesn't yield
 //  keeps          SMs that its level keeps free of long work of lower levels: 0.1% to 100%
-//  group          its class in a policy_tree: a number from 0
+//  group          its class in a policy_tree: a number from 0; the tree has classes to 65535
 //  streams        on each device, 1 to 1024
 //  queue_limit    how many submissions may wait; 0: the limiter's default
 //

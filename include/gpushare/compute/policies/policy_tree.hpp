@@ -35,13 +35,17 @@ inline namespace GPUSHARE_ABI {
 template <compute_policy Outer, compute_policy Inner>
 class policy_tree {
 public:
+    /// The number of classes: a group is below it. Refuses other groups with invalid_specification,
+    /// because the memory of a tree grows with the highest group.
+    static constexpr std::uint32_t most_classes = 1U << 16;
+
     policy_tree() = default;  ///< A default outer policy, no class yet.
     /// Takes another outer policy.
     template <std::same_as<Outer> O>  // no conversions: an any_policy would accept the tree itself
     explicit policy_tree(O outer) : outer_(std::move(outer)) {}
 
-    /// Sets a class's entitlement, at any time. The outer policy may refuse: then nothing has
-    /// changed.
+    /// Sets a class's entitlement, at any time. Refuses a group that isn't below most_classes, and
+    /// the outer policy may refuse: then nothing has changed.
     failure set_class(std::uint32_t group, const client_settings& s) {
         if (has(group)) return outer_.change(id_of(group), s);
         return open(group, s, Inner{});
@@ -258,6 +262,8 @@ private:
     }
 
     failure open(std::uint32_t group, const client_settings& s, Inner inside) {
+        if (group >= most_classes)
+            return {errc::invalid_specification, group + std::uint64_t{1}, 0, most_classes, reason::count_limit};
         if (classes_.size() <= group) classes_.resize(group + std::size_t{1});
         held_back_.reserve(classes_.size());
         if (const auto why = outer_.add(id_of(group), s); why.code != errc::none) return why;
