@@ -2,6 +2,7 @@
 // Tags: one-thread
 // The state of a cluster: placements are whole or not at all, releases undo them exactly, and
 // refusals name the missing resource.
+#include <array>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -238,6 +239,23 @@ TEST_CASE("amounts at the edge of their type neither wrap nor fit", "[placement]
     CHECK(c.why_not({.devices = 0xFFFFFFFF, .each = 1_pct}).missing == shortage::whole_devices);
     CHECK_FALSE(c.try_release({{.cpu_milli = most}, {0}, {}}));
     CHECK_FALSE(c.try_release({{.memory = bytes::max()}, {0}, {}}));
+}
+
+TEST_CASE("hold refuses amounts whose sum no count can take, and then takes nothing", "[placement]") {
+    const auto most = std::uint64_t{0} - 1;
+    const std::array<placement, 3> all{{{{.cpu_milli = most}, {0}, {}},
+                                        {{.memory = bytes::max()}, {0}, {}},
+                                        {{.devices = 1, .each = 1_pct, .device_memory = bytes::max()}, {0}, {{1}}}}};
+    for (const placement& p : all) {
+        cluster c = one_node();
+        c.hold(p);
+        const cluster held = c;
+        CHECK_THROWS_AS(c.hold(p), gpushare::operation_error);
+        CHECK(c == held);
+        CHECK_FALSE(c.fits(p.request, {0}));
+        c.release(p);
+        CHECK(c == one_node());
+    }
 }
 
 TEST_CASE("a node has at most 64 devices, of 64 models", "[placement]") {

@@ -27,6 +27,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -309,11 +310,12 @@ public:
     /// Like apply, but also works if the placement doesn't fit. For placements that exist already,
     /// for example on a device that has shrunk, is drained or was removed. Missing capacity is
     /// owed: nothing is free there until releases have made up for it. Throws operation_error
-    /// (invalid_specification) for a node or devices that never existed, or for another number of
-    /// devices than the request wants.
+    /// (invalid_specification) for a node or devices that never existed, for another number of
+    /// devices than the request wants, or if the sum of the amounts there exceeds 64 bits.
     void hold(const placement& p) {
         if (!names_devices(p))
             throw operation_error(errc::invalid_specification, {}, "hold devices that never existed");
+        if (!sums_fit(p)) throw operation_error(errc::invalid_specification, {}, "hold more than 64 bits can count");
         take(p);
     }
 
@@ -504,6 +506,16 @@ private:
         if (p.node.index >= nodes_.size() || p.devices.size() != p.request.devices) return false;
         return std::ranges::all_of(p.devices,
                                    [&](device_id d) { return d.index < nodes_[p.node.index].whole.devices; });
+    }
+
+    // Whether the sums would be exact, so that a release can undo them.
+    [[nodiscard]] bool sums_fit(const placement& p) const noexcept {
+        const state& n = nodes_[p.node.index];
+        const auto left_of_cpu = std::numeric_limits<std::uint64_t>::max() - n.used_cpu_milli;
+        if (p.request.cpu_milli > left_of_cpu || p.request.memory > bytes::max() - n.used_memory) return false;
+        return std::ranges::all_of(p.devices, [&](device_id d) {
+            return p.request.device_memory <= bytes::max() - extents_[n.first_device + d.index].used_memory;
+        });
     }
 
     [[nodiscard]] refusal check(const placement& p, bool affinity) const noexcept {
