@@ -132,6 +132,16 @@ TEST_CASE("items that a batch passes over stay in their order", "[serving]") {
     CHECK(values(q.take_all()) == std::vector{7});
 }
 
+TEST_CASE("the most extreme times of a rule saturate", "[serving]") {
+    for (const ns extreme : {ns::min(), ns::min() + 1ns, ns::max()}) {
+        queue q({.takes = extreme, .slack = extreme});
+        const bool late = extreme > 0ns;
+        CHECK(push(q, 1, at(0ms), at(5ms)) == (late ? errc::deadline_exceeded : errc::none));
+        CHECK(q.expires_at() == never);
+        if (!late) CHECK(q.due() == at(0ms));  // its delay
+    }
+}
+
 TEST_CASE("a queue of requests is bounded, and gives all back at its end", "[serving]") {
     queue q({.max_size = 0, .max_delay = 1s, .max_waiting = 2});  // a size of 0 counts as 1
     CHECK(push(q, 1, at(0ms)) == errc::none);

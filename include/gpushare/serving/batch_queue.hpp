@@ -123,6 +123,9 @@ public:
     void set_rule(const batch_rule& rule) noexcept {
         rule_ = rule;
         rule_.max_size = std::max<std::size_t>(rule_.max_size, 1);
+        // so that their negative values are durations, too
+        rule_.takes = std::max(rule_.takes, -ns::max());
+        rule_.slack = std::max(rule_.slack, -ns::max());
     }
     /// The current rule.
     [[nodiscard]] const batch_rule& rule() const noexcept { return rule_; }
