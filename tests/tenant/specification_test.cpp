@@ -305,6 +305,13 @@ TEST_CASE("quantities are read in every form that Kubernetes writes", "[interop]
     for (const auto* much : {"19E", "16Ei", "18446744073709551616", "1e20", "1e99999999999999999999"})
         CHECK(parse_quantity(much).code == parse_code::overflow);
 
+    // Each further zero counts, however many there are.
+    const std::string zeros(5000, '0');
+    CHECK(is("1" + zeros + "e-5000", 1));
+    CHECK(is("0." + zeros + "1e5003", 100));
+    CHECK(parse_quantity("1" + zeros.substr(0, 1000) + "e-2000").code == parse_code::no_number);
+    CHECK(parse_quantity("0." + zeros.substr(0, 999) + "1e5000").code == parse_code::overflow);
+
     CHECK(read_kubernetes(pairs{{"nvidia.com/gpu", "2"}, {"nvidia.com/gpumem", "3k"}}).memory == 6000_MiB);
     CHECK(read_kubernetes(pairs{{"aliyun.com/gpu-mem", "8000m"}}).memory == 8_GiB);
     CHECK(read_kubernetes(pairs{{"nvidia.com/gpu", "2000m"}, {"nvidia.com/gpucores", "5e1"}}).compute == 50_pct);

@@ -120,7 +120,8 @@ struct text_unit {
     const bool negative = suffix[1] == '-';
     const auto exponent = parse_whole(suffix.substr(negative || suffix[1] == '+' ? 2 : 1));
     if (exponent.code == parse_code::no_number) return false;
-    constexpr std::uint64_t far = 1000;  // beyond all numbers, either way
+    // Beyond all numbers, either way: no text has so many zeros that they would make up for it.
+    constexpr auto far = std::uint64_t{1} << 62U;
     const auto by = exponent.code == parse_code::ok && exponent.value < far ? exponent.value : far;
     tens += negative ? -static_cast<std::int64_t>(by) : static_cast<std::int64_t>(by);
     return true;
