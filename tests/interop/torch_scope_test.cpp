@@ -9,7 +9,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <mutex>
+#include <new>
+#include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -20,6 +24,7 @@
 #include "support/catch.hpp"
 #include "support/random.hpp"
 #include "support/sanitizers.hpp"
+#include "support/this_heap.hpp"  // horovod_memory_test.cpp replaces operator new
 #include "support/threads.hpp"
 
 namespace torch_scope_without_torch {
@@ -188,5 +193,53 @@ TEST_CASE("no block is two tensors' at a time, whoever allocates and frees where
     CHECK(torch_blocks::of_process().unfreed() == 0);
     CHECK(r.batch.close().leaked_blocks == 0);
 }
+
+#ifndef SUPPORT_THREAD_SANITIZED
+namespace {
+/// An owner whose blocks are the places of an array. Keeps the streams of the last free.
+struct place_owner : gpushare::detail::torch_owner {
+    void* try_allocate(std::size_t, void*, gpushare::failure&) noexcept override { return &places[next++]; }
+    gpushare::errc deallocate(void*, std::size_t, void*, std::span<void* const> others) noexcept override {
+        waited_for.assign(others.begin(), others.end());
+        return gpushare::errc::none;
+    }
+    gpushare::errc deallocate_of_graphs(void*, std::size_t) noexcept override { return gpushare::errc::none; }
+    void captures(void*, bool) noexcept override {}
+    void give_back() noexcept override {}
+    std::string sentence(const gpushare::failure&) const override { return {}; }
+
+    std::array<std::uint64_t, 64> places{};
+    std::size_t next = 0;
+    std::vector<void*> waited_for;
+};
+}  // namespace
+
+TEST_CASE("a use that the host has no memory to note leaves nothing for the next block there", "[interop][torch]") {
+    int own = 0, first = 0, second = 0;  // streams
+    for (std::size_t blocks = 0; blocks <= 32; ++blocks)
+        for (std::size_t good = 0;; ++good) {
+            const auto who = std::make_shared<place_owner>();
+            torch_blocks all;
+            for (std::size_t i = 0; i < blocks; ++i) (void)all.try_allocate_for_graphs(who, 8);
+            all.add(who, 0, std::array<void*, 1>{&own});
+            void* const p = all.try_allocate(0, &own, 8).p;
+            support::this_heap = {.good = good, .recovers = true};
+            bool thrown = false;
+            try {
+                (void)all.use(p, &first);
+            } catch (const std::bad_alloc&) {
+                thrown = true;
+            }
+            support::this_heap = {};
+            CHECK(all.deallocate(p));
+            --who->next;
+            CHECK(all.try_allocate(0, &own, 8).p == p);
+            CHECK(all.use(p, &second));
+            CHECK(all.deallocate(p));
+            CHECK(who->waited_for == std::vector<void*>{&second});
+            if (!thrown) break;
+        }
+}
+#endif
 
 }  // namespace torch_scope_without_torch

@@ -197,10 +197,10 @@ public:
         if (found == nullptr) return false;
         record b = *found;
         if (b.stream == stream) return true;
+        b.used_elsewhere = true;
+        out_.insert(p, b);  // first: if a later step throws, deallocate() still looks for streams
         auto& streams = uses_[p];
         if (std::ranges::find(streams, stream) == streams.end()) streams.push_back(stream);
-        b.used_elsewhere = true;
-        out_.insert(p, b);
         return true;
     }
 
