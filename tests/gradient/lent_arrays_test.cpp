@@ -199,6 +199,27 @@ TEST_CASE("a function's own arrays outlive it where a transport may still touch 
             });
         });
     }
+    SECTION("how many rows each process with a device has") {
+        const auto kind = GENERATE(gs::collective_kind::all_gather, gs::collective_kind::all_to_all);
+        check_kept(1, [&](auto& net) {
+            const int at = std::exchange(net.left, 0);
+            gs::host::node node({.devices = 1, .sms = 2});
+            auto copies = node.make_stream(gs::device_id{0}), caller = node.make_stream(gs::device_id{0});
+            gs::horovod::device_process one(node, copies, net, *std::pmr::new_delete_resource());
+            net.left = at;
+            const auto array = one.made_of({.name = "rows",
+                                            .kind = kind,
+                                            .type = gs::detail::type_id<float>(),
+                                            .element = sizeof(float),
+                                            .data = x.data(),
+                                            .count = x.size(),
+                                            .splits = {x.size()},
+                                            .stream = &caller});
+            const auto f = one.move({{&array, 1}, {}, array->what}, gs::never);
+            if (net.throws) throw 7;  // the process has caught that
+            return f;
+        });
+    }
     SECTION("an order of buckets") {
         check_kept(1, [&](auto& net) {
             gs::gradient_buckets<> buckets;

@@ -40,6 +40,7 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/gradient/detail/lent_arrays.hpp>
 #include <gpushare/gradient/detail/lent_stream.hpp>
 #include <gpushare/gradient/device_buckets.hpp>
 #include <gpushare/gradient/horovod.hpp>
@@ -487,11 +488,18 @@ private:
         stream_.wait(recorded(c.stream));
         return {};
     }
+    /// Gathers words of all ranks. Neither array is freed if the transport may still touch it.
+    [[nodiscard]] collective_fault gather(std::vector<std::uint64_t>& mine, std::vector<std::uint64_t>& all,
+                                          instant deadline) {
+        all.resize(mine.size() * size());
+        gpushare::detail::lent_arrays memory(mine, all);
+        return memory.to(
+            [&] { return net_.all_gather(std::span<const std::uint64_t>(mine), std::span(all), deadline); });
+    }
     [[nodiscard]] collective_fault all_gather(device_call& c, instant deadline) {
-        const std::uint64_t mine = c.count / c.row;
-        std::vector<std::uint64_t> rows(size());
+        std::vector<std::uint64_t> mine{c.count / c.row}, rows;
         std::byte* to = nullptr;
-        if (const auto f = net_.all_gather(std::span(&mine, 1), std::span(rows), deadline)) return f;
+        if (const auto f = gather(mine, rows, deadline)) return f;
         if (const auto f = place(c, rows, to)) return f;
         for (std::uint32_t r = 0; r < size(); ++r) {
             const std::size_t n = rows[r] * c.row * c.element;
@@ -515,10 +523,9 @@ private:
     }
     [[nodiscard]] collective_fault all_to_all(device_call& c, instant deadline) {
         if constexpr (unequal_transport<Net>) {
-            std::vector<std::uint64_t> splits(std::size_t{size()} * size()), rows(size());
+            std::vector<std::uint64_t> splits, rows(size());
             std::byte* to = nullptr;
-            if (const auto f = net_.all_gather(std::span<const std::uint64_t>(c.splits), std::span(splits), deadline))
-                return f;
+            if (const auto f = gather(c.splits, splits, deadline)) return f;
             for (std::uint32_t r = 0; r < size(); ++r) rows[r] = splits[std::size_t{r} * size() + rank()];
             if (const auto f = place(c, rows, to)) return f;
             const std::size_t row = c.row * c.element;

@@ -237,7 +237,7 @@ concept host_transport = transport<T> && T::in_host_memory;
 
 /// A transport whose parts may differ in length, and may be empty. `counts` has the number of
 /// elements of each rank's part, the same on every rank. Arrays may be longer than their parts. If
-/// the counts differ or don't fit, all ranks get errc::mismatch.
+/// the counts differ or don't fit, all ranks get errc::mismatch. No call uses counts once it ends.
 ///
 ///  - reduce_scatterv(in, out, counts, op, deadline): `out` may be this rank's part of `in`
 ///  - all_gatherv(in, out, counts, deadline): `in` may be this rank's part of `out`
