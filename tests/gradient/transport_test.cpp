@@ -14,6 +14,7 @@
 #include <gpushare/gradient/wire.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -176,6 +177,43 @@ TEST_CASE("a sum over two levels is that of each level, in order", "[gradient][t
             got[r] = -1;
     });
     CHECK(got == std::vector<float>{0, 0, 0, 0});
+}
+
+/// Adds, but the first rank that adds stays inside until it may go on.
+struct stuck_sum {
+    std::atomic<int>* inside;
+    const std::atomic<bool>* goes_on;
+
+    template <class A>
+    A operator()(const A& a, const A& b) const noexcept {
+        if (inside->fetch_add(1) == 0)
+            while (!goes_on->load()) std::this_thread::yield();
+        return a + b;
+    }
+};
+
+TEST_CASE("two levels: a rank knows that a stuck one may still read its numbers", "[gradient][transport]") {
+    const two_levels all(1, 2);
+    std::atomic<int> inside{0};
+    std::atomic<bool> goes_on{false};
+    std::atomic<int> over{0};
+    std::vector<gs::collective_fault> faults(2);
+    support::together(3, [&](unsigned r) {
+        if (r == 2) {  // not a rank of the call
+            while (inside.load() == 0) std::this_thread::yield();
+            all.rank(0).abort(1, gs::errc::stopped);
+            while (over.load() == 0) std::this_thread::yield();
+            goes_on.store(true);
+            return;
+        }
+        auto net = all.rank(r);
+        std::vector<float> x(100, 1.0F);
+        faults[r] = net.all_reduce(std::span<const float>(x), std::span(x), stuck_sum{&inside, &goes_on},
+                                   std::chrono::steady_clock::now() + 1s);
+        over.fetch_add(1);
+    });
+    for (const auto& f : faults) CHECK(f);
+    CHECK((faults[0].buffers_in_use || faults[1].buffers_in_use));
 }
 
 TEST_CASE("two levels with any depth take no longer than their chunks do", "[gradient][transport]") {

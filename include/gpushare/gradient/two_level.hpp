@@ -418,10 +418,12 @@ public:
             if (!f) return f;
             // acquire: the thread that closed the group stored the fault before.
             const std::uint64_t word = s_->outer_fault.load(std::memory_order_acquire);
+            const bool here = f.buffers_in_use;  // the group's fault doesn't know this
             if (word != 0)
                 f = collective_fault::unpacked(word);
             else
                 f.rank += first();
+            f.buffers_in_use = f.buffers_in_use || here;
             // Each rank tells the other processes, since rank 0 may be the late rank.
             if (word == 0) tell_others(f.rank, f.code);
             if (me_.rank() == 0) {
