@@ -197,6 +197,8 @@ TEST_CASE("two levels: a rank knows that a stuck one may still read its numbers"
     std::atomic<int> inside{0};
     std::atomic<bool> goes_on{false};
     std::atomic<int> over{0};
+    // of both ranks, since the stuck one uses the other's
+    std::vector<std::vector<float>> numbers(2, std::vector<float>(100, 1.0F));
     std::vector<gs::collective_fault> faults(2);
     support::together(3, [&](unsigned r) {
         if (r == 2) {  // not a rank of the call
@@ -207,7 +209,7 @@ TEST_CASE("two levels: a rank knows that a stuck one may still read its numbers"
             return;
         }
         auto net = all.rank(r);
-        std::vector<float> x(100, 1.0F);
+        auto& x = numbers[r];
         faults[r] = net.all_reduce(std::span<const float>(x), std::span(x), stuck_sum{&inside, &goes_on},
                                    std::chrono::steady_clock::now() + 1s);
         over.fetch_add(1);
