@@ -6,7 +6,8 @@
 # it is there. In the other one, small functions are inlined, and what they call must be declared.
 set -eu
 names='tenancy|tenant|tenant_memory|compute_limiter|limiter_core|quota_resource|pool_resource'
-names="$names|upstream_ref|deferred_frees|detail::(limiter_engine|admissions|batches|observer|device_watch|endings|settlement|late_points|submission_pool"
+names="$names|upstream_ref|deferred_frees|detail::(limiter_engine|admissions|batches|observer|device_watch"
+names="$names|endings|settlement|late_points|submission_pool"
 names="$names|submission|tenant_state|tenant_part|part_memory|shared_node|tenant_admission|tenant_claim|joint_change"
 names="$names|pooled_memory|direct_memory|clean_memory|scrub_stream|spill_list|pool_store|pool_pending)"
 status=0

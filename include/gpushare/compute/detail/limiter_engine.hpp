@@ -2,7 +2,7 @@
 // The engine of a compute limiter. Each stage of a submission's life has a header of its own, and
 // the engine calls them in this order:
 //
-//   arrive and admit   admissions.hpp, limiter_core.hpp   whose turn it is, and whether there is room
+//   arrive and admit   admissions.hpp, limiter_core.hpp   whose turn it is; is there room
 //   batch              batches.hpp, late_points.hpp       which points to record around the work
 //   enqueue            submission.hpp, handles.hpp        the callable, or the permit's holder
 //   observe            observer.hpp                       which ends are reached, and when work ran
