@@ -133,7 +133,7 @@ public:
     /// Cancels the refused submissions, and drops all late ones, so that waiting threads learn at
     /// the deadline that they are late, not at their turn.
     void cancel_due(lock_type& lock) noexcept {
-        if (any_refused_) cancel_refused(lock);
+        cancel_refused(lock);
         while (clients_.next_late() != never) {
             submission* const s = clients_.late_at(clock_.now());
             if (s == nullptr) return;
@@ -146,7 +146,9 @@ public:
     /// Whether submissions of a client whose work isn't admitted any more may wait.
     [[nodiscard]] bool any_refused() const noexcept { return any_refused_; }
     /// Cancels these submissions.
-    void cancel_refused(lock_type& lock) noexcept;
+    void cancel_refused(lock_type& lock) noexcept {
+        if (any_refused_) cancel_all_refused(lock);
+    }
     /// Work of `c` has failed.
     void note_failure(client_id c, errc code) noexcept;
     /// Reports work that has been first on its stream for longer than the options allow. The charge
@@ -163,6 +165,7 @@ public:
     void call_back(lock_type& lock, need& stay, bool& rest_left) noexcept;
 
 private:
+    void cancel_all_refused(lock_type& lock) noexcept;
     void say_done(submission& s, errc status, ns device_time) noexcept {
         s.status = status;
         if (status != errc::none) s.failed_of = core_.settings(s.client).name;
@@ -228,7 +231,7 @@ private:
 // translation units from instantiating them.
 
 template <timeline Stream, clock Clock, compute_policy Policy>
-void endings<Stream, Clock, Policy>::cancel_refused(lock_type& lock) noexcept {
+void endings<Stream, Clock, Policy>::cancel_all_refused(lock_type& lock) noexcept {
     any_refused_ = false;
     auto& queues = clients_.queues();
     for (std::size_t i = 0; i < queues.size(); ++i)  // others may add queues during each call

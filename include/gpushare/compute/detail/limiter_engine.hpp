@@ -339,7 +339,7 @@ private:
             const auto began = enqueue(lock, s, stay);
             if (!is_own) stay.since = std::min(stay.since, began);
             observe(lock, look::if_due);
-            if (endings_.any_refused()) endings_.cancel_refused(lock);
+            endings_.cancel_refused(lock);
         }
         told_.hold_nobody();
     }
