@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <span>
 #include <utility>
@@ -220,6 +221,18 @@ TEST_CASE("a carrier's changes to the cluster stay, beside its placement", "[pla
     CHECK(c.placed_permille() == 1000);
     CHECK_FALSE(c[{0}].devices[3].open);
     c.resume({0}, {3});
+    c.release(next.placements.front());
+    CHECK(c == one_node());
+}
+
+TEST_CASE("a carrier that holds more than can be counted loses no placement", "[placement][queue]") {
+    cluster c = one_node();
+    admission_queue q;
+    const auto next = q.submit(start, first_fit{}, c, asks(1), [](auto, cluster& view) {
+        view.hold({{.cpu_milli = std::numeric_limits<std::uint64_t>::max()}, {0}, {}});
+        return gpushare::carried::out;
+    });
+    REQUIRE(next.outcome == admission_result::placed);
     c.release(next.placements.front());
     CHECK(c == one_node());
 }

@@ -4,6 +4,7 @@
 // refusals name the missing resource.
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <string>
 #include <string_view>
@@ -256,6 +257,15 @@ TEST_CASE("hold refuses amounts whose sum no count can take, and then takes noth
         c.release(p);
         CHECK(c == one_node());
     }
+}
+
+TEST_CASE("hold refuses shares whose sum no count can take", "[placement]") {
+    cluster c = one_node();
+    const placement whole{{.devices = 1, .each = 100_pct}, {0}, {{1}}};
+    for (std::uint32_t sum = 0; sum <= std::numeric_limits<std::uint32_t>::max() - 1000; sum += 1000) c.hold(whole);
+    const cluster held = c;
+    CHECK_THROWS_AS(c.hold(whole), gpushare::operation_error);
+    CHECK(c == held);
 }
 
 TEST_CASE("a node has at most 64 devices, of 64 models", "[placement]") {

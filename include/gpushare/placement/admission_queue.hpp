@@ -41,7 +41,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <new>
+#include <exception>
 #include <span>
 #include <type_traits>
 #include <utility>
@@ -437,8 +437,9 @@ private:
                 for (const auto& p : all) now.hold(p);
                 after = std::move(now);
             }
-        } catch (const std::bad_alloc&) {
-            // `carry` took the memory for the labels. `after` is as if `carry` had changed nothing.
+        } catch (const std::exception&) {
+            // `carry` took the memory for the labels, or held more than a count can take. `after` is
+            // as if `carry` had changed nothing.
         }
         views.took(level, std::move(after));
         return {how, changed};

@@ -311,7 +311,8 @@ public:
     /// for example on a device that has shrunk, is drained or was removed. Missing capacity is
     /// owed: nothing is free there until releases have made up for it. Throws operation_error
     /// (invalid_specification) for a node or devices that never existed, for another number of
-    /// devices than the request wants, or if the sum of the amounts there exceeds 64 bits.
+    /// devices than the request wants, or if the sums of the amounts there exceed 64 bits, or a
+    /// device's sum of shares four million devices.
     void hold(const placement& p) {
         if (!names_devices(p))
             throw operation_error(errc::invalid_specification, {}, "hold devices that never existed");
@@ -513,8 +514,11 @@ private:
         const state& n = nodes_[p.node.index];
         const auto left_of_cpu = std::numeric_limits<std::uint64_t>::max() - n.used_cpu_milli;
         if (p.request.cpu_milli > left_of_cpu || p.request.memory > bytes::max() - n.used_memory) return false;
-        return std::ranges::all_of(p.devices, [&](device_id d) {
-            return p.request.device_memory <= bytes::max() - extents_[n.first_device + d.index].used_memory;
+        return std::ranges::all_of(p.devices, [&](device_id id) {
+            const extent& d = extents_[n.first_device + id.index];
+            const auto left_of_shares = std::numeric_limits<std::uint32_t>::max() - d.used_permille;
+            return p.request.device_memory <= bytes::max() - d.used_memory &&
+                   p.request.each.permille() <= left_of_shares;
         });
     }
 
