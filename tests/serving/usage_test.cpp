@@ -318,6 +318,26 @@ TEST_CASE("a torn last line costs itself and nothing else", "[serving]") {
     }
 }
 
+TEST_CASE("a journal's lines may be longer than what is read at once", "[serving]") {
+    const temporary here;
+    support::random any(support::seed(7));
+    std::vector<usage_line> lines;
+    for (const std::size_t length : {1U, 65'000U, 65'536U, 3U, 200'000U, 131'072U, 65'500U, 2U})
+        lines.push_back({.tenant = std::string(length, static_cast<char>('a' + any.below(26))),
+                         .from = wall_time(1s),
+                         .until = wall_time(2s)});
+    usage_journal(here.file()).append(lines);
+    std::size_t torn = 9;
+    CHECK((lines_of(here.file(), &torn) == lines));
+    CHECK(torn == 0);
+    {
+        std::ofstream more(here.file(), std::ios::app);  // a file whose last line was never finished
+        more << std::string(300'000, 'x');
+    }
+    CHECK((lines_of(here.file(), &torn) == lines));
+    CHECK(torn == 1);
+}
+
 TEST_CASE("a journal refuses lines that it couldn't read back, and a second writer", "[serving]") {
     const temporary here;
     usage_journal journal(here.file());

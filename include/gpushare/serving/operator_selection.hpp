@@ -266,8 +266,8 @@ public:
     /// Runs all candidates in turns. Compares the first and the last run of each with the
     /// reference.
     void measure() {
-        const int rounds = std::max(o_.warm_up, 0) + std::max(o_.repeats, 1);
-        for (int round = 0; round < rounds; ++round)
+        const std::int64_t rounds = std::int64_t{std::max(o_.warm_up, 0)} + std::max(o_.repeats, 1);
+        for (std::int64_t round = 0; round < rounds; ++round)
             for (std::size_t i = 0; i < all_.size(); ++i) {
                 if (out_[i]) continue;
                 const bool compares = right_ != nullptr && (round == 0 || round == rounds - 1);

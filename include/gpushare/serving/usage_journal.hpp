@@ -755,11 +755,15 @@ private:
         std::string text;
         std::vector<char> piece(std::size_t{1} << 16);
         while (const auto n = from.read(piece)) {
-            text.append(piece.data(), n);
-            const auto end = text.rfind('\n');
-            if (end == std::string::npos) continue;
-            torn += read_usage(std::string_view(text).substr(0, end + 1), std::ref(each));
-            text.erase(0, end + 1);
+            const std::string_view next(piece.data(), n);
+            const auto end = next.rfind('\n');  // not in all of `text`: that would take quadratic time
+            if (end == std::string_view::npos) {
+                text += next;
+                continue;
+            }
+            text += next.substr(0, end + 1);
+            torn += read_usage(text, std::ref(each));
+            text = next.substr(end + 1);
         }
         return torn + (text.empty() ? 0 : 1);
     }
