@@ -539,7 +539,9 @@ GPUSHARE_INLINE void message::append(ns t) noexcept {
     if (t < ns{0}) append("-");
     const auto n =
         t < ns{0} ? std::uint64_t{0} - static_cast<std::uint64_t>(t.count()) : static_cast<std::uint64_t>(t.count());
-    const auto& in = *std::ranges::find_if(scales, [n](const scale& s) { return n >= s.size || s.size == 1; });
+    std::size_t i = 0;
+    while (n < scales[i].size && scales[i].size != 1) ++i;
+    const scale& in = scales[i];
     append(n / in.size);
     append_thousandths(n % in.size * 1000 / in.size);
     append(in.unit);

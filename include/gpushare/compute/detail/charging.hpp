@@ -22,13 +22,11 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
-#include <span>
 
 #include <gpushare/compute/admission.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
-#include <gpushare/detail/erase.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -107,7 +105,9 @@ private:
             return width() + static_cast<double>(o.width) <= 1.001;
         }
         [[nodiscard]] bool is_of(client_id c) const noexcept {
-            return any_where(std::span(owners).first(num_owners), [=](const owner& o) { return o.who == c; });
+            for (std::uint32_t i = 0; i < num_owners; ++i)
+                if (owners[i].who == c) return true;
+            return false;
         }
         [[nodiscard]] bool takes(const owner& o) const noexcept {
             return num_owners < most_owners && (!is_of(o.who) || fits(o));
@@ -195,8 +195,8 @@ GPUSHARE_INLINE void span_meter::remember(const stretch& s) noexcept {
         return;
     }
     if (num_ == most_stretches) {
-        std::copy(stretches_.end() - most_stretches / 2, stretches_.end(), stretches_.begin());
         num_ = most_stretches / 2;
+        for (std::size_t i = 0; i < num_; ++i) stretches_[i] = stretches_[i + num_];
     }
     stretches_[num_++] = s;
 }

@@ -7,7 +7,6 @@
 //   all->remove(number);
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <mutex>
@@ -45,7 +44,8 @@ public:
     void remove(std::uint64_t number) noexcept {
         follower gone;  // destroyed without the mutex: objects it owns may add or remove others
         const std::lock_guard lock(mutex_);
-        const auto at = std::ranges::find(list_, number, &one::number);
+        auto at = list_.begin();
+        while (at != list_.end() && at->number != number) ++at;
         if (at == list_.end()) return;
         gone = std::move(at->told);
         list_.erase(at);

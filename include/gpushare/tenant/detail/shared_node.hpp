@@ -202,7 +202,9 @@ struct shared_node {
 
     /// Under the mutex. A tenant and its successor have the same name for a while.
     void forget(const std::string& name) noexcept {
-        if (const auto at = std::ranges::find(names, name); at != names.end()) names.erase(at);
+        auto at = names.begin();
+        while (at != names.end() && *at != name) ++at;
+        if (at != names.end()) names.erase(at);
     }
 
     /// A tenant's memory on each of its devices must be a multiple of this: of the tenant's own
