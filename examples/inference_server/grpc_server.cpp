@@ -541,7 +541,7 @@ private:
 
     void serve(const call_ptr& c, std::string message) {
         c->busy = true;
-        c->serving = message.size();
+        c->serving = message_reader::prefix_size + message.size();
         c->due = when::max();
         if (needs_key(c->what) && home_ == &shell_->strangers)
             return void(waiting_.emplace_back(c, std::move(message)));

@@ -24,6 +24,8 @@ namespace inference_server {
 
 class message_reader {
 public:
+    static constexpr std::size_t prefix_size = 5;  ///< bytes before each message
+
     explicit message_reader(std::size_t most) : most_(most) {}
 
     /// Returns how many bytes it took: none while a message is complete. Throws refused: 413 for a
@@ -63,7 +65,7 @@ private:
     }
 
     std::size_t most_, prefix_ = 0, size_ = 0;
-    std::array<unsigned char, 5> bytes_{};
+    std::array<unsigned char, prefix_size> bytes_{};
     std::string message_;
 };
 

@@ -116,9 +116,11 @@ public:
         }
         return true;
     }
+    /// What has come of the call.
+    const call& so_far(std::uint32_t stream) { return calls_[stream]; }
     bool answers_pings = true;
 
-private:
+    /// Takes a frame. Returns false if the server has closed the connection.
     bool receive() {
         const auto start = bytes(9);
         if (start.empty()) return false;
@@ -134,6 +136,8 @@ private:
         if (at(3) == rst || ((at(3) == headers || at(3) == data) && (at(4) & end_stream) != 0)) over_[stream] = true;
         return true;
     }
+
+private:
     std::string bytes(std::size_t n) {
         while (got_.size() < n) {
             char some[4096];
@@ -478,6 +482,20 @@ TEST_CASE("uploads over gRPC take half of the room of a tenant, and none without
     }
     CHECK(batch.end_of(calls[2]).status == exhausted);
     CHECK(is_answer(chat.ask("ModelInfer", chat_key, row())));
+}
+
+TEST_CASE("a long stream gives back all that its requests took of the room for uploads", "[examples]") {
+    server s({.max_messages = 2048});
+    auto c = s.connect();
+    const auto stream = c.open("ModelStreamInfer", chat_key);
+    for (std::size_t n = 1; n <= 250; ++n) {  // their prefixes alone are more than a tenant's half
+        c.say(stream, row(), false);
+        while (messages(c.so_far(stream).bytes) < n && c.so_far(stream).status < 0) REQUIRE(c.receive());
+    }
+    c.send(frame(data, end_stream, stream));
+    const auto all = c.end_of(stream);
+    CHECK(all.status == 0);
+    CHECK(messages(all.bytes) == 250);
 }
 
 TEST_CASE("idle streams don't stretch the end", "[examples]") {
