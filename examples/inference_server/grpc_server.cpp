@@ -725,12 +725,12 @@ private:
 
     static void stream_request(const std::shared_ptr<shell>& sh, const call_ptr& c, const std::string& bytes) {
         const auto q = infer_message(*sh, bytes);
+        sh->later([c, id = q.id()] { c->request_id = id; });  // also for an error
         const auto source = sh->of.model(c->who, q.model_name(), q.model_version());
         const auto& model = source->info;
         const auto wants = q.parameters().find("triton_enable_empty_final_response");
         const bool empty_end = wants != q.parameters().end() && wants->second.bool_param();
         auto r = read_infer(q);
-        sh->later([c, id = q.id()] { c->request_id = id; });  // also for an error
         if (model.streams) {
             check_inputs(model, r);
             auto text = sh->of.generate(c->who, model.name, read_generate(q, r));
@@ -773,6 +773,7 @@ private:
     /// Answers a stream's request with an error.
     void answered(const call_ptr& c) {
         c->busy = c->piece_runs = false;
+        c->request_id.clear();
         c->text.reset();
         c->counted.give_back(std::exchange(c->serving, 0));
         c->due = clock::now() + (c->in.has_begun() ? shell_->options.message_timeout : shell_->options.idle_timeout);

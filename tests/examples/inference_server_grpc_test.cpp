@@ -498,6 +498,32 @@ TEST_CASE("a long stream gives back all that its requests took of the room for u
     CHECK(messages(all.bytes) == 250);
 }
 
+TEST_CASE("an error on a stream has the id of its own request", "[examples]") {
+    server s;
+    auto c = s.connect();
+    inference::ModelInferRequest first, wrong;
+    REQUIRE(first.ParseFromString(row()));
+    wrong = first;
+    first.set_id("first");
+    wrong.set_id("wrong");
+    wrong.set_model_name("nothing");
+    const auto stream = c.open("ModelStreamInfer", chat_key);
+    c.send(frame(data, end_stream, stream,
+                 message(first.SerializeAsString()) + message(wrong.SerializeAsString()) +
+                     message(first.SerializeAsString()) + message("nonsense")));
+    std::string bytes = c.end_of(stream).bytes;
+    std::vector<std::string> ids;
+    while (bytes.size() >= 5) {
+        const std::size_t size = static_cast<unsigned char>(bytes[3]) * 256U + static_cast<unsigned char>(bytes[4]);
+        inference::ModelStreamInferResponse r;
+        REQUIRE(r.ParseFromString(bytes.substr(5, size)));
+        CHECK(r.error_message().empty() == (r.infer_response().id() == "first"));
+        ids.push_back(r.infer_response().id());
+        bytes.erase(0, 5 + size);
+    }
+    CHECK(ids == std::vector<std::string>{"first", "wrong", "first", ""});
+}
+
 TEST_CASE("idle streams don't stretch the end", "[examples]") {
     server s;
     auto c = s.connect();
