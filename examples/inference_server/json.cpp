@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "inference_server/json.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
@@ -208,6 +209,24 @@ kind value::what() const noexcept {
 
 void value::wrong(const char* wanted) const {
     throw error(std::string(text_.substr(0, 32)) + (text_.size() > 32 ? "... isn't " : " isn't ") + wanted);
+}
+
+bool value::is_below_one() const noexcept {
+    const auto e = std::min(text_.find_first_of("eE"), text_.size());
+    std::int64_t before = 0;  // digits before the point, or the negative number of zeros behind it
+    bool counts = false, behind = false;
+    for (const char c : text_.substr(0, e)) {
+        behind = behind || c == '.';
+        counts = counts || (c >= '1' && c <= '9');
+        if (is_digit(c)) before += behind ? -static_cast<int>(!counts) : static_cast<int>(counts);
+    }
+    constexpr std::int64_t most = std::int64_t{1} << 60;  // no text is as long
+    auto power = text_.substr(std::min(e + 1, text_.size()));
+    if (power.starts_with('+')) power.remove_prefix(1);
+    std::int64_t n = 0;
+    if (std::from_chars(power.data(), power.data() + power.size(), n).ec == std::errc::result_out_of_range)
+        n = power.starts_with('-') ? -most : most;
+    return before + std::clamp(n, -most, most) <= 0;
 }
 
 std::size_t value::first() const noexcept {

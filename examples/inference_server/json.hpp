@@ -16,6 +16,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 namespace inference_server::json {
@@ -54,6 +55,7 @@ public:
     }
 
     /// These functions throw error if the value is of another kind, or if the number doesn't fit T.
+    /// A number that is too close to 0 for a floating-point T is 0.
     [[nodiscard]] std::string string() const;
     [[nodiscard]] bool boolean() const;
     template <class T>
@@ -61,13 +63,19 @@ public:
     [[nodiscard]] T number() const {
         T x{};
         const auto [end, code] = std::from_chars(text_.data(), text_.data() + text_.size(), x);
-        if (what() != kind::number || code != std::errc{} || end != text_.data() + text_.size()) wrong("a number");
+        const bool is_whole = what() == kind::number && end == text_.data() + text_.size();
+        if constexpr (std::floating_point<T>)
+            if (is_whole && code == std::errc::result_out_of_range && is_below_one())
+                return text_.front() == '-' ? -T{} : T{};
+        if (!is_whole || code != std::errc{}) wrong("a number");
         return x;
     }
 
 private:
     friend value parse(std::string_view text);
     explicit value(std::string_view text) noexcept : text_(text) {}
+    /// Whether the magnitude of a number other than 0 is below 1.
+    [[nodiscard]] bool is_below_one() const noexcept;
     [[noreturn]] void wrong(const char* wanted) const;
     template <class F>
     void each(F f) const {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -29,6 +30,7 @@
 namespace inference_protocol_test {
 
 using namespace inference_server;
+using namespace std::string_literals;
 
 namespace {
 
@@ -135,6 +137,26 @@ TEST_CASE("JSON is read where it lies, with all digits", "[examples]") {
     CHECK_THROWS_AS(a[0].find("x"), json::error);
     CHECK(json::parse(R"("\ud83d\ude00\u00e9\u20ac\u0000")").string() ==
           std::string("\xF0\x9F\x98\x80\xC3\xA9\xE2\x82\xAC\0", 10));
+}
+
+TEST_CASE("a number of JSON that is too close to 0 is 0, and one that is too large is refused", "[examples]") {
+    const std::string zeros(400, '0');
+    for (const auto& tiny :
+         {"1e-46"s, "123.5e-60"s, "0.1E-99999999999999999999"s, "0." + zeros + "1", "1" + zeros + "e-800", "1e-400"s}) {
+        CAPTURE(tiny);
+        CHECK(json::parse(tiny).number<float>() == 0.0F);
+        CHECK(std::signbit(json::parse("-" + tiny).number<float>()));
+        CHECK_NOTHROW(json::parse(tiny).number<double>());
+        CHECK_THROWS_AS(json::parse(tiny).number<int>(), json::error);
+    }
+    for (const auto& large : {"1e400"s, "-1e99999999999999999999"s, "0.001e+500"s, "1" + zeros, "1" + zeros + "e-2",
+                              "0." + zeros + "1e900"}) {
+        CAPTURE(large);
+        CHECK_THROWS_AS(json::parse(large).number<float>(), json::error);
+        CHECK_THROWS_AS(json::parse(large).number<double>(), json::error);
+    }
+    CHECK(json::parse("1e-45").number<float>() == std::numeric_limits<float>::denorm_min());
+    CHECK(json::parse("0e-99").number<float>() == 0.0F);
 }
 
 TEST_CASE("texts of any bytes are JSON, and come back if they were UTF-8", "[examples]") {
