@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <stdexcept>
@@ -158,10 +159,12 @@ void set_json(tensor& t, json::value data) {
         } else {
             with_type(t.type, [&](auto x) {
                 using number = decltype(x);
-                if constexpr (std::is_arithmetic_v<number>)
+                if constexpr (std::is_arithmetic_v<number>) {
                     x = v.number<number>();
-                else
+                } else {
                     x = number(v.number<float>());
+                    if (std::isinf(static_cast<float>(x))) fail(t, "a number is out of range");
+                }
                 append_bytes(t.data, &x, sizeof x);
             });
         }

@@ -223,6 +223,10 @@ TEST_CASE("a wrong request is refused, with the reason", "[examples]") {
     CHECK(refuses(R"([{"name":"x","datatype":"FP32","shape":[2],"data":[1]}])"));
     CHECK(refuses(R"([{"name":"x","datatype":"FP32","shape":[1.5],"data":[1]}])"));
     CHECK(refuses(R"([{"name":"x","datatype":"UINT8","shape":[1],"data":[256]}])"));
+    CHECK(refuses(R"([{"name":"x","datatype":"FP16","shape":[1],"data":[65520]}])"));
+    CHECK(refuses(R"([{"name":"x","datatype":"FP16","shape":[1],"data":[-1e9]}])"));
+    CHECK(refuses(R"([{"name":"x","datatype":"BF16","shape":[1],"data":[3.4e38]}])"));
+    CHECK_FALSE(refuses(R"([{"name":"x","datatype":"FP16","shape":[1],"data":[65519]}])"));
     CHECK(refuses(R"([{"name":"x","datatype":"FP32","shape":[9223372036854775807,4],"data":[]}])"));
     CHECK(refuses(R"([{"name":"x","datatype":"FP32","shape":[65536,65536,65536,65536],"data":[]}])"));
     CHECK(refuses(R"([{"name":"x","datatype":"FP32","shape":[4294967296,4294967296],"data":[]}])"));
