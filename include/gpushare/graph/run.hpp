@@ -256,7 +256,8 @@ public:
           blocks_(of, g.values.size() + 1),
           tensors_(g.values.size()),
           kinds_(g.values.size()),
-          given_(g.outputs.size()) {
+          given_(g.outputs.size()),
+          passed_(g.outputs.size()) {
         for (const std::uint32_t v : g.inputs) input_types_.push_back(g.values[v].type);
         if (plan.of_graph != fingerprint(g) || plan.pieces.empty())
             throw operation_error(errc::invalid_specification, owner_, "a plan of cuts for another graph");
@@ -303,11 +304,16 @@ public:
             t = inputs[i];
             t.room = nullptr;
         }
+        for (std::size_t i = 0; i < outputs.size(); ++i) {
+            const bool passes = kinds_[outputs_[i]] == value_kind::input && !given_[i];
+            passed_[i] = passes ? tensors_[outputs_[i]].data : nullptr;
+        }
     }
-    /// Whether `to` has a caller's buffer for output `i`. A block that an earlier run returned
-    /// doesn't count as one.
+    /// Whether `to` has a caller's buffer for output `i`. Neither a block nor an input that an
+    /// earlier run returned counts as one.
     [[nodiscard]] bool of_caller(std::size_t i, const tensor& to) const noexcept {
-        return to.data != nullptr && !(i < outputs_.size() && blocks_.holds(outputs_[i], to.data));
+        const bool returned = i < outputs_.size() && (blocks_.holds(outputs_[i], to.data) || passed_[i] == to.data);
+        return to.data != nullptr && !returned;
     }
     /// The same question for the outputs that begin() got.
     [[nodiscard]] bool of_caller(std::size_t i) const noexcept { return given_[i]; }
@@ -389,7 +395,9 @@ private:
     tensor_blocks<Memory> blocks_;  // one for each value, and the last for values that share it
     std::vector<tensor> tensors_;   // by value
     std::vector<value_kind> kinds_;
-    std::vector<bool> given_;    // whether each output of the model has a buffer of the caller's
+    std::vector<bool> given_;  // whether each output of the model has a buffer of the caller's
+    // of each output that is an input and has no buffer: the input's buffer in the last run
+    std::vector<const void*> passed_;
     std::vector<bool> known_{};  // whether each value's size is known
     std::vector<std::vector<std::int64_t>> shapes_{};
     std::vector<std::uint64_t> offsets_{};
