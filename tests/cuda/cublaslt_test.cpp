@@ -360,6 +360,28 @@ TEST_CASE("a choice leaves cuBLASLt out where it refuses a piece or is wrong", "
     CHECK(choice.left_out().back().why.find("'Relu1': Relu: it can't be folded") != std::string::npos);
 }
 
+TEST_CASE("a bias that a run gives more rows than the model does is refused", "[cuda][graph][cublaslt]") {
+    const standin::session gpu;
+    fixture f;
+    support::random any(1);
+    program_builder b;
+    const auto x = b.input("x", {-1, 4}), bias = b.input("bias", {1, 8});
+    b.output(b.node("Add", {b.node("MatMul", {x, b.constant("w", {4, 8}, any)}), bias}));
+    engine_type engine(f.chat, f.library, unread());
+    engine.add(b.p);
+    const auto with = [&](const support::extents& shape) {
+        values all = inputs_of(b.p, 3, any);
+        all.at(bias) = {shape, {}};
+        for (std::size_t i = 0; i < support::count(shape); ++i) all.at(bias).at.push_back(support::number(any));
+        return right(f, engine, 0, b.p, all);
+    };
+    CHECK(with({1, 8}));
+    CHECK(with({8}));
+    CHECK_THROWS_AS(with({3, 8}), model_error);
+    CHECK_THROWS_AS(with({1, 1, 8}), model_error);  // the result would have three dimensions
+    CHECK(with({1, 8}));
+}
+
 TEST_CASE("a refusal of cuBLASLt is an error with the node", "[cuda][graph][cublaslt][fault]") {
     const standin::session gpu;
     fixture f;

@@ -279,7 +279,7 @@ private:
             if (!made) detail::refuse(s.node, "its inputs aren't matrices of matching sizes");
             if (s.addend != detail::no_value && r.shapes[s.addend] != *made)
                 detail::refuse(s.node, "the added array has another shape");
-            if (s.bias != detail::no_value && (r.shapes[s.bias].empty() || r.shapes[s.bias].back() != made->back()))
+            if (s.bias != detail::no_value && !detail::has_columns_of(*made, r.shapes[s.bias]))
                 detail::refuse(s.node, "its bias has another number of elements than it has columns");
             r.shapes[s.out] = *made;
         }

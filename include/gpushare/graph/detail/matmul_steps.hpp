@@ -76,6 +76,12 @@ struct matmul_step {
     return out;
 }
 
+/// Whether an array has an element for each column of a product, and is the same for all rows.
+[[nodiscard]] inline bool has_columns_of(std::span<const std::int64_t> product, std::span<const std::int64_t> own) {
+    return !own.empty() && own.size() <= product.size() && own.back() == product.back() &&
+           std::all_of(own.begin(), own.end() - 1, [](std::int64_t extent) { return extent == 1; });
+}
+
 /// Finds the products of a piece.
 class matmul_matcher {
 public:
@@ -254,13 +260,10 @@ private:
             refuse(n, "'" + p_->values[v].name + "' is of type " + std::string(to_string(p_->values[v].type)) +
                           ", and not f32");
     }
-    /// Whether a value has an element for each column of the product, and is the same for all rows.
+    /// Whether a value is a bias of the product, as far as both shapes are known.
     [[nodiscard]] bool is_bias(std::uint32_t v, const matmul_step& s) const {
         const auto& product = *shapes_[s.out];
-        if (!shapes_[v] || shapes_[v]->empty() || shapes_[v]->size() > product.size()) return false;
-        const auto& own = *shapes_[v];
-        return product.back() > 0 && own.back() == product.back() &&
-               std::all_of(own.begin(), own.end() - 1, [](std::int64_t extent) { return extent == 1; });
+        return product.back() > 0 && shapes_[v] && has_columns_of(product, *shapes_[v]);
     }
     /// Whether a value has the product's shape, as far as both are known. If an extent is known on
     /// one side only, the answer is no, because the value may be broadcast there.
