@@ -295,6 +295,11 @@ TEST_CASE("stacks that no single stride describes are refused", "[graph][cublasl
     CHECK(of({4, 5}, {3, 5, 6}) == matmul_extents{4, 6, 5, 3, 0, 30, 24});
     CHECK(of({3, 4, 5}, {1, 3, 5, 6}) == matmul_extents{4, 6, 5, 3, 20, 30, 24});
     CHECK(of({0, 4, 5}, {0, 5, 6}).batch == 0);
+    // without elements, any extents are possible
+    constexpr std::int64_t large = std::int64_t{1} << 40;
+    CHECK(of({large, large, 0, 4, 5}, {5, 6}).batch == 0);
+    CHECK(of({0, large, 5}, {0, 5, large}).batch == 0);
+    CHECK(of({large, large, 4, 0}, {large, large, 0, 0}).columns == 0);
     CHECK_THROWS_AS(of({2, 1, 4, 5}, {1, 3, 5, 6}), model_error);
     CHECK_THROWS_AS(of({2, 3, 4, 5}, {3, 5, 6}), model_error);
     CHECK_THROWS_AS(of({2, 4, 5}, {3, 5, 6}), model_error);

@@ -290,7 +290,7 @@ private:
 /// the whole stack uses one matrix.
 struct matmul_extents {
     std::int64_t rows = 0, columns = 0, inner = 0;
-    std::int64_t batch = 1;
+    std::int64_t batch = 1;  ///< matrices of the stack; 0 if the product has no elements
     std::int64_t stride_a = 0, stride_b = 0, stride_out = 0;
 
     friend bool operator==(const matmul_extents&, const matmul_extents&) = default;
@@ -307,6 +307,10 @@ struct matmul_extents {
     e.rows = (*out)[out->size() - 2];
     e.columns = out->back();
     e.inner = a[a.size() - (s.transpose_a ? 2 : 1)];
+    if (std::ranges::find(*out, 0) != out->end()) {  // products of the other extents may overflow
+        e.batch = 0;
+        return e;
+    }
     for (std::size_t i = 0; i + 2 < out->size(); ++i) e.batch *= (*out)[i];
     const auto stack = [](std::span<const std::int64_t> of) {
         std::int64_t n = 1;
