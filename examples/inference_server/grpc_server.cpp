@@ -364,10 +364,11 @@ private:
     }
     // Memory for a connection is only kept once it speaks HTTP/2.
     [[nodiscard]] bool begins(std::string_view& bytes) {
-        start_.append(bytes.substr(0, http2_preface.size() - start_.size()));
+        const auto n = std::min(bytes.size(), http2_preface.size() - start_.size());
+        start_.append(bytes.substr(0, n));
+        bytes.remove_prefix(n);
         if (!http2_preface.starts_with(start_)) return close(), false;
         if (start_.size() < http2_preface.size()) return read(), false;
-        bytes.remove_prefix(std::min(bytes.size(), http2_preface.size()));
         const auto& o = shell_->options;
         session_.emplace(*this, http2::limits{.calls = o.max_calls_of_connection, .head = o.max_metadata});
         (void)session_->receive(http2_preface);

@@ -75,9 +75,13 @@ std::string message(std::string_view body, char flag = 0) {
 /// A client by hand.
 class client {
 public:
-    explicit client(std::uint16_t port) : to_(port) {
+    /// Sends the first bytes of the connection, and `apart` of them a little earlier.
+    explicit client(std::uint16_t port, std::size_t apart = 0) : to_(port) {
         if (nghttp2_hd_inflate_new(&heads_) != 0) throw std::bad_alloc();
-        to_.send("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(settings, 0, 0));
+        const auto first = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(settings, 0, 0);
+        to_.send(first.substr(0, apart));
+        if (apart != 0) std::this_thread::sleep_for(50ms);
+        to_.send(first.substr(apart));
     }
     client(client&& other) noexcept : to_(std::move(other.to_)), heads_(std::exchange(other.heads_, nullptr)) {}
     client& operator=(client&&) = delete;
@@ -264,6 +268,15 @@ TEST_CASE("calls over gRPC are answered, in whatever pieces they come", "[exampl
     c.send(frame(data, end_stream, empty));
     CHECK(c.end_of(empty).status == invalid);
     CHECK(is_answer(c.ask("ModelInfer", chat_key, row())));
+}
+
+TEST_CASE("a connection over gRPC may begin in pieces", "[examples]") {
+    server s;
+    for (const std::size_t apart : {1U, 10U, 23U, 24U, 25U}) {
+        CAPTURE(apart);
+        client c(s.rpc->port(), apart);
+        CHECK(is_answer(c.ask("ModelInfer", chat_key, row())));
+    }
 }
 
 TEST_CASE("compressed messages aren't read, over gRPC either", "[examples]") {
