@@ -142,6 +142,8 @@ void set_binary(tensor& t, std::span<const std::byte> data) {
                     std::string(to_string(t.type)));
     }
     t.data.assign(data.begin(), data.end());
+    if (t.type == datatype::boolean)  // any other byte would be no bool for an engine
+        for (auto& b : t.data) b = std::byte{b != std::byte{0}};
 }
 
 void set_json(tensor& t, json::value data) {

@@ -69,7 +69,7 @@ private:
 [[nodiscard]] std::optional<std::uint64_t> elements_of(std::span<const std::int64_t> shape) noexcept;
 
 /// Takes `data` as the binary form. Throws json::error if the data doesn't fit the tensor's type
-/// and shape.
+/// and shape. Any byte of a BOOL but 0 becomes 1.
 void set_binary(tensor& t, std::span<const std::byte> data);
 /// Takes JSON: an array, flat or nested. Throws json::error in the same way.
 void set_json(tensor& t, json::value data);

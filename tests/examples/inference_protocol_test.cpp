@@ -207,6 +207,9 @@ TEST_CASE("every type goes through JSON and comes back", "[examples]") {
         set_binary(again, r.inputs[0].data);
         CHECK(again.data == r.inputs[0].data);
     }
+    tensor flags{"x", datatype::boolean, {4}, {}};  // an engine reads each byte as a bool
+    set_binary(flags, std::vector{std::byte{0}, std::byte{1}, std::byte{2}, std::byte{255}});
+    CHECK(flags.data == std::vector{std::byte{0}, std::byte{1}, std::byte{1}, std::byte{1}});
     const std::array<std::string, 2> texts{"a", ""};
     CHECK(texts_tensor("x", texts).texts() == std::vector<std::string_view>{"a", ""});
 }
