@@ -270,7 +270,9 @@ std::vector<std::shared_ptr<lane>> service::all_lanes() const {
 
 void service::infer(const caller& c, std::string_view name, infer_request r, on_answer reply) {
     check_inputs(model(c, name)->info, r);
-    lane_of(c, name)->infer(std::move(r), std::move(reply));
+    const auto by = lane_of(c, name);
+    check_inputs(by->info(), r);  // a reload may have changed the model in between
+    by->infer(std::move(r), std::move(reply));
 }
 
 std::shared_ptr<token_stream> service::generate(const caller& c, std::string_view name, generate_request r) {

@@ -1072,6 +1072,63 @@ TEST_CASE("a tenant that comes back under its name is another one", "[examples]"
     CHECK(s.bill_of("chat").requests == 3);
 }
 
+namespace {
+
+/// Counts calls with an input of another size than the model's.
+class of_size final : public engine {
+public:
+    of_size(std::size_t size, std::shared_ptr<std::atomic<int>> wrong) : size_(size), wrong_(std::move(wrong)) {}
+    void run(std::span<const tensor> inputs, std::vector<tensor>& outputs, gpushare::host::kernel_context&) override {
+        if (inputs[0].data.size() != size_ * sizeof(float)) ++*wrong_;
+        outputs.push_back(inputs[0]);
+    }
+
+private:
+    std::size_t size_;
+    std::shared_ptr<std::atomic<int>> wrong_;
+};
+
+}  // namespace
+
+TEST_CASE("a request fits the model that computes it, though a reload changes the model meanwhile", "[examples]") {
+    const auto wrong = std::make_shared<std::atomic<int>>(0);
+    service_options how;
+    how.model_of = [wrong](const model_setting& m, const std::string&) {
+        const tensor_info info{"INPUT", datatype::fp32, {m.batch}};  // here the setting is the size of the input
+        return model_source{
+            {m.name, "test", {info}, {info}, 0, false},
+            [wrong, n = m.batch](std::pmr::memory_resource&) { return std::make_unique<of_size>(n, wrong); }};
+    };
+    server s({}, two_tenants, std::move(how));
+    s.files->write("m.onnx", "a model");
+    const auto who = s.core->authenticate(chat_key);
+    std::atomic<bool> over{false};
+    std::atomic<int> asked{0};
+    const auto ask = [&] {
+        for (std::int64_t n = 1; !over; n = 3 - n) {
+            infer_request r;
+            r.inputs.push_back({"INPUT", datatype::fp32, {n}, std::vector<std::byte>(4 * static_cast<std::size_t>(n))});
+            try {
+                s.core->infer(who, "m", std::move(r), [](const answer&) {});
+                ++asked;
+            } catch (const refused&) {
+            }
+        }
+    };
+    std::vector<std::thread> clients;
+    for (int i = 0; i < 3; ++i) clients.emplace_back(ask);
+    for (int i = 0; i < 200; ++i) {
+        s.rewrite("name=chat api_key=key-of-chat memory=16MiB compute=60%\n  model=m.onnx batch=" +
+                  std::to_string(1 + i % 2) + "\n");
+        CHECK(s.core->reload().empty());
+    }
+    eventually([&] { return asked > 100; });
+    over = true;
+    for (auto& each : clients) each.join();
+    CHECK(s.core->drain(std::chrono::steady_clock::now() + 5min));
+    CHECK(*wrong == 0);
+}
+
 TEST_CASE("a bad file of tenants changes nothing", "[examples]") {
     server s;
     auto c = s.connect();
