@@ -25,6 +25,7 @@
 #include "support/fault_resource.hpp"
 #include "support/random.hpp"
 #include "support/refusing_memory.hpp"
+#include "support/upstream_answers.hpp"
 
 namespace pool_resource_test {
 
@@ -651,6 +652,45 @@ TEST_CASE("memory that doesn't begin where it has to goes back, and the request 
     upstream.shift = 0;
     CHECK(pool.deallocate(pool.allocate(256, 1024), 256, 1024) == errc::none);
     CHECK(pool.trim(0_B) == 0_B);
+    CHECK(upstream.wrong_frees() == 0);
+}
+
+namespace {
+
+/// Charges the room for an alignment, as cudaMalloc's memory does.
+struct padding : support::upstream_answers, fault_resource {
+    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, gpushare::failure*) noexcept {
+        return allocate(size, alignment);
+    }
+    errc deallocate(void* p, std::size_t size, std::size_t alignment) noexcept {
+        fault_resource::deallocate(p, size, alignment);
+        return errc::none;
+    }
+    [[nodiscard]] static gpushare::bytes charged(std::size_t size, std::size_t alignment) noexcept {
+        return gpushare::bytes{size} + gpushare::bytes{std::max<std::size_t>(alignment, 256) - 256};
+    }
+};
+
+}  // namespace
+
+TEST_CASE("the room for an alignment is charged once", "[memory][pool]") {
+    padding upstream;
+    quota limit(8_MiB);
+    gpushare::quota_resource mine(limit, upstream);
+    pool_resource pool(mine);
+    REQUIRE(pool.refuses(7 * MiB, MiB).code == errc::none);
+    gpushare::failure why;
+    void* const p = pool.try_allocate(7 * MiB, MiB, &why);
+    CAPTURE(to_string(why.code), why.asked, why.left);
+    REQUIRE(p != nullptr);
+    CHECK(reinterpret_cast<std::uintptr_t>(p) % MiB == 0);
+    CHECK(limit.usage().current == 8_MiB - 256_B);
+    CHECK(pool.deallocate(p, 7 * MiB, MiB) == errc::none);
+    CHECK(pool.try_allocate(7 * MiB, MiB) == p);  // the same range serves it again
+    CHECK(upstream.calls() == 1);
+    CHECK(pool.deallocate(p, 7 * MiB, MiB) == errc::none);
+    CHECK(pool.trim(0_B) == 0_B);
+    CHECK(limit.usage().current == 0_B);
     CHECK(upstream.wrong_frees() == 0);
 }
 

@@ -655,11 +655,13 @@ private:
     [[nodiscard]] bool is_large(std::uint64_t whole) const noexcept { return whole >= large(); }
     [[nodiscard]] bool is_exact() const noexcept { return options_.exact; }
     // The size of the range that the upstream charges for a segment of `least` bytes, in whole
-    // granules.
+    // granules. `least`, if the upstream charges room for the alignment besides: a request for all of
+    // the charged bytes would be charged for such room again.
     [[nodiscard]] std::uint64_t range_for(std::uint64_t least, std::size_t alignment) const noexcept {
-        const bytes takes = upstream_.charged(least, std::max(alignment, detail::pool_granule));
-        return takes == bytes::max() ? least
-                                     : std::max(least, takes.count() & ~std::uint64_t{detail::pool_granule - 1});
+        const auto at = std::max(alignment, detail::pool_granule);
+        const bytes takes = upstream_.charged(least, at);
+        const auto whole = takes.count() & ~std::uint64_t{detail::pool_granule - 1};
+        return takes == bytes::max() || upstream_.charged(whole, at) > takes ? least : std::max(least, whole);
     }
     [[nodiscard]] detail::pool_request request_for(std::size_t size, std::uint64_t least, std::size_t alignment,
                                                    bool in_bins) const noexcept {
