@@ -17,6 +17,7 @@
 
 #include "support/catch.hpp"
 #include "support/fault_resource.hpp"
+#include "support/refusing_memory.hpp"
 
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
@@ -129,6 +130,49 @@ TEST_CASE("a kernel that fails in front of a copy spoils no copy", "[memory][spi
     CHECK(b.restore() == errc::none);
     CHECK(b.wait(never) == errc::none);
     CHECK(static_cast<std::byte*>(b.data())[4095] == std::byte{42});
+}
+
+TEST_CASE("a block that the device's memory doesn't take back now is freed later", "[memory][spill]") {
+    rig r;
+    failing_copies stream(r.node.make_stream({0}, {}, 1));
+    support::refusing_memory device;
+    {
+        spillable_block b{stream, device, r.aside, 4_KiB};
+        void* const at = b.data();
+        stream.fill(at, std::byte{42}, 4 << 10);
+        SECTION("after a spill it is on the device still") {
+            device.refuse(errc::capturing);
+            CHECK(b.spill(never) == errc::capturing);
+            CHECK(b.on_device());
+            CHECK(b.data() == at);
+            CHECK(static_cast<std::byte*>(at)[4095] == std::byte{42});
+            device.refuse(errc::none);
+            CHECK(b.spill(never) == errc::none);
+            CHECK_FALSE(b.on_device());
+            CHECK(device.blocks() == 0);
+        }
+        SECTION("after a copy back that failed, it serves the next one, or goes with a spill") {
+            REQUIRE(b.spill(never) == errc::none);
+            const bool again = GENERATE(true, false);
+            device.refuse(errc::capturing);
+            stream.fails = true;
+            CHECK(b.restore() == errc::none);
+            CHECK(b.wait(never) == errc::kernel_failed);
+            CHECK(b.data() == nullptr);
+            CHECK(b.on_device());
+            CHECK(b.spill(never) == errc::capturing);
+            CHECK(device.blocks() == 1);
+            if (!again) device.refuse(errc::none);
+            CHECK((again ? b.restore() : b.spill(never)) == errc::none);
+            CHECK(b.wait(never) == errc::none);
+            CHECK(device.blocks() == (again ? 1 : 0));
+            CHECK((b.data() != nullptr) == again);
+            device.refuse(errc::none);
+        }
+    }
+    CHECK(device.blocks() == 0);
+    CHECK(device.wrong_frees() == 0);
+    CHECK(r.aside.blocks() == 0);
 }
 
 TEST_CASE("a host without memory spills nothing", "[memory][spill]") {

@@ -66,7 +66,8 @@ public:
             (void)over(never);
         } catch (...) {  // a device that can't be asked runs nothing
         }
-        if (data_ != nullptr) device_->deallocate(data_, count(), alignment_);
+        (void)give_back(data_);
+        (void)give_back(spare_);
         if (copy_ != nullptr) host_->deallocate(copy_, count(), alignment_);
     }
 
@@ -79,7 +80,7 @@ public:
     /// Whether the block takes device memory: it is at data(), or still on its way to the host.
     [[nodiscard]] bool on_device() const noexcept {
         const detail::call_gate::pass in(gate_);
-        return in && data_ != nullptr;
+        return in && (data_ != nullptr || spare_ != nullptr);
     }
     /// The size of the block.
     [[nodiscard]] bytes size() const noexcept { return size_; }
@@ -88,13 +89,14 @@ public:
     /// frees the block on the device. Other streams' work on it must be done before. errc::none: it
     /// is on the host. deadline_exceeded: it still takes device memory; call again, or restore() to
     /// keep it there. out_of_memory: the host has no room. closed: the device's resource is closed.
-    /// Otherwise the copy's error, and the block stays on the device.
+    /// Otherwise the copy's error, or the answer of the device's resource if it doesn't take the
+    /// block back now (concepts.hpp): the block stays on the device; call again.
     [[nodiscard]] errc spill(instant deadline) noexcept try {
         const detail::call_gate::pass in(gate_);
         if (!in) return errc::closed;
-        if (data_ == nullptr) return errc::none;
+        if (data_ == nullptr) return give_back(spare_);
         if (!over(deadline)) return errc::deadline_exceeded;
-        if (came() != errc::none) return errc::none;  // the host's copy is intact
+        if (came() != errc::none) return give_back(spare_);  // the host's copy is intact
         if (!std::exchange(leaving_, false)) {
             if (copy_ == nullptr) copy_ = obtain(*host_);
             if (copy_ == nullptr) return errc::out_of_memory;
@@ -105,8 +107,7 @@ public:
             }
         }
         if (const errc why = detail::status_of(copied_, moved_); why != errc::none) return why;
-        device_->deallocate(std::exchange(data_, nullptr), count(), alignment_);
-        return errc::none;
+        return give_back(data_);
     } catch (...) {  // of the stream: the block stays where it is
         return errc::backend_failed;
     }
@@ -170,7 +171,7 @@ private:
         if (coming_ && !unmarked_ && moved_.reached()) (void)came();
         if (data_ != nullptr) return errc::none;
         errc why = errc::out_of_memory;
-        data_ = obtain_there(why);
+        data_ = spare_ != nullptr ? std::exchange(spare_, nullptr) : obtain_there(why);
         if (data_ == nullptr) return why;
         coming_ = true;
         try {
@@ -188,7 +189,7 @@ private:
     bool close(instant deadline) {
         const bool waits = !as_upstream(*device_).in_hook(std::this_thread::get_id());
         if (!gate_.shut(waits ? deadline : instant::min()) || !over(deadline)) return false;
-        data_ = nullptr;
+        data_ = spare_ = nullptr;
         return true;
     }
 
@@ -227,8 +228,18 @@ private:
         return why;
     }
     void drop() noexcept {
-        device_->deallocate(std::exchange(data_, nullptr), count(), alignment_);
+        spare_ = std::exchange(data_, nullptr);
         coming_ = false;
+        (void)give_back(spare_);
+    }
+    // Gives a block of the device back, if there is one. If its resource doesn't take it back now,
+    // returns the answer, and `block` stays as it is.
+    errc give_back(void*& block) noexcept {
+        if (block == nullptr) return errc::none;
+        const errc why = as_upstream(*device_).deallocate(block, count(), alignment_);
+        if (detail::stays_out(why)) return why;
+        block = nullptr;
+        return errc::none;
     }
 
     template <class Resource>
@@ -247,6 +258,8 @@ private:
     bytes size_;
     std::size_t alignment_;
     void *data_ = nullptr, *copy_ = nullptr;  // the copy is kept for the next time
+    // a block of the device with no contents, until its resource takes it back
+    void* spare_ = nullptr;
     typename Stream::point moved_{};          // behind the last copy
     typename detail::own_work_of<Stream>::outcome copied_{};
     bool unmarked_ = false;           // the point of the last copy isn't recorded yet
