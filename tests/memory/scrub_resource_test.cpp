@@ -6,7 +6,9 @@
 #include <cstddef>
 #include <cstring>
 #include <new>
+#include <span>
 #include <stop_token>
+#include <thread>
 
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/concepts.hpp>
@@ -21,6 +23,7 @@
 #include "support/catch.hpp"
 #include "support/fault_resource.hpp"
 #include "support/manual_scrubber.hpp"
+#include "support/manual_timeline.hpp"
 #include "support/one_block.hpp"
 #include "support/waiting.hpp"
 
@@ -105,6 +108,36 @@ TEST_CASE("a block in use is scrubbed behind the work that uses it", "[memory][s
     scrubber.reach_next();
     mine.collect();
     CHECK_FALSE(upstream.out);
+}
+
+TEST_CASE("a wait for any free ends with the first that is reached", "[memory][scrub][waiting]") {
+    using point = gpushare::detail::scrubbed_point<gpushare::host::point>;
+    gpushare::host::node node{{.devices = 1, .memory = 1_MiB, .sms = 2}};
+    auto slow = node.make_stream({0}), quick = node.make_stream({0});
+    node.faults({0}).stall(slow);
+    slow.enqueue({});
+    quick.enqueue(std::chrono::milliseconds(20));
+    std::array points{point{.end = slow.record()}, point{.end = quick.record()}};
+    // only for a wait that waits for the wrong point
+    std::jthread rescue([&](const std::stop_token& over) {
+        for (int i = 0; i < 500 && !over.stop_requested(); ++i)
+            std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        node.faults({0}).resume(slow);
+    });
+    CHECK(point::wait_any(points, never));
+    CHECK(points[1].reached());
+    CHECK_FALSE(points[0].reached());
+}
+
+TEST_CASE("a wait for any free passes over a scrubbing that failed", "[memory][scrub][waiting]") {
+    support::manual_stream stream;
+    using point = gpushare::detail::scrubbed_point<support::manual_point>;
+    std::array points{point{.end = stream.record(), .scrubs = true}, point{.end = stream.record(), .scrubs = true}};
+    stream.reach_next(errc::kernel_failed);
+    CHECK_FALSE(point::wait_any(std::span(points).first(1), never));
+    stream.on_wait([&] { stream.reach_all(); });
+    CHECK(point::wait_any(points, never));
+    CHECK(points[1].reached());
 }
 
 TEST_CASE("a block whose scrubbing failed is given to nobody again", "[memory][scrub]") {

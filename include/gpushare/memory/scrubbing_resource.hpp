@@ -16,6 +16,7 @@
 #include <span>
 #include <string_view>
 #include <thread>
+#include <vector>
 
 #include <gpushare/closing.hpp>
 #include <gpushare/concepts.hpp>
@@ -44,8 +45,15 @@ struct scrubbed_point {
     [[nodiscard]] bool reached() const noexcept { return end.reached() && good(); }
     bool wait(instant deadline) const { return end.wait(deadline) && good(); }
     static bool wait_any(std::span<const scrubbed_point> points, instant deadline) {
-        return std::ranges::any_of(points, &scrubbed_point::reached) ||
-               std::ranges::any_of(points, [&](const scrubbed_point& p) { return p.wait(deadline); });
+        for (std::vector<Point> open;; open.clear()) {
+            for (const scrubbed_point& p : points)
+                if (!p.end.reached())
+                    open.push_back(p.end);
+                else if (p.good())
+                    return true;
+            if (open.empty()) return false;
+            if (!Point::wait_any(open, deadline)) return std::ranges::any_of(points, &scrubbed_point::reached);
+        }
     }
     [[nodiscard]] errc status() const noexcept { return status_of(scrubbing, end); }
     friend ns elapsed(const scrubbed_point& a, const scrubbed_point& b) noexcept { return elapsed(a.end, b.end); }
