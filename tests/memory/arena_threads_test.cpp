@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <thread>
 #include <vector>
@@ -272,6 +273,22 @@ TEST_CASE("a close for ever waits for a hand-over that scrubs", "[memory][arena]
     CHECK(answer == errc::closed);
     CHECK(closed);
     CHECK(rig.code.usage().current == 0_B);
+}
+
+TEST_CASE("a tree of quotas may end while arenas of other trees begin", "[memory][arena][threads]") {
+    busy_device d;
+    chunk_pool pool{d.memory, d.scrubs, {.capacity = 4}};
+    std::atomic<int> refused{0};
+    support::together(3, [&](unsigned rank) {
+        for (int i = 0; i < 200; ++i) {
+            const auto tree = std::make_unique<quota>(chunk);
+            virtual_arena arena{pool, *tree, tenant_tag{rank}, chunk};
+            if (arena.try_commit(0_B, chunk, never).code != errc::none) refused.fetch_add(1);
+            if (arena.try_decommit(0_B, chunk, {}).code != errc::none) refused.fetch_add(1);
+        }
+    });
+    CHECK(refused.load() == 0);
+    CHECK(pool.usage().mapped == 0);
 }
 
 }  // namespace arena_threads_test

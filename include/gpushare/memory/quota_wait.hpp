@@ -101,11 +101,9 @@ public:
     quota_hook(root_tag, const quota& of, int order, free_function free, wait_function wait = {})
         : registration_(*of.root_, order, std::move(free), std::move(wait), true) {}
     /// Whether the hook is asked for requests of the tree of `q`.
-    [[nodiscard]] bool in_tree_of(const quota& q) const noexcept {
-        return registration_.of() != nullptr && registration_.of()->root_ == q.root_;
-    }
+    [[nodiscard]] bool in_tree_of(const quota& q) const noexcept { return registration_.in_tree_of(*q.root_); }
     /// Whether the tree is gone.
-    [[nodiscard]] bool orphaned() const noexcept { return registration_.of() == nullptr; }
+    [[nodiscard]] bool orphaned() const noexcept { return registration_.orphaned(); }
 
 private:
     detail::hook_registration registration_;

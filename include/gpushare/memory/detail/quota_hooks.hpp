@@ -31,7 +31,7 @@ public:
     using wait_function = inplace_function<bool(instant), 48>;
 
     hook_registration(quota_node& of, int order, free_function free, wait_function wait, bool for_all = false)
-        : of_(&of), order_(order), for_all_(for_all), free_(std::move(free)), wait_(std::move(wait)) {
+        : root_(of.root_), of_(&of), order_(order), for_all_(for_all), free_(std::move(free)), wait_(std::move(wait)) {
         auto& root = *of.root_;
         const std::lock_guard lock(root.mutex_);
         number_ = ++root.hooks_made_;
@@ -42,18 +42,20 @@ public:
         root.ask_next_.store(&ask_next, std::memory_order_release);
         root.in_hook_ = &inside;
         root.orphan_hooks_ = [](quota_node& gone) noexcept {
-            for (auto* h = gone.hooks_; h != nullptr; h = h->next_) h->of_ = nullptr;
+            // Release: another thread may destroy the hook as soon as it sees null.
+            for (auto* h = gone.hooks_; h != nullptr;)
+                std::exchange(h, h->next_)->of_.store(nullptr, std::memory_order_release);
         };
     }
     hook_registration(const hook_registration&) = delete;
     hook_registration& operator=(const hook_registration&) = delete;
     ~hook_registration() {
-        if (of_ == nullptr) return;
+        if (orphaned()) return;
         std::condition_variable left;
-        std::unique_lock lock(of_->root_->mutex_);
+        std::unique_lock lock(root_->mutex_);
         left_ = &left;  // not called any more, but still in the list, since threads may be in it
         left.wait(lock, [&] { return calls_.empty(); });
-        hook_registration** at = &of_->root_->hooks_;
+        hook_registration** at = &root_->hooks_;
         while (*at != this) at = &(*at)->next_;
         *at = next_;
     }
@@ -102,8 +104,11 @@ public:
         }
         return waited;
     }
-    /// The quota that the hook belongs to; null once the root of the tree is gone.
-    [[nodiscard]] const quota_node* of() const noexcept { return of_; }
+    /// Whether the root of the tree is gone.
+    [[nodiscard]] bool orphaned() const noexcept { return of_.load(std::memory_order_acquire) == nullptr; }
+    /// Whether the hook is in the tree of this root, which exists. Doesn't look at the hook's own
+    /// root, which another thread may be destroying if it is another one.
+    [[nodiscard]] bool in_tree_of(const quota_node& root) const noexcept { return !orphaned() && root_ == &root; }
     /// True if there is a hook that has a wait function and could help a waiter.
     static bool any_to_poll(const quota_node& root) noexcept {
         reclaim_request unused;
@@ -188,7 +193,7 @@ private:
                                  reclaim_request& request) const noexcept {
         if (left_ != nullptr) return false;
         if (for_all_) return request.missing != bytes{};
-        for (const quota_node* b = of_; b != nullptr; b = b->parent_) {
+        for (const quota_node* b = of_.load(std::memory_order_relaxed); b != nullptr; b = b->parent_) {
             if (between(b, q, level)) return request.missing != bytes{};
             request.own = false;
             request.missing = std::min(request.missing, bytes{b->borrowed_.load(std::memory_order_relaxed)});
@@ -202,7 +207,8 @@ private:
         }
     }
 
-    quota_node* of_;
+    quota_node* const root_;
+    std::atomic<quota_node*> of_;  // null once the root is gone
     int order_;
     bool for_all_;  // for all of the tree's quotas
     std::uint64_t number_ = 0;
