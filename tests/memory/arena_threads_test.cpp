@@ -13,6 +13,7 @@
 
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/memory/virtual_arena.hpp>
 #include <gpushare/units.hpp>
 
@@ -273,6 +274,22 @@ TEST_CASE("a close for ever waits for a hand-over that scrubs", "[memory][arena]
     CHECK(answer == errc::closed);
     CHECK(closed);
     CHECK(rig.code.usage().current == 0_B);
+}
+
+TEST_CASE("a commit isn't refused for a chunk that another thread took back meanwhile", "[memory][arena][threads]") {
+    support::arena_rig rig{{.capacity = 1, .scrub = scrub_policy::off, .window = 1}};
+    auto a = rig.arena(rig.chat, 1), b = rig.arena(rig.code, 2);
+    a.commit(0_B, rig.chunk);
+    a.decommit_after(0_B, rig.chunk, std::array{rig.kernels.record()});
+    bool collected = false;
+    const quota_hook meanwhile(quota_hook::at_root, rig.whole, 0, [&](const reclaim_request&) {
+        rig.kernels.reach_all();
+        std::jthread([&] { collected = rig.pool.collect(); }).join();
+        return 0_B;
+    });
+    CHECK(b.try_commit(0_B, rig.chunk).code == errc::none);
+    CHECK(collected);
+    CHECK(b.committed() == rig.chunk);
 }
 
 TEST_CASE("a tree of quotas may end while arenas of other trees begin", "[memory][arena][threads]") {

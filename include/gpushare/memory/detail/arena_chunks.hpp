@@ -443,7 +443,9 @@ private:
                 supply_.add_points(awaited);
             else
                 add_points(awaited, r.lacks == lack::quota ? s->limit : nullptr);
+            const bool came_back = returns_ != r.seen;  // since the lock was given up above
             lock.unlock();
+            if (came_back) continue;
             if (awaited.empty()) return why.code == errc::deadline_exceeded ? failure{errc::submission_failed} : why;
             expired = !point::wait_any(awaited, deadline);
         }
