@@ -292,6 +292,40 @@ TEST_CASE("a commit isn't refused for a chunk that another thread took back mean
     CHECK(b.committed() == rig.chunk);
 }
 
+TEST_CASE("a close waits for a chunk that another thread is just taking back", "[memory][arena][threads][closing]") {
+    std::array<std::atomic<bool>, 2> inside{}, over{};
+    std::atomic<std::size_t> unmaps{0};
+    support::arena_rig rig{{.capacity = 2, .window = 1}};  // asks `during` until it is gone
+    auto a = rig.arena(rig.chat, 1), b = rig.arena(rig.code, 2);
+    a.commit(0_B, rig.chunk);
+    b.commit(0_B, rig.chunk);
+    b.decommit_after(0_B, rig.chunk, std::array{rig.kernels.record()});
+    a.decommit_after(0_B, rig.chunk, std::array{rig.kernels.record()});
+    rig.memory.during = [&](support::vm_call call) {
+        if (call != support::vm_call::unmap) return;
+        const auto i = unmaps.fetch_add(1);
+        inside.at(i).store(true);
+        while (!over.at(i).load()) std::this_thread::yield();
+    };
+    const auto take_back = [&] { rig.kernels.reach_next(), rig.pool.collect(); };
+    const auto a_while = [] { std::this_thread::sleep_for(std::chrono::milliseconds(10)); };
+    bool closed = false;
+    {
+        std::jthread other(take_back);
+        while (!inside[0].load()) std::this_thread::yield();
+        std::jthread closing([&] { closed = rig.chat.close(never); });
+        while (!rig.chat.closed()) std::this_thread::yield();
+        a_while();  // it waits for the other arena's chunk by then
+        std::jthread own(take_back);
+        while (!inside[1].load()) std::this_thread::yield();
+        over[0].store(true);
+        a_while();  // it has seen that, or waits on
+        over[1].store(true);
+    }
+    CHECK(closed);
+    CHECK(rig.chat.usage().current == 0_B);
+}
+
 TEST_CASE("a tree of quotas may end while arenas of other trees begin", "[memory][arena][threads]") {
     busy_device d;
     chunk_pool pool{d.memory, d.scrubs, {.capacity = 4}};

@@ -215,6 +215,8 @@ public:
                 std::unique_lock lock(mutex_);
                 collect(gone, lock);
                 settle(lock);
+                // another thread may have begun to take the last ones back meanwhile
+                if (std::ranges::none_of(departures_, [&](const auto& d) { return d.from == s; })) settle(lock);
                 if (s->mapped == 0 && s->leaving == 0 && s->pledged == 0) return true;
                 for (const auto& d : departures_)
                     if (d.from == s) d.add_points(open);
