@@ -39,6 +39,20 @@ TEST_CASE("a stream runs its work in order, others overlap it", "[host]") {
     for (std::size_t i = 0; i < 50; ++i) CHECK(order[i] == static_cast<int>(i));
 }
 
+TEST_CASE("a stream that waits for a prepared point goes on when an idle stream records it", "[host]") {
+    host::node node{{.devices = 2, .sms = 1}};
+    auto idle = node.make_stream(device_id{0}), waiting = node.make_stream(device_id{1});
+    auto later = idle.prepare();
+    std::atomic<bool> ran{false};
+    waiting.wait(later);
+    waiting.launch({}, [&](auto&) { ran = true; });
+    const auto done = waiting.record();
+    CHECK_FALSE(done.wait(node.get_clock().now() + 1ms));
+    idle.record(later);
+    CHECK(done.wait(node.get_clock().now() + 20s));
+    CHECK(ran);
+}
+
 TEST_CASE("a worker that gets free takes the highest priority", "[host]") {
     for (const auto t : {timing::real, timing::modelled}) {
         gate g;

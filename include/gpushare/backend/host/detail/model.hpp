@@ -270,10 +270,12 @@ GPUSHARE_INLINE void model::submit(stream_state& s, operation& op, instant now, 
 GPUSHARE_INLINE void model::record(stream_state& s, point_state& p, instant now, std::thread::id by) noexcept {
     p.recorded = now;
     p.within = owner_on(s, by);
-    if (operation* const last = s.queue.back())
+    if (operation* const last = s.queue.back()) {
         last->points.push(p);
-    else
-        reach(s, p, now);
+        return;
+    }
+    reach(s, p, now);
+    start_all();  // streams that waited for a point of prepare()
 }
 
 GPUSHARE_INLINE void model::begin_work(stream_state& s, outcome_state& o, std::thread::id by) noexcept {
