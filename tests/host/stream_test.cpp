@@ -148,6 +148,22 @@ TEST_CASE("opaque work fills the device under both timings", "[host]") {
     }
 }
 
+TEST_CASE("work without an end ends with its device", "[host]") {
+    const auto t = GENERATE(timing::real, timing::modelled);
+    const bool opaque = t == timing::real || GENERATE(true, false);
+    host::node node{{.sms = 1, .timing = t}};
+    auto s = node.make_stream(device_id{0});
+    if (opaque)
+        s.enqueue(ns::max());
+    else
+        s.launch({.hold = ns::max()}, [](auto&) {});
+    const auto done = s.record();
+    CHECK_FALSE(done.wait(node.get_clock().now() + 5ms));
+    node.faults(device_id{0}).lose_device();
+    CHECK(done.wait(never));
+    CHECK(done.status() == errc::device_lost);
+}
+
 TEST_CASE("copies and fills are work like any other", "[host]") {
     host::node node{{.memory = 64_MiB, .sms = 4}};
     auto s = node.make_stream(device_id{0}, {}, 5);

@@ -398,7 +398,7 @@ GPUSHARE_INLINE std::exception_ptr engine::execute(sm_state& sm) noexcept {
             const instant ended = steady_clock::now();
             const ns hold = options_.timing == timing::real ? ns{0} : op.hold;
             // If the block has yielded, edges[0] is later than `began`, so only `ended` counts.
-            sm.edges[i + 1] = yields ? ended : sm.edges[i] + std::max(hold, ended - began);
+            sm.edges[i + 1] = yields ? ended : saturating_add(sm.edges[i], std::max(hold, ended - began));
             began = ended;
         }
     }

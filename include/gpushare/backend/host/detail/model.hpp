@@ -352,7 +352,7 @@ GPUSHARE_INLINE void model::assign(instant at) noexcept {
             sm.order = ++claims_;
             op.claimed += claim->count;
             sm.edges[0] = std::max({at, op.ready, op.start, sm.free_since});
-            for (std::uint32_t i = 0; i < sm.count; ++i) sm.edges[i + 1] = sm.edges[i] + op.hold;
+            for (std::uint32_t i = 0; i < sm.count; ++i) sm.edges[i + 1] = saturating_add(sm.edges[i], op.hold);
             if (op.body)
                 claimed_.push(sm);
             else
