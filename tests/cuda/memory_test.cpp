@@ -241,7 +241,15 @@ TEST_CASE_METHOD(fixture, "pinned memory is a memory_resource, and catches wrong
         CHECK(pinned.try_allocate(1, 3) == nullptr);
         standin::inject({.call = "cudaHostAlloc", .code = cudaErrorMemoryAllocation});
         CHECK_THROWS_AS(pinned.allocate(1, 1), std::bad_alloc);
+        standin::inject({.call = "cudaHostAlloc", .code = cudaErrorMemoryAllocation});
+        why = {};
+        CHECK(pinned.try_allocate(5000, 64, &why) == nullptr);
+        CHECK(why.code == errc::out_of_memory);
+        CHECK(why.asked == pinned.charged(5000, 64).count());
         CHECK(cudaPeekAtLastError() == cudaSuccess);
+        why = {};
+        CHECK(pinned.deallocate(pinned.try_allocate(5000, 64, &why), 5000, 64) == errc::none);
+        CHECK(why.code == errc::none);
     }
     SECTION("what is still out goes back") { (void)pinned.allocate(1, 8192); }
 }

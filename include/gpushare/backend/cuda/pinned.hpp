@@ -101,18 +101,23 @@ public:
 private:
     void* obtain(std::size_t size, std::size_t alignment, failure& why) noexcept {
         detail::block b{.size = size, .alignment = alignment, .charge = charged(size, alignment)};
-        why = refuses(size, alignment);
-        if (why.code != errc::none) return nullptr;
+        if (const failure never = refuses(size, alignment); never.code != errc::none) {
+            why = never;
+            return nullptr;
+        }
         const auto asked = static_cast<std::size_t>(detail::padded(size, alignment, natural_alignment));
         // Portable: pinned for every device, not only for the current one.
         const cudaError_t code =
             device_->call_beside_captures([&] { return cudaHostAlloc(&b.base, asked, cudaHostAllocPortable); });
         const errc refused = device_->health().note(code, "cudaHostAlloc");
-        why.code = refused == errc::device_lost ? refused : errc::out_of_memory;
-        if (refused != errc::none) return nullptr;
-        void* const p = detail::aligned(b.base, alignment);
-        if (blocks_.add(p, b)) return p;
-        give_back(b);
+        if (refused == errc::none) {
+            void* const p = detail::aligned(b.base, alignment);
+            if (blocks_.add(p, b)) return p;
+            give_back(b);
+        }
+        why = {.code = refused == errc::device_lost ? refused : errc::out_of_memory,
+               .asked = b.charge.count(),
+               .because = reason::size};
         return nullptr;
     }
 
