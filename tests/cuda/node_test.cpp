@@ -587,6 +587,8 @@ TEST_CASE("the topology has a link for every pair, by what the runtime tells", "
                 CHECK(link.access == (i == k || peers));
             }
         CHECK_THROWS_AS(t.between(device_id{3}, device_id{0}), std::out_of_range);
+        CHECK_THROWS_AS(t.between(device_id{0}, device_id{3}), std::out_of_range);
+        CHECK_THROWS_AS(t.between(device_id{1}, device_id{~0U}), std::out_of_range);
     }
 }
 

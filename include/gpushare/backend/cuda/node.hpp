@@ -562,7 +562,8 @@ struct node_topology {
 
     /// The link from one device to another. Throws std::out_of_range if there is no such device.
     [[nodiscard]] const peer_link& between(device_id from, device_id to) const {
-        return links.at(std::size_t{from.index} * devices.size() + to.index);
+        const auto in_row = to.index < devices.size() ? std::size_t{to.index} : links.size();
+        return links.at(std::size_t{from.index} * devices.size() + in_row);
     }
 };
 
