@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <stop_token>
 #include <thread>
 #include <vector>
 
@@ -323,6 +324,43 @@ TEST_CASE("a close waits for a chunk that another thread is just taking back", "
         over[1].store(true);
     }
     CHECK(closed);
+    CHECK(rig.chat.usage().current == 0_B);
+}
+
+TEST_CASE("a close keeps its deadline beside another arena's slow call of the driver",
+          "[memory][arena][threads][closing]") {
+    const bool has_memory = GENERATE(true, false);
+    std::atomic<bool> inside{false}, over{false};
+    support::arena_rig rig{{.capacity = 2, .window = 1}};  // asks `during` until it is gone
+    auto a = rig.arena(rig.chat, 1), b = rig.arena(rig.code, 2);
+    b.commit(0_B, rig.chunk);
+    b.decommit_after(0_B, rig.chunk, std::array{rig.kernels.record()});
+    if (has_memory) {
+        a.commit(0_B, rig.chunk);
+        a.decommit_after(0_B, rig.chunk, std::array{rig.kernels.record()});
+    }
+    rig.memory.during = [&](support::vm_call call) {
+        if (call != support::vm_call::unmap) return;
+        inside.store(true);
+        while (!over.load()) std::this_thread::yield();
+    };
+    bool closed = false, in_time = false;
+    {
+        std::jthread other([&] { rig.kernels.reach_next(), rig.pool.collect(); });
+        while (!inside.load()) std::this_thread::yield();
+        // ends what waits for the call
+        std::jthread rescue([&](const std::stop_token& stop) {
+            for (int i = 0; i < 1000 && !stop.stop_requested(); ++i)
+                std::this_thread::sleep_for(std::chrono::milliseconds(10));
+            over.store(true);
+        });
+        closed = rig.chat.close(host::steady_clock::now() + std::chrono::milliseconds(5));
+        in_time = !over.load();
+    }
+    CHECK(closed == !has_memory);
+    CHECK(in_time);
+    rig.kernels.reach_all();
+    CHECK(rig.chat.close(never));
     CHECK(rig.chat.usage().current == 0_B);
 }
 

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -19,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include <gpushare/closing.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/detail/intrusive.hpp>
@@ -209,21 +211,25 @@ public:
     bool close_for(const std::shared_ptr<space>& s, instant deadline) {
         if (s == nullptr) return true;
         (void)close(s, {});
+        const auto is_back = [&] { return s->mapped == 0 && s->leaving == 0 && s->pledged == 0; };
+        const auto leaves = [&](const auto& d) { return d.from == s; };
         for (std::vector<point> open;; open.clear()) {
             {
                 departures gone;
                 std::unique_lock lock(mutex_);
                 collect(gone, lock);
-                settle(lock);
+                if (is_back()) return true;
+                if (!settle(lock, deadline)) return false;
                 // another thread may have begun to take the last ones back meanwhile
-                if (std::ranges::none_of(departures_, [&](const auto& d) { return d.from == s; })) settle(lock);
-                if (s->mapped == 0 && s->leaving == 0 && s->pledged == 0) return true;
+                if (std::ranges::none_of(departures_, leaves) && !settle(lock, deadline)) return false;
+                if (is_back()) return true;
                 for (const auto& d : departures_)
-                    if (d.from == s) d.add_points(open);
+                    if (leaves(d)) d.add_points(open);
                 // a hand-over gives it back soon, or once it has scrubbed
                 if (open.empty() && s->pledged != 0) {
                     supply_.add_points(open);
                     if (open.empty()) {
+                        if (std::chrono::steady_clock::now() >= deadline) return false;
                         ended_.wait_for(lock, short_look_slice);
                         continue;
                     }
@@ -568,6 +574,12 @@ private:
     // Waits for the calls that are under way now.
     void settle(std::unique_lock<std::mutex>& lock, std::uint64_t entered = 0) const noexcept {
         ended_.wait(lock, [&, last = calls_begun_] { return !awaits(entered, last); });
+    }
+    // Waits for those of them that bring memory back; false if some are under way at the deadline.
+    [[nodiscard]] bool settle(std::unique_lock<std::mutex>& lock, instant deadline) const noexcept {
+        for (const auto last = calls_begun_; awaits(0, last);)
+            if (!wait_until(ended_, lock, deadline)) return false;
+        return true;
     }
 
     std::size_t trim(std::size_t keep, std::size_t most, std::unique_lock<std::mutex>& lock) noexcept {
