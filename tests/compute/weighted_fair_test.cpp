@@ -361,6 +361,26 @@ TEST_CASE("tags never overflow: only their differences count", "[compute]") {
     }
 }
 
+TEST_CASE("a client whose waiting submission goes above its level shares that level with others", "[compute]") {
+    weighted_fair policy(ns{0});
+    policy.add(id(0), {.weight = 50_pct, .level = {1}});
+    policy.add(id(1), {.weight = 50_pct, .ceiling = {1}});
+    const gpushare::queue_head raised{.level = {1}};
+    policy.wake(id(1), {}, now);  // waits at its own level
+    policy.wake(id(0), {}, now);
+    const auto step = [&] {
+        const auto c = *policy.pick(now);
+        policy.serve(c, 1ms, now);
+        policy.wake(c, c == id(0) ? gpushare::queue_head{} : raised, now);
+        return c;
+    };
+    for (int i = 0; i < 100; ++i) CHECK(step() == id(0));
+    policy.wake(id(1), raised, now);
+    int raised_first = 0;
+    for (int i = 0; i < 100; ++i) raised_first += step() == id(1) ? 1 : 0;
+    CHECK(raised_first == 50);
+}
+
 TEST_CASE("ten thousand clients get what they are due", "[compute]") {
     const std::size_t clients = 10'000;
     saturated s({});

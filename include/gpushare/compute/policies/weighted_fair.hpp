@@ -22,7 +22,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <utility>
 
 #include <gpushare/compute/detail/client_heap.hpp>
@@ -116,7 +115,7 @@ public:
         now_ = std::max(now_, now);
         auto& client = clients_[c.index];
         const priority at = std::max(client.level, head.level);
-        if (at != client.at && at > client.level) client.guest_tag = std::numeric_limits<std::int64_t>::min();
+        if (at != client.at && at > client.level) client.guest_tag = time_of(at);  // whether it waited or not
         client.at = at;
         const bool held = std::exchange(client.held, false), waited = std::exchange(client.waits, true);
         if (!waited && client.is_capped) client.pace.begin(now_, all_had_);
@@ -282,6 +281,11 @@ private:
             if (find_level(p) == nullptr) levels_.push_back({p, 0});
     }
 
+    // A level's virtual time; 0 for a level that no client ever had.
+    [[nodiscard]] std::int64_t time_of(priority p) noexcept {
+        const auto* const l = find_level(p);
+        return l != nullptr ? l->time : 0;
+    }
     // add() opened the level.
     [[nodiscard]] std::int64_t& virtual_time(priority p) noexcept { return find_level(p)->time; }
 
@@ -296,9 +300,7 @@ private:
     void catch_up(client_state& client, double owed) noexcept {
         const auto behind = static_cast<std::int64_t>(owed);
         client.tag = std::max(client.tag, virtual_time(client.level) - behind);
-        if (client.at == client.level) return;
-        const auto* const l = find_level(client.at);
-        client.guest_tag = std::max(client.guest_tag, (l != nullptr ? l->time : 0) - behind);
+        if (client.at != client.level) client.guest_tag = std::max(client.guest_tag, time_of(client.at) - behind);
     }
 
     void take_turn(client_id c, ns cost) noexcept {
