@@ -361,6 +361,20 @@ TEST_CASE("tags never overflow: only their differences count", "[compute]") {
     }
 }
 
+TEST_CASE("tags that are moved back keep the order of clients, whatever indices are in use", "[compute]") {
+    weighted_fair policy(ns{0});
+    for (const std::size_t i : {0U, 2U, 3U}) {  // index 1 was never used
+        policy.add(id(i), {.weight = share::of_permille(1)});
+        policy.wake(id(i), {}, now);
+    }
+    policy.serve(id(0), 1s, now);
+    policy.wake(id(0), {}, now);
+    for (int i = 0; i < 4; ++i) policy.correct(id(2), ns::max());
+    CHECK(policy.pick(now) == id(3));
+    policy.sleep(id(3));
+    CHECK(policy.pick(now) == id(0));
+}
+
 TEST_CASE("a client whose waiting submission goes above its level shares that level with others", "[compute]") {
     weighted_fair policy(ns{0});
     policy.add(id(0), {.weight = 50_pct, .level = {1}});

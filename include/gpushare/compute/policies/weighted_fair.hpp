@@ -337,7 +337,7 @@ private:
         for (auto& c : clients_) {
             if (c.level == p) c.tag = moved(c.tag);
             if (c.at == p && c.at != c.level) c.guest_tag = moved(c.guest_tag);
-            if (waiting_.contains(c.id.index)) place(c);
+            if (c.waits && waiting_.contains(c.id.index)) place(c);  // an index that was never used doesn't wait
         }
     }
 
