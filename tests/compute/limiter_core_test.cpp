@@ -722,6 +722,27 @@ struct watchful_policy : gpushare::weighted_fair {
 
 }  // namespace
 
+TEST_CASE("under a new policy a predicted cost isn't taken for a declared one", "[compute]") {
+    limiter_core core{{.first_guess = 200us}};
+    const auto a = core.add({});
+    core.arrive(a, now);
+    gpushare::weighted_fair other;
+    REQUIRE(core.set_policy(other, now) == gpushare::errc::none);
+    const auto admitted = core.next(now);
+    REQUIRE(admitted);
+    CHECK(admitted->predicted == 200us);
+    CHECK_FALSE(admitted->unproven);
+    CHECK(admitted->longest == 0ns);
+    SECTION("a declared one stays declared") {
+        core.complete(*admitted, 200us);
+        const gpushare::submission_facts facts{.head = {.cost = 3ms}};
+        core.arrive(a, now, facts);
+        gpushare::weighted_fair third;
+        REQUIRE(core.set_policy(third, now) == gpushare::errc::none);
+        CHECK(core.next(now)->longest == 3ms);
+    }
+}
+
 TEST_CASE("a new policy isn't asked about who has gone", "[compute]") {
     int strangers = 0;
     const auto policy = [&] {

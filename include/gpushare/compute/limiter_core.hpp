@@ -166,8 +166,12 @@ public:
         }
         std::swap(policy_, detail::in_turn(p, turns_));
         ++policies_;
-        for (std::uint32_t i = 0; i < clients_.size(); ++i)
-            if (clients_[i].usage.waiting != 0) set_first({i, clients_[i].generation}, now_, &clients_[i].next);
+        for (std::uint32_t i = 0; i < clients_.size(); ++i) {
+            auto& client = clients_[i];
+            if (client.usage.waiting == 0) continue;
+            client.blocked = false;
+            policy_.wake({i, client.generation}, client.next.head, now_);
+        }
         return errc::none;
     }
 
