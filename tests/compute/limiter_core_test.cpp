@@ -743,6 +743,14 @@ TEST_CASE("under a new policy a predicted cost isn't taken for a declared one", 
     }
 }
 
+TEST_CASE("an estimate behind work that was declared to last for ever is that long", "[compute]") {
+    limiter_core core{{.depth = 1}};
+    const auto a = core.add({}), b = core.add({});
+    core.arrive(a, now, {.head = {.cost = ns::max()}});
+    REQUIRE(core.next(now));
+    CHECK(core.estimate(b).wait > 24h * 365 * 100);
+}
+
 TEST_CASE("a new policy isn't asked about who has gone", "[compute]") {
     int strangers = 0;
     const auto policy = [&] {

@@ -545,7 +545,8 @@ GPUSHARE_INLINE ns in_flight_budget::until_room() const noexcept {
         ends += 1 / std::max(static_cast<double>(l.length.count()), 1.0);
     }
     if (taken < 1 - uncertain) return ns{0};
-    if (taken <= 1 + uncertain) return ns{static_cast<ns::rep>(1 / ends)};
+    constexpr double almost_for_ever = 9e18;
+    if (taken <= 1 + uncertain) return ns{static_cast<ns::rep>(std::min(1 / ends, almost_for_ever))};
     ns sum{};
     for (const auto& l : levels_) sum = saturating_add(sum, l.predicted);
     return sum;
