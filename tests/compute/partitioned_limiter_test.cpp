@@ -11,6 +11,7 @@
 #include <deque>
 #include <initializer_list>
 #include <map>
+#include <new>
 #include <set>
 #include <span>
 #include <vector>
@@ -52,8 +53,10 @@ std::map<std::uint32_t, std::set<std::uint32_t>> sms_by_tag(host::node& node) {
 
 /// Refuses small clients that become bigger.
 share refuse_above = share::whole();
+bool throws_instead = false;
 struct spy : support::told_policy {
     failure change(client_id c, const client_settings& s) {
+        if (throws_instead && s.weight > refuse_above && s.weight < 20_pct) throw std::bad_alloc();
         if (s.weight > refuse_above && s.weight < 20_pct) return {errc::share_exceeded};
         return told_policy::change(c, s);
     }
@@ -220,6 +223,27 @@ TEST_CASE("weights and caps are told to the policies as those of the part, a pol
     refuse_above = share::whole();
     CHECK(shared.plan().clients[2].weight == 12.8_pct);
     CHECK(told[told.size() - 2].weight == 87.1_pct);  // as it was before
+}
+
+TEST_CASE("a policy that throws in a change of settings leaves all clients as they were", "[partitioned]") {
+    host::node node{{.sms = 8}};
+    const auto clients = with_shares({60_pct, 35_pct, 5_pct});
+    std::vector<client_settings> told;
+    partitioned_limiter shared{host::device_sms{node, d}, std::span<const client_settings>(clients),
+                               node.get_clock(),          limiter_options{},
+                               sm_sharing::weighted,      [&] { return spy{{{}, &told}}; }};
+    const auto before = shared.plan();
+    told.clear();
+    refuse_above = 12.5_pct;
+    throws_instead = true;
+    CHECK_THROWS_AS(shared.change(1, {.weight = 33_pct, .tag = 2}), std::bad_alloc);
+    refuse_above = share::whole();
+    throws_instead = false;
+    CHECK(shared.plan() == before);
+    REQUIRE(told.size() == 4);  // two that fall or stay, and both again
+    CHECK(told[1].weight == 86.8_pct);
+    CHECK(told[2].weight == 87.5_pct);
+    CHECK(told[3].weight == share::whole());
 }
 
 }  // namespace partitioned_limiter_test

@@ -255,12 +255,12 @@ public:
     }
 
     /// Changes a client's settings while work is in flight. Throws operation_error as the
-    /// constructor, and not_supported if SMs would have to move; then nothing has changed. For one
-    /// thread at a time.
+    /// constructor, and not_supported if SMs would have to move; then nothing has changed. The same
+    /// holds if a policy throws. For one thread at a time.
     void change(std::size_t client, const client_settings& s) {
         auto wanted = settings_;
         wanted[client] = s;
-        const sm_plan then = make_plan(wanted);
+        sm_plan then = make_plan(wanted);
         const auto same_partition = [](const sm_plan::place& a, const sm_plan::place& b) {
             return a.partition == b.partition;
         };
@@ -274,16 +274,19 @@ public:
         std::iota(order.begin(), order.end(), std::size_t{0});
         std::stable_partition(order.begin(), order.end(),
                               [&](std::size_t i) { return then.clients[i].weight <= plan_.clients[i].weight; });
-        for (std::size_t n = 0; n < order.size(); ++n) {
-            const std::size_t i = order[n];
-            const failure why = limiter_of(i).change(ids_[i], inside(wanted[i], i, then));
-            if (why == errc::none) continue;
-            while (n-- > 0)
-                (void)limiter_of(order[n]).change(ids_[order[n]], inside(settings_[order[n]], order[n], plan_));
-            raise(why, {}, "changing a client's settings");
+        std::size_t changed = 0;
+        try {
+            for (; changed < order.size(); ++changed) {
+                const std::size_t i = order[changed];
+                const failure why = limiter_of(i).change(ids_[i], inside(wanted[i], i, then));
+                if (why != errc::none) raise(why, {}, "changing a client's settings");
+            }
+        } catch (...) {  // a refusal, or a policy has thrown
+            while (changed-- > 0) change_back(order[changed]);
+            throw;
         }
         settings_ = std::move(wanted);
-        plan_ = then;
+        plan_ = std::move(then);
     }
 
     /// Checks that all streams of the device are in partitions. Otherwise throws operation_error
@@ -325,6 +328,14 @@ private:
         if constexpr (sm_partitionable<Device>)
             if (plan_.partitioned()) return partitions_[plan_.clients[i].partition].make_stream(s.level, s.tag);
         return device_.make_stream(s.level, s.tag);
+    }
+
+    // Gives a client its earlier settings again, unless its policy throws.
+    void change_back(std::size_t i) noexcept {
+        try {
+            (void)limiter_of(i).change(ids_[i], inside(settings_[i], i, plan_));
+        } catch (...) {  // the other clients still get theirs
+        }
     }
 
     // Translates a client's settings for the device into settings for the limiter of its partition.
