@@ -746,6 +746,25 @@ TEST_CASE("while a request is under way, work of lower levels is held back for a
     }
 }
 
+TEST_CASE("work is also held back for a request above its client's level, though no client has that level",
+          "[compute]") {
+    setup t{{.depth = 2, .anticipation = 200us}};
+    const auto low = t.compute.add({});
+    const auto lifted = t.compute.add({.ceiling = {1}});
+    gpushare::request<limiter> request(t.compute, lifted, {.level = {1}});
+    (void)request.submit(t.stream, t.logs("chain 1"));
+    (void)t.submit(low, "low");
+    t.finish_one();
+    CHECK(t.enqueued == names{"chain 1"});
+    CHECK(t.compute.resume_at() == t.clock.now() + 200us);
+    (void)request.submit(t.stream, t.logs("chain 2"));
+    t.finish_one();
+    CHECK(t.enqueued == names{"chain 1", "chain 2"});
+    t.clock.advance(200us);
+    t.compute.poll();
+    CHECK(t.enqueued == names{"chain 1", "chain 2", "low"});
+}
+
 TEST_CASE("a waiting thread admits held work when its time has come", "[compute]") {
     setup t{{.depth = 2, .anticipation = 200us}};
     const auto low = t.compute.add({});
