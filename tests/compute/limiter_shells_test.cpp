@@ -765,6 +765,26 @@ TEST_CASE("work is also held back for a request above its client's level, though
     CHECK(t.enqueued == names{"chain 1", "chain 2", "low"});
 }
 
+TEST_CASE("the end of a request leaves what others of its client and level hold back", "[compute]") {
+    setup t{{.depth = 2, .anticipation = 200us}};
+    const auto low = t.compute.add({});
+    const auto high = t.compute.add({.level = {1}, .ceiling = {2}});
+    // None has a level of its own; both have, but are served at their client's ceiling.
+    const auto [first, second] = GENERATE(std::pair{gpushare::no_priority, gpushare::no_priority},
+                                          std::pair{gpushare::priority{3}, gpushare::priority{4}});
+    std::optional<gpushare::request<limiter>> one(std::in_place, t.compute, high,
+                                                  gpushare::request_options{.level = first});
+    std::optional<gpushare::request<limiter>> other(std::in_place, t.compute, high,
+                                                    gpushare::request_options{.level = second});
+    (void)one->submit(t.stream, t.logs("chain"));
+    (void)t.submit(low, "low");
+    t.finish_one();
+    other.reset();
+    CHECK(t.enqueued == names{"chain"});
+    one.reset();
+    CHECK(t.enqueued == names{"chain", "low"});
+}
+
 TEST_CASE("a waiting thread admits held work when its time has come", "[compute]") {
     setup t{{.depth = 2, .anticipation = 200us}};
     const auto low = t.compute.add({});

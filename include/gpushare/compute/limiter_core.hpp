@@ -421,9 +421,11 @@ public:
     /// `c` has no open request any more: no work is held back for one.
     void end_request(client_id c) noexcept { budget_.end_holds(c.index); }
     /// The same for requests of this level.
-    void end_request(client_id c, priority level) noexcept {
+    void end_request(client_id c, priority level) noexcept { budget_.end_holds(c.index, request_level(c, level)); }
+    /// The level at which submissions of a request with this level go; no_priority: none of its own.
+    [[nodiscard]] priority request_level(client_id c, priority level) const noexcept {
         const auto& s = clients_[c.index].settings;
-        budget_.end_holds(c.index, std::clamp(level, s.level, std::max(s.level, s.ceiling)));
+        return std::clamp(level, s.level, std::max(s.level, s.ceiling));
     }
     /// Whether arrive() and next() need the time though the policy doesn't.
     [[nodiscard]] bool holds_back() const noexcept {

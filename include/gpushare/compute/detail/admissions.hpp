@@ -22,6 +22,7 @@
 #include <gpushare/compute/submission.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/erase.hpp>
 #include <gpushare/detail/intrusive.hpp>
 #include <gpushare/detail/plain_list.hpp>
 #include <gpushare/detail/stable_list.hpp>
@@ -69,11 +70,9 @@ struct client_queue {
     std::uint32_t waits_for_room = 0;  // threads
     // Threads that wait until all work of the client has ended, to close it or to put it to sleep.
     std::uint32_t waits_for_end = 0;
-    std::uint32_t requests = 0;  // under way
-    std::uint32_t untold = 0;    // callbacks that are due or running
+    std::uint32_t untold = 0;  // callbacks that are due or running
     priority own_level{};
-    // The levels of its open requests, as far as they have their own.
-    plain_list<priority> raised{};
+    plain_list<priority> requests{};  // the levels of its open requests; no_priority: none of its own
     bool told_of_loss = false;
 
     /// Resets the queue for a new client with this index.
@@ -81,9 +80,8 @@ struct client_queue {
         enqueue_time = {};
         callables = callbacks = {};
         attendant = {};
-        requests = 0;
         own_level = level;
-        raised.clear();
+        requests.clear();
         told_of_loss = asleep = refuses = false;
         dropped = 0;
     }
@@ -183,18 +181,21 @@ public:
     /// Begins a request at `level`, or at none of its own. Throws std::bad_alloc.
     errc begin_request(client_id c, priority level) {
         if (!core_.contains(c)) return errc::closed;
-        if (level != no_priority) queue(c).raised.push_back(level);
-        ++queue(c).requests;
+        queue(c).requests.push_back(level);
         return errc::none;
     }
     void end_request(client_id c, priority level) noexcept {
-        auto& q = queue(c);
-        const auto found = std::ranges::find(q.raised, level);
-        if (found != q.raised.end()) q.raised.erase(found);
-        if (--q.requests == 0)
+        auto& open = queue(c).requests;
+        const auto found = std::ranges::find(open, level);
+        if (found != open.end()) open.erase(found);
+        if (open.empty())
             core_.end_request(c);
-        else if (std::ranges::find(q.raised, level) == q.raised.end())
+        else if (!has_request(c, core_.request_level(c, level)))
             core_.end_request(c, level);
+    }
+    /// Whether a request of `c` is open whose submissions go at this level.
+    [[nodiscard]] bool has_request(client_id c, priority at) const noexcept {
+        return any_where(queue(c).requests, [&](priority level) { return core_.request_level(c, level) == at; });
     }
 
     // ---- sleep
