@@ -785,6 +785,34 @@ TEST_CASE("the end of a request leaves what others of its client and level hold 
     CHECK(t.enqueued == names{"chain", "low"});
 }
 
+TEST_CASE("after the end of a request its last work holds nothing back, and is charged for its own time", "[compute]") {
+    setup t{{.depth = 2, .anticipation = 200us}};
+    const auto low = t.compute.add({});
+    const auto high = t.compute.add({.ceiling = {1}});
+    std::optional<gpushare::request<limiter>> request(std::in_place, t.compute, high,
+                                                      gpushare::request_options{.level = {1}});
+    (void)request->submit(t.stream, t.logs("chain"));
+    (void)t.submit(low, "low");
+    CHECK(t.enqueued == names{"chain"});
+    SECTION("the request ends while its work is on the device") {
+        request.reset();
+        t.finish_one();
+        CHECK(t.enqueued == names{"chain", "low"});
+    }
+    SECTION("another request, of another level, goes on") {
+        const gpushare::request<limiter> other(t.compute, high);
+        request.reset();
+        t.finish_one();
+        CHECK(t.enqueued == names{"chain", "low"});
+    }
+    SECTION("another request of that level goes on") {
+        const gpushare::request<limiter> other(t.compute, high, {.level = {1}});
+        request.reset();
+        t.finish_one();
+        CHECK(t.enqueued == names{"chain"});
+    }
+}
+
 TEST_CASE("a waiting thread admits held work when its time has come", "[compute]") {
     setup t{{.depth = 2, .anticipation = 200us}};
     const auto low = t.compute.add({});

@@ -138,6 +138,8 @@ struct charge {
     bool opaque = false;
     /// Work beside it, still in flight, may turn out to have shared this time.
     bool may_shrink = false;
+    /// Its request, if it was of one, has ended: no more submissions of the request follow.
+    bool request_over = false;
 
     /// The bill of its client.
     [[nodiscard]] constexpr ns amount() const noexcept { return billed == as_taken ? took : billed; }

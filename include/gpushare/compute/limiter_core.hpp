@@ -357,7 +357,7 @@ public:
             note(limiter_event::kind::overran, g, lasted, g.longest);
         if (client.may_return(g, lasted, now)) watched_.add(g.client.index);
         if (client.account(o, lasted)) unsettled_.add(g.client.index);
-        if (g.of_request) expect_more(g, now);
+        if (g.of_request && !o.request_over) expect_more(g, now);
         if (client.ended(o.failed, o.times, options_.quarantine_after))
             report(
                 {.what = limiter_event::kind::quarantined, .client = g.client, .failures = options_.quarantine_after});

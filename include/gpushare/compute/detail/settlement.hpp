@@ -125,7 +125,8 @@ private:
             core_.complete_late(s.admitted, part.took);
         } else {
             const bool failed = code != errc::none;
-            beyond = core_.complete(s.admitted,
+            const auto& a = s.admitted;
+            beyond = core_.complete(a,
                                     {.took = part.took,
                                      .in_flight = timed ? part.span : ns{0},
                                      .noticed = noticed(s, of, now),
@@ -135,7 +136,8 @@ private:
                                      .times = s.times,
                                      .width = of.seen.used ? of.seen.used->width : s.fills.width,
                                      .opaque = s.fills.opaque,
-                                     .may_shrink = of.may_shrink},
+                                     .may_shrink = of.may_shrink,
+                                     .request_over = a.of_request && !clients_.has_request(a.client, a.level)},
                                     now);
             if (failed) endings_.note_failure(of.seen.client, code);
         }
