@@ -813,6 +813,22 @@ TEST_CASE("after the end of a request its last work holds nothing back, and is c
     }
 }
 
+TEST_CASE("a thread that gives up its wait at the gate makes way for others", "[compute]") {
+    setup t{{.depth = 1}};
+    const auto a = t.compute.add({}), b = t.compute.add({});
+    manual_stream beside(t.stream, {});
+    const gpushare::submit_options narrow{.width = gpushare::sm_width(0.25)};
+    (void)t.compute.submit(b, t.stream, t.logs("runs"), narrow);
+    t.stream.on_wait([&] {  // while a, which may fill the device, waits
+        t.stream.on_wait({});
+        (void)t.compute.submit(b, beside, t.logs("beside"), narrow);
+        CHECK(t.enqueued == names{"runs"});
+        t.clock.advance(2ms);
+    });
+    CHECK(t.compute.acquire(a, t.clock.now() + 1ms).code() == errc::deadline_exceeded);
+    CHECK(t.enqueued == names{"runs", "beside"});
+}
+
 TEST_CASE("a waiting thread admits held work when its time has come", "[compute]") {
     setup t{{.depth = 2, .anticipation = 200us}};
     const auto low = t.compute.add({});

@@ -511,7 +511,9 @@ errc limiter_engine<Stream, Clock, Policy>::wait_at_gate(lock_type& lock, submis
     } else {
         why = s.status;
     }
-    if (why != errc::none) batches_.give_back(s);
+    if (why == errc::none) return why;
+    batches_.give_back(s);
+    if (core_.num_waiting() > 0) drive(lock, look::if_due);  // others may have waited for its turn
     return why;
 }
 
