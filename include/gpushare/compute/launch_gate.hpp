@@ -248,8 +248,9 @@ public:
     void launched(client c, launch_cost predicted, instant now, bool alone = false) noexcept {
         state& s = clients_[c];
         s.waits = s.wants_alone = false;
-        for (state& o : clients_)
-            if (o.level == s.level) o.has_turn = &o == &s;
+        if (!s.has_turn)
+            for (state& o : clients_)
+                if (o.level == s.level) o.has_turn = &o == &s;
         note_longest(s, predicted.time, now);
         s.in_flight += predicted.time;
         if (alone) s.timed = s.in_flight;
@@ -410,6 +411,7 @@ private:
         bool lends = false;        // the part of the next launch beyond the soft cap isn't charged
         bool limited = false;      // the client has a cap or a quota
         bool by_due = false;       // a client of its level has a latency goal
+        bool turns = false;        // a client of its level has a goal or wants a share
         bool has_turn = false;     // it was the last client of its level that launched
         bool waits = false;        // a launch of the client is held
         bool wants_alone = false;  // its held launch is to run alone, and waits for others
@@ -473,7 +475,8 @@ private:
         s.lately = std::max(s.lately, time);
         s.longest = std::max(s.longest, time);
     }
-    // Updates for each client of a level whether deadlines order the level, and the client's pace.
+    // Updates for each client of a level whether deadlines or shares order the level, and the
+    // client's pace.
     void order_level(int level) noexcept {
         bool goals = false, shares = false;
         std::uint64_t weights = 0;
@@ -487,6 +490,7 @@ private:
             if (!s.used || s.level != level) continue;
             if (!s.by_due) s.asked = s.due.at = never;  // until it asks again
             s.by_due = goals;
+            s.turns = goals || shares;
             const std::uint64_t part = shares ? std::uint64_t{s.weight} * 1'000'000 / weights : 1'000'000;
             s.rate = static_cast<std::int64_t>(part);
         }
@@ -520,7 +524,6 @@ private:
         const state& s = clients_[c];
         if (!within_cap(s, now) && !borrows(c, now)) return beyond_cap(c, now);
         if (const launch_answer a = closed(c, now); !a.goes && !waits_in_stream(s)) return a;
-        const bool turns = takes_turns(s.level);
         for (client other = 0; other < clients_.size(); ++other) {
             const state& o = clients_[other];
             if (!o.used || other == c || o.level < s.level) continue;
@@ -528,8 +531,8 @@ private:
             const bool little = above ? !s.in_stream : o.slo != ns{0};
             const ns most = little ? options_.in_flight : options_.queued;
             const bool enough = s.in_flight != ns{0} && s.in_flight + predicted > most;
-            if (enough && (above || turns)) return {.goes = false, .own = true, .held_by = other};
-            if (above || !turns) continue;
+            if (enough && (above || s.turns)) return {.goes = false, .own = true, .held_by = other};
+            if (above || !s.turns) continue;
             if (o.in_flight != ns{0} || (busy(o) && goes_after(s, o))) return {.goes = false, .held_by = other};
             // The other client pauses only because its host is slow. It keeps its turn, or it would
             // wait for one after each pause.
@@ -593,10 +596,6 @@ private:
     [[nodiscard]] bool has_above(int level) const noexcept {
         return std::ranges::any_of(clients_, [&](const state& o) { return o.used && o.level > level; });
     }
-    [[nodiscard]] bool takes_turns(int level) const noexcept {
-        return std::ranges::any_of(
-            clients_, [&](const state& o) { return o.used && (o.wants_share || o.by_due) && o.level == level; });
-    }
 
     // Whether the other clients leave the device to `c`, or `c` leaves it to another client's
     // launch that is timed alone. If two ask to run alone at once, the first in the list goes
@@ -605,8 +604,7 @@ private:
         for (client other = 0; other < clients_.size(); ++other) {
             const state& o = clients_[other];
             if (!o.used || other == c) continue;
-            const bool asks_first =
-                o.wants_alone && (!alone || other < c) && !(goes_after(o, clients_[c]) && takes_turns(o.level));
+            const bool asks_first = o.wants_alone && (!alone || other < c) && !(goes_after(o, clients_[c]) && o.turns);
             const bool first = o.timed != ns{0} || asks_first;
             const bool stopped = o.in_stream && o.level < clients_[c].level && !closed(other, now).goes;
             if ((alone && o.in_flight != ns{0} && !stopped) || (o.level == clients_[c].level && first))

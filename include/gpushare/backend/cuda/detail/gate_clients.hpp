@@ -312,30 +312,26 @@ public:
     [[nodiscard]] bool is_here(const client& c, const launch_call& call) const noexcept {
         return c.on(call) != nullptr || site_.may_be_here(call);
     }
-    /// Makes the record of the launch's stream, so that follow() doesn't allocate. Throws
-    /// std::bad_alloc.
-    void prepare(client& c, const launch_call& call) { (void)c.on_or_new(call, device_); }
-    [[nodiscard]] entry entry_of(const client& c, const launch_call& call) noexcept {
-        const launch_batches* const in = c.on(call);
-        return times_.find(call.key, in != nullptr ? in->history() : gpushare::detail::launch_history{}, call.guess);
-    }
-    [[nodiscard]] ns predicted(entry e) const noexcept { return times_.predicted(e); }
-    /// Whether the launch should run alone. Events tell how long launches took only if no others
-    /// ran beside them. So a launch of unknown length is timed alone, and so is an occasional batch
-    /// of a client that always has neighbours.
-    [[nodiscard]] bool runs_alone(client& c, const launch_call& call, entry e) noexcept {
-        const launch_batches* const in = c.on(call);
-        const bool begins = in == nullptr || in->open().launches == 0;
-        if (begins && core_.has_neighbours(c.number) && now() - c.sampled >= options_.sample_each) c.samples = true;
-        return c.samples || !times_.known(e);
-    }
     /// A launch that is about to be enqueued, with its predicted time.
     struct launch {
         entry of{};
         ns predicted{};
-        bool alone = false;   // as runs_alone() says
+        bool alone = false;   // the launch should run alone, to be timed
         bool inside = false;  // no wait may be put in front of the launch
     };
+    /// What is expected of a launch. Makes the record of its stream, so that follow() doesn't
+    /// allocate. Events tell how long launches took only if no others ran beside them. So a launch
+    /// of unknown length is timed alone, and so is an occasional batch of a client that always has
+    /// neighbours. Throws std::bad_alloc.
+    [[nodiscard]] launch expect(client& c, const launch_call& call) {
+        const launch_batches& in = c.on_or_new(call, device_);
+        launch l{.of = times_.find(call.key, in.history(), call.guess)};
+        l.predicted = times_.predicted(l.of);
+        const bool begins = in.open().launches == 0;
+        if (begins && core_.has_neighbours(c.number) && now() - c.sampled >= options_.sample_each) c.samples = true;
+        l.alone = c.samples || !times_.known(l.of);
+        return l;
+    }
     /// Counts a launch that goes into its stream's batch. Throws std::bad_alloc.
     void follow(client& c, const launch_call& call, const launch& l, instant at) {
         launch_batches& in = c.on_or_new(call, device_);

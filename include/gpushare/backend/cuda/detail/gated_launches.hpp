@@ -335,10 +335,7 @@ private:
     [[nodiscard]] launch_verdict before_launch(lock_type& lock, launch_owner who, const launch_call& call,
                                                std::uint64_t& note) {
         client* c = clients_.find(who);
-        clients_.prepare(*c, call);  // nothing may fail once the core has let the launch go
-        typename gate_clients<Core, Clock>::launch l{.of = clients_.entry_of(*c, call)};
-        l.predicted = clients_.predicted(l.of);
-        l.alone = clients_.runs_alone(*c, call, l.of);
+        auto l = clients_.expect(*c, call);  // nothing may fail once the core has let the launch go
         openings_.close_for(*c);
         const bool may_wait = waits_in_streams() && call.waits != wait_reach::none;
         const instant since = may_wait ? clients_.now() : instant{};
