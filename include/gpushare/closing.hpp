@@ -42,7 +42,7 @@ struct close_state {
 };
 
 /// Waits for a notification until the deadline of the steady clock, for a minute at most. Returns
-/// false at once if the deadline has passed, so call it in a loop.
+/// false immediately if the deadline has passed, so call it in a loop.
 inline bool wait_until(std::condition_variable& told, std::unique_lock<std::mutex>& lock, instant deadline) noexcept {
     const instant now = std::chrono::steady_clock::now();
     if (now >= deadline) return false;

@@ -511,7 +511,7 @@ bool yield_point(Permit& permit) noexcept {
         return false;
 }
 
-/// Points that are always reached, for tests and for work that completes at once.
+/// Points that are always reached, for tests and for work that completes immediately.
 struct immediate_point {
     /// Always.
     [[nodiscard]] static constexpr bool reached() noexcept { return true; }

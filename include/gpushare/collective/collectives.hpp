@@ -107,7 +107,7 @@ namespace detail {
 /// all ranks. A rank's `in` and `out` are the same memory or don't overlap. Waits for the other
 /// ranks until `deadline` (of the steady clock). Returns the fault, if any, which is the same on
 /// every rank that was in the collective. After a fault the contents of `out` are unspecified.
-/// Returns errc::mismatch at once if the spans differ in size.
+/// Returns errc::mismatch immediately if the spans differ in size.
 template <reducible T, class Op = sum>
 [[nodiscard]] collective_fault try_all_reduce(const member& me, std::span<const std::type_identity_t<T>> in,
                                               std::span<T> out, Op op = {}, instant deadline = never) {
@@ -378,8 +378,8 @@ struct exchange_body {
 
 /// `out` gets the elements of each neighbour, one array after the other. All ranks call
 /// try_exchange with the same number of elements. Each rank has neighbours of its own, perhaps
-/// none. Returns errc::mismatch at once for a neighbour that isn't a rank, or an `out` of another
-/// size.
+/// none. Returns errc::mismatch immediately for a neighbour that isn't a rank, or an `out` of
+/// another size.
 template <class T>
 requires std::is_trivially_copyable_v<T>
 [[nodiscard]] collective_fault try_exchange(const member& me, std::span<const std::type_identity_t<T>> in,

@@ -173,7 +173,7 @@ private:
 template <class End>
 class abort_on_stop {
 public:
-    /// A stop that was requested earlier takes effect at once.
+    /// A stop that was requested earlier takes effect immediately.
     abort_on_stop(End& end, const std::stop_token& stop) : callback_(stop, ender{&end}) {}
 
 private:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Epilogues: stages, composed at compile time, that are fused behind a collective. A rank that has
-// reduced a piece of the result applies the stages at once, while the piece is in registers and in
-// the first-level cache.
+// reduced a piece of the result applies the stages immediately, while the piece is in registers and
+// in the first-level cache.
 //
 //   namespace gs = gpushare;
 //   const auto finish = gs::add(residual) | gs::rms_norm(weight, 1e-6F) | gs::cast<gs::bfloat16>();

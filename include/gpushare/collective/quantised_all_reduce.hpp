@@ -107,9 +107,9 @@ inline constexpr double quantised_floor = 0x1p-136;
 /// are the same memory or don't overlap. They may have any length and any alignment that T allows.
 /// One thread per rank calls try_quantised_all_reduce. Waits for the other ranks until `deadline`
 /// (of the steady clock). Returns the fault, if any, which is the same on every rank that was in
-/// the collective. After a fault the contents of `out` are unspecified. Returns errc::mismatch at
-/// once if the spans differ in size, and errc::invalid_specification if a slot of the communicator
-/// is too small for one block for each rank and one more.
+/// the collective. After a fault the contents of `out` are unspecified. Returns errc::mismatch
+/// immediately if the spans differ in size, and errc::invalid_specification if a slot of the
+/// communicator is too small for one block for each rank and one more.
 template <std::uint32_t Block = 128, quantisable T, quantised_operator Op = sum>
 requires quantised_block<Block>
 [[nodiscard]] collective_fault try_quantised_all_reduce(const member& me, std::span<const std::type_identity_t<T>> in,

@@ -187,7 +187,7 @@ private:
 /// The reason why a submission never ran.
 enum class unrun : std::uint8_t {
     queue_full,  ///< the client's queue was full
-    no_room,     ///< try_acquire() found no room at once
+    no_room,     ///< try_acquire() found no room immediately
     late,        ///< its deadline came before its turn
     /// A stop token or cancel() ended it, or the coroutine that awaited it was destroyed.
     stopped,

@@ -163,7 +163,7 @@ public:
     /// waits for the device. With it, a server keeps two or three iterations in flight.
     bool poll() const { return wait(instant::min()); }
     /// Waits until done(), and drives the limiter meanwhile. False at the deadline, on a stop
-    /// request, or at once for an unused permit. Throws operation_error (stuck) as ticket::wait
+    /// request, or immediately for an unused permit. Throws operation_error (stuck) as ticket::wait
     /// does.
     bool wait(instant deadline = never, const std::stop_token& stop = {}) const {
         return done() || (enqueued_ && engine_->wait_for(*submission_, deadline, stop));
@@ -367,8 +367,8 @@ public:
     /// Never: the work isn't queued yet.
     [[nodiscard]] static bool await_ready() noexcept { return false; }
 
-    /// Queues the work. False, and the coroutine goes on at once, if the work was done or refused
-    /// within the call. Throws std::bad_alloc.
+    /// Queues the work. False, and the coroutine goes on immediately, if the work was done or
+    /// refused within the call. Throws std::bad_alloc.
     bool await_suspend(std::coroutine_handle<> waiting) {
         auto ticket = limiter_.submit(client_, stream_, std::move(work_), options_, [this, waiting](const auto& c) {
             completion_ = c;

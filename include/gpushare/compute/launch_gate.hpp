@@ -18,7 +18,7 @@
 // Four rules, in this order. A client with a cap or a quota of time waits until it may have device
 // time again; a client with a soft cap waits only while others want the device. A client holds back
 // while a client of a higher level is present, and for a linger after that, since the next request
-// often follows at once. While a client of a higher level exists, even if it isn't present, a
+// often follows immediately. While a client of a higher level exists, even if it isn't present, a
 // client may have only little in flight. If a client of a level has a weight, the clients of that
 // level take turns, and device time is divided by weight, in virtual time (start-time fair
 // queueing, Goyal et al., SIGCOMM 1996). A launch that was held for longest_hold goes whatever the
@@ -175,7 +175,7 @@ public:
         order_level(o.level);
         return c;
     }
-    /// Other options, in force at once; `in_stream` stays as it was. Time that the client had
+    /// Other options, in force immediately; `in_stream` stays as it was. Time that the client had
     /// beyond its old cap or quota counts against the new one.
     void change(client c, const launch_client_options& o, instant now) noexcept {
         state& s = clients_[c];
@@ -330,9 +330,9 @@ public:
     /// Whether waits in streams are to be opened now for a thread that waits for work on the
     /// device, and has waited since `since`. `c`: the thread's client, if it has one. `needs_all`:
     /// the work that the thread waits for includes the streams that wait. If `needs_all` and a
-    /// request of `c` is open, the waits open at once, unless a higher client is present. Otherwise
-    /// they open after longest_hold, which begins at `since` or, for a client below, when a higher
-    /// client became present, if that was earlier.
+    /// request of `c` is open, the waits open immediately, unless a higher client is present.
+    /// Otherwise they open after longest_hold, which begins at `since` or, for a client below, when
+    /// a higher client became present, if that was earlier.
     [[nodiscard]] std::optional<long_hold> awaited(std::optional<client> c, bool needs_all, instant now,
                                                    instant since) const noexcept {
         long_hold longest{.held_by = c.value_or(0), .held = now - since};

@@ -64,8 +64,8 @@ struct submit_options {
     ns remaining{};            ///< the same for the rest of its request, this submission included
     instant deadline = never;  ///< when it is due, for policies that use deadlines
     /// Work that can't begin by its deadline never runs. It ends with errc::deadline_exceeded at
-    /// the deadline, or at once if it is late on arrival. It isn't admitted behind work that may
-    /// last beyond the deadline, by the declared or seen times of that work's kind.
+    /// the deadline, or immediately if it is late on arrival. It isn't admitted behind work that
+    /// may last beyond the deadline, by the declared or seen times of that work's kind.
     bool drop_if_late = false;
     /// The submission's own priority. Among its client's waiting submissions it goes before those
     /// of a lower priority, whatever their streams; those without one have the client's level. It

@@ -126,7 +126,7 @@ struct batch_norm_gradients {
 
 /// y = (x - mean) * inverse_deviation * weight + bias, with the mean and the deviation of all
 /// ranks' batches. `y` may be `x` if no backward pass follows. If a span has the wrong size, only
-/// this rank gets errc::mismatch, at once.
+/// this rank gets errc::mismatch, immediately.
 template <host_transport Net>
 [[nodiscard]] collective_fault sync_batch_norm(Net& net, const batch_shape& shape, std::span<const float> x,
                                                const batch_norm_parameters& parameters, float epsilon,
@@ -501,7 +501,7 @@ public:
     /// loss's gradients with respect to this rank's samples (`dx`) and to its classes' weights
     /// (row_gradient). `x` and `dx` have a row of features for each label, and `weights` has a row
     /// for each class of own(). A label that isn't a class counts as `ignored`. If a span has the
-    /// wrong size, only this rank gets errc::mismatch, at once.
+    /// wrong size, only this rank gets errc::mismatch, immediately.
     template <host_transport Net>
     [[nodiscard]] collective_fault step(Net& net, std::span<const float> x, std::span<const std::int64_t> labels,
                                         std::span<const float> weights, float& loss, std::span<float> dx,

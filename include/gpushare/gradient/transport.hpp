@@ -196,7 +196,7 @@ template <class Net, class Call>
 /// A fault names a rank. If calls differ between ranks (in the collective, length, type, operator
 /// or root), all ranks get errc::mismatch. After any of these faults, every later call returns a
 /// fault. If the arguments of one rank's call don't fit each other, only this rank gets
-/// errc::mismatch, at once, and it hasn't taken part.
+/// errc::mismatch, immediately, and it hasn't taken part.
 ///
 ///  - all_reduce(in, out, op, deadline): any length; `in` may be `out`
 ///  - reduce_scatter(in, out, op, deadline): `in` has size() * out.size() elements; `out` may be

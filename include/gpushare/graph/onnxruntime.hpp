@@ -227,8 +227,8 @@ public:
                  std::span<tensor* const> outputs) {
         to.launch({.blocks = 1}, [this, piece, inputs, outputs](const auto&) { run(piece, inputs, outputs); });
     }
-    /// Computes at once, on this thread. Throws model_error (engine), and what the outputs' room
-    /// throws.
+    /// Computes immediately, on this thread. Throws model_error (engine), and what the outputs'
+    /// room throws.
     void run(std::uint32_t piece, std::span<const tensor* const> inputs, std::span<tensor* const> outputs) const {
         const session& s = sessions_[piece];
         if (inputs.size() != s.inputs.size() || outputs.size() != s.outputs.size())

@@ -13,7 +13,7 @@
 //
 // Allocations follow the stream, so those of autograd's threads are the tenant's, too. They come
 // from a cache above the tenant's memory, which works like torch's own: a block that is freed on
-// its stream is free there at once, without an event. If the tenant has no more memory, torch's
+// its stream is free there immediately, without an event. If the tenant has no more memory, torch's
 // callers get c10::OutOfMemoryError, with the tenant's figures in its text. Allocations on other
 // streams, outside of scopes, go to torch's own allocator as before.
 //

@@ -33,7 +33,7 @@ inline namespace GPUSHARE_ABI {
 /// charged for it. Moving or swapping a vector takes its allocator along; copying into a vector
 /// keeps the vector's own allocator. Any thread may use the allocator if the resource allows that.
 ///
-/// Thrust frees without naming a stream. If the resource frees at once, no work may still use a
+/// Thrust frees without naming a stream. If the resource frees immediately, no work may still use a
 /// vector, or temporary storage of par_nosync, when Thrust frees its memory. With stream_resource,
 /// work on the resource's stream may still use them.
 template <class T, memory_resource Resource>

@@ -127,7 +127,7 @@ public:
     }
 
     /// Waits until the point of a pending free is reached, or until `deadline`; collects nothing.
-    /// Returns false at once if no free is pending, or if the resource has refused all pending
+    /// Returns false immediately if no free is pending, or if the resource has refused all pending
     /// blocks. Throws std::bad_alloc, and what waiting for the points throws.
     bool wait_any(instant deadline) const {
         std::vector<Point> open;

@@ -24,7 +24,7 @@
 //   auto ordered = pool.make_cache(stream);
 //   void* q = ordered.allocate(4_KiB, 256);
 //   launch(stream, q);
-//   ordered.deallocate(q, 4_KiB, 256);  // at once; the next allocation here may be the same block
+//   ordered.deallocate(q, 4_KiB, 256);  // immediately; the next allocation here may be the same block
 //   // q again: in stream order, without an event of CUDA's
 //   void* again = ordered.allocate(4_KiB, 256);
 //
@@ -135,7 +135,7 @@ private:
 ///
 /// On a stream, a free records no point. When another user needs the blocks kept here, one point is
 /// recorded for all of them, and they are free elsewhere once the stream has reached that point.
-/// flush() records the point at once.
+/// flush() records the point immediately.
 template <class Pool>
 class pool_cache {
 public:
@@ -182,8 +182,8 @@ public:
         if (p == nullptr && why != nullptr) *why = r.why;
         return p;
     }
-    /// See pool_resource::deallocate. On a stream the block is free here at once, and elsewhere in
-    /// stream order.
+    /// See pool_resource::deallocate. On a stream the block is free here immediately, and elsewhere
+    /// in stream order.
     errc deallocate(void* p, byte_count size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         if (p == nullptr) return errc::none;
         const auto freed = worker_->bins.put(pool_->store_.index(), p, size, alignment);
@@ -379,9 +379,9 @@ public:
     }
     /// As allocate, but waits for memory, first come first served, until the deadline or stop
     /// request of `until`, a patience. Then it throws deadline_exceeded or stopped, with the
-    /// figures of the last refusal. Throws at once in two cases: the request exceeds the upstream's
-    /// limit, or the bytes that others' guarantees leave of that limit; or lack of memory isn't the
-    /// reason for the refusal.
+    /// figures of the last refusal. Throws immediately in two cases: the request exceeds the
+    /// upstream's limit, or the bytes that others' guarantees leave of that limit; or lack of
+    /// memory isn't the reason for the refusal.
     template <clock Clock>
     [[nodiscard]] void* allocate(byte_count size, std::size_t alignment, const patience<Clock>& until) {
         return obtain_or_throw(size, alignment, nullptr, until);
@@ -469,7 +469,7 @@ public:
 
     /// A cache for one worker. Throws std::bad_alloc.
     [[nodiscard]] cache make_cache() { return cache(*this); }
-    /// A cache for one stream: a block freed there can be allocated there again at once, and
+    /// A cache for one stream: a block freed there can be allocated there again immediately, and
     /// elsewhere once the stream has reached the free. `stream` must outlive the cache, and
     /// record() must be safe from any thread. Throws std::bad_alloc.
     template <timeline Stream>
@@ -494,8 +494,8 @@ public:
     }
     /// Takes back blocks whose streams have reached the free.
     void collect() noexcept { store_.collect(); }
-    /// Waits until a stream reaches a free, or until `deadline`. Returns false at once if no free
-    /// is pending.
+    /// Waits until a stream reaches a free, or until `deadline`. Returns false immediately if no
+    /// free is pending.
     bool wait_any(instant deadline) { return store_.wait_any(deadline); }
     /// Waits until streams have reached all frees. Returns false if some are left at `deadline`. A
     /// call from within a stream's record() waits for itself, so give it a deadline.

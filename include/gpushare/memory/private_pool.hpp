@@ -87,7 +87,7 @@ public:
     /// As allocate, but waits, first come first served, until the deadline or stop request of
     /// `until`: for a block that comes back here and, every two milliseconds, for memory that the
     /// pool holds. Calls neither the device nor a stream. Throws memory_error: deadline_exceeded or
-    /// stopped; at once for a request that the pool could never grant.
+    /// stopped; immediately for a request that the pool could never grant.
     template <clock Clock>
     [[nodiscard]] void* allocate(byte_count size, std::size_t alignment, const patience<Clock>& until) {
         failure why;

@@ -128,8 +128,8 @@ public:
     [[nodiscard]] bytes guarantee_room() const noexcept;
 
     /// The most that could be charged here if all charges anywhere in the tree were released;
-    /// others' guarantees stay. A request that waits for more is refused at once. Takes the mutex
-    /// of the tree.
+    /// others' guarantees stay. A request that waits for more is refused immediately. Takes the
+    /// mutex of the tree.
     [[nodiscard]] bytes attainable() const noexcept;
     /// Why `n` bytes could never be charged here, whatever is released: over_quota, out_of_memory
     /// (a quota above is too small), size_overflow, closed, with the figures. errc::none if they

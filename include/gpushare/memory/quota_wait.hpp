@@ -85,7 +85,7 @@ public:
     /// already.
     using free_function = detail::hook_registration::free_function;
     /// Waits until memory may have become free by itself, as when a stream reaches a point, or
-    /// until the deadline. Returns false at once if nothing will become free. A waiting thread
+    /// until the deadline. Returns false immediately if nothing will become free. A waiting thread
     /// calls this function, and `free`, again and again.
     using wait_function = detail::hook_registration::wait_function;
 
@@ -203,9 +203,9 @@ private:
 };
 
 /// As long as it lives, no quota keeps bytes that the root of a tree has lent: bytes freed below go
-/// back to the root at once, as while a request waits. The pressure refuses no request, but charges
-/// and releases take the mutex of the tree. Use it to read several roots at one moment, when no
-/// bytes may be on their way between a free and the root. The root must outlive it.
+/// back to the root immediately, as while a request waits. The pressure refuses no request, but
+/// charges and releases take the mutex of the tree. Use it to read several roots at one moment,
+/// when no bytes may be on their way between a free and the root. The root must outlive it.
 class quota_pressure {
 public:
     /// For the tree of `of`.
@@ -226,7 +226,7 @@ private:
 
 /// As quota::try_charge, but asks hooks, and waits for the bytes, first come first served, until
 /// the deadline or stop request of `until`. deadline_exceeded or stopped, with the figures of the
-/// last refusal. over_quota or out_of_memory, at once but after calling the hooks, if the bytes
+/// last refusal. over_quota or out_of_memory, immediately but after calling the hooks, if the bytes
 /// could never fit beside others' guarantees, whatever is released.
 template <clock Clock>
 [[nodiscard]] failure try_charge(quota& q, bytes n, const patience<Clock>& until) noexcept {

@@ -107,7 +107,7 @@ public:
     /// as blocks are scrubbed, and at least every two milliseconds, since an upstream doesn't tell
     /// when it has memory again. A caller that waits here has no place in a queue below. Afterwards
     /// it throws memory_error: deadline_exceeded or stopped. A request that can never be granted
-    /// throws at once, with its own code.
+    /// throws immediately, with its own code.
     template <clock Clock>
     [[nodiscard]] void* allocate(byte_count size, std::size_t alignment, const patience<Clock>& until) {
         upstream_refusal r{.why = {.code = errc::out_of_memory, .asked = size}};
@@ -152,7 +152,7 @@ public:
     [[nodiscard]] std::uint64_t returned() const noexcept { return frees_.returned(); }
     /// See deferring_upstream.
     bool settle(std::uint64_t& seen) noexcept { return frees_.settle(seen); }
-    /// Waits until a pending block is scrubbed, or until `deadline`; false, at once, if none is
+    /// Waits until a pending block is scrubbed, or until `deadline`; false, immediately, if none is
     /// pending.
     bool wait_any(instant deadline) const { return frees_.wait_any(deadline); }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Admission with a queue: a request is placed at once, waits for its turn, or is refused with the
-// resource that it lacks. The queue is a state machine without a clock, thread or cluster of its
-// own: time and cluster are arguments.
+// Admission with a queue: a request is placed immediately, waits for its turn, or is refused with
+// the resource that it lacks. The queue is a state machine without a clock, thread or cluster of
+// its own: time and cluster are arguments.
 //
 //   gpushare::admission_queue queue({.most_waiting = 100});
 //   auto a = queue.submit(now, policy, cluster, {.members = {request}, .level = {1}, .deadline = now + 30s});
@@ -144,7 +144,7 @@ public:
     explicit admission_queue(admission_queue_options options = {}) noexcept : options_(options) {}
 
     /// Places, queues or refuses the request. A request that wouldn't fit even on the empty cluster
-    /// is refused at once. Throws std::bad_alloc, which leaves the queue unchanged.
+    /// is refused immediately. Throws std::bad_alloc, which leaves the queue unchanged.
     template <class P>
     requires placement_policy<P> admission_result submit(instant now, P&& policy, cluster& c, admission_request r) {
         detail::one_view all(c);

@@ -26,7 +26,7 @@ inline namespace GPUSHARE_ABI {
 
 /// The rule by which a batch goes to the engine.
 struct batch_rule {
-    /// The most items in a batch, at least 1; a full batch goes at once.
+    /// The most items in a batch, at least 1; a full batch goes immediately.
     std::size_t max_size = 8;
     ns max_delay{};  ///< how long an item waits for further items
     /// The most items that haven't expired; further items are refused.
@@ -63,10 +63,10 @@ public:
         return errc::none;
     }
 
-    /// The time at which to look again: at once if a batch is full, after its delay, or in time for
-    /// the earliest deadline, less the slack. A time in the past means at once; `never` means that
-    /// no item waits. Without the current time the queue can't know which items have expired, so
-    /// call take_expired() first.
+    /// The time at which to look again: immediately if a batch is full, after its delay, or in time
+    /// for the earliest deadline, less the slack. A time in the past means immediately; `never`
+    /// means that no item waits. Without the current time the queue can't know which items have
+    /// expired, so call take_expired() first.
     [[nodiscard]] instant due() const noexcept {
         if (waiting_.empty()) return never;
         if (waiting_.size() >= rule_.max_size) return instant::min();
@@ -75,7 +75,7 @@ public:
     }
 
     /// The time at which the first item will have expired. Call take_expired() then, so that the
-    /// item is reported at once and not with the next batch. `never` if no item has a deadline.
+    /// item is reported immediately and not with the next batch. `never` if no item has a deadline.
     [[nodiscard]] instant expires_at() const noexcept { return saturating_add(latest_begin(earliest_), ns{1}); }
 
     /// The items that can no longer meet their deadlines, in their order. Refuse them; don't run

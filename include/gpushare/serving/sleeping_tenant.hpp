@@ -119,7 +119,7 @@ public:
 
     /// The next step: the level to go to. There is none if the model is at the right level, if a
     /// change is under way, or if the last change has failed just now. A request makes the model
-    /// retry at once.
+    /// retry immediately.
     [[nodiscard]] std::optional<sleep_level> next(instant now) const noexcept {
         if (changing_) return {};
         const sleep_level wanted = wanted_at(now);
@@ -236,7 +236,7 @@ private:
 /// On waking, submissions resume before `restore` and `unspill`, which may need them. Work that was
 /// still queued when the tenant fell asleep would then find no engine, so keep a request's lease
 /// until its work is over. `restore` and `unspill` may call use() themselves, to warm the engine
-/// up, and get a lease at once. In the other actions, use() returns errc::in_flight.
+/// up, and get a lease immediately. In the other actions, use() returns errc::in_flight.
 struct sleep_actions {
     /// free memory that is quickly made again, such as KV pages and scratch
     std::function<void()> drop_caches{};

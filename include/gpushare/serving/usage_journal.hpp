@@ -498,10 +498,10 @@ public:
     ~usage_journal() { close(); }
 
     /// Adds lines: either all of them count, or none. A failed call may be repeated. If the disk
-    /// fails and a half-written batch can't be taken back at once, the journal takes the batch back
-    /// before it adds any further line. If this process ends before that, whole lines of the batch
-    /// count. Fails with io_failed with errno in `asked`, invalid_specification for an invalid
-    /// line, or out_of_memory for the host's memory.
+    /// fails and a half-written batch can't be taken back immediately, the journal takes the batch
+    /// back before it adds any further line. If this process ends before that, whole lines of the
+    /// batch count. Fails with io_failed with errno in `asked`, invalid_specification for an
+    /// invalid line, or out_of_memory for the host's memory.
     failure try_append(std::span<const usage_line> lines) noexcept try {
         std::string text;
         for (const auto& l : lines) {

@@ -131,7 +131,7 @@ public:
     /// (memory/quota_wait.hpp) to give it back, and waits until the deadline or stop request of
     /// `until`. Then throws deadline_exceeded or stopped, with the figures of the last refusal and
     /// the name of the largest borrower. Guaranteed memory is never called back: a request that
-    /// wouldn't fit beside it even if all burst came back is refused at once (no_room).
+    /// wouldn't fit beside it even if all burst came back is refused immediately (no_room).
     // One function, not two: a misspelt field of the specification is then in the compiler's first
     // lines.
     template <class Until = no_patience>

@@ -24,7 +24,7 @@
 //   auto done = co_await chat.async_submit(work);
 //
 // A sleeping tenant runs nothing and gives its caches back. New submissions wait until it wakes, or
-// are refused at once:
+// are refused immediately:
 //
 //   chat.sleep(chat.now() + 1s, {}, gpushare::while_asleep::refuse);    chat.wake();
 //
@@ -299,12 +299,13 @@ public:
     /// The current grant, resizes included, with the devices that were chosen.
     [[nodiscard]] tenant_spec spec() const;
 
-    /// Calls `told` with the current grant: at once, and after each change of the grant as long as
-    /// the result lives. A call after a change runs in the thread of the change, before the change
-    /// returns. Calls come one at a time, under no lock of the tenancy's, and the last call has the
-    /// current grant. `told` must not change a tenant, or make or end a watch or a gate's client of
-    /// this tenant. Later exceptions of `told` are ignored. The tenant that move_tenant makes of
-    /// this one is another tenant. Throws std::bad_alloc, and the exceptions of the first call.
+    /// Calls `told` with the current grant: immediately, and after each change of the grant as long
+    /// as the result lives. A call after a change runs in the thread of the change, before the
+    /// change returns. Calls come one at a time, under no lock of the tenancy's, and the last call
+    /// has the current grant. `told` must not change a tenant, or make or end a watch or a gate's
+    /// client of this tenant. Later exceptions of `told` are ignored. The tenant that move_tenant
+    /// makes of this one is another tenant. Throws std::bad_alloc, and the exceptions of the first
+    /// call.
     [[nodiscard]] grant_watch watch_grant(std::function<void(const tenant_spec&)> told) {
         auto all = state_->followers();
         const auto number = all->add(std::move(told), [this](tenant_spec& into) { state_->copy_grant(into); });
@@ -484,7 +485,7 @@ public:
 
     /// As resize, but if lent burst is in the way (no_room), asks the borrowers to give it back,
     /// and waits, as tenancy::admit with a patience does. A request that doesn't fit beside others'
-    /// guarantees is refused at once.
+    /// guarantees is refused immediately.
     template <clock Clock>
     void resize(const tenant_change& change, const patience<Clock>& until) {
         detail::room_wait wait{roots(), until};

@@ -89,8 +89,8 @@ public:
 
     /// As allocate, but waits for bytes, first come first served, until the deadline or stop
     /// request of `until`, a patience (include memory/quota_wait.hpp). Then throws memory_error
-    /// with deadline_exceeded or stopped, which names the largest borrower of burst. Throws at once
-    /// if the tenant's limit or others' guarantees leave no room, whatever is freed.
+    /// with deadline_exceeded or stopped, which names the largest borrower of burst. Throws
+    /// immediately if the tenant's limit or others' guarantees leave no room, whatever is freed.
     template <clock Clock>
     [[nodiscard]] void* allocate(byte_count size, std::size_t alignment, const patience<Clock>& until,
                                  std::string_view label = {}) {

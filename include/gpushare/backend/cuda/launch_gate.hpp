@@ -218,10 +218,10 @@ public:
     [[nodiscard]] client add(Tenant& who) {
         return add(who, [](const auto& spec) { return launch_client_options_of(spec); });
     }
-    /// Changes a client's options. They take effect at once, for held launches as well, with one
-    /// exception: if streams wait, and the client has a request or launches in flight, a new level
-    /// takes effect only once the request and the launches are over. In this case returns false.
-    /// For a tenant's client these options hold until the tenant changes.
+    /// Changes a client's options. They take effect immediately, for held launches as well, with
+    /// one exception: if streams wait, and the client has a request or launches in flight, a new
+    /// level takes effect only once the request and the launches are over. In this case returns
+    /// false. For a tenant's client these options hold until the tenant changes.
     bool change(const client& c, const client_options& o) noexcept { return state_->change(c.who_, o); }
     /// Begins a request of the client in this thread. Until the scope ends, the thread's launches
     /// belong to the client. If launches aren't gated (gates_launches()), the thread waits here for

@@ -98,8 +98,8 @@ public:
     /// As wait_any() of this point.
     bool wait(instant deadline) const { return wait_any(this, 1, deadline); }
 
-    /// Waits until one of the points is reached; false at the deadline. False at once if `points`
-    /// is empty. The points may belong to any devices and nodes.
+    /// Waits until one of the points is reached; false at the deadline. False immediately if
+    /// `points` is empty. The points may belong to any devices and nodes.
     static bool wait_any(std::span<const point> points, instant deadline) {
         return wait_any(points.data(), points.size(), deadline);
     }

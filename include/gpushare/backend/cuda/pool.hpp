@@ -186,7 +186,7 @@ public:
     /// stop request. If the device or max_size lacks memory, tries again every two milliseconds,
     /// since CUDA doesn't tell when memory is free. Waiters are served in no order. At the end of
     /// the patience throws memory_error: deadline_exceeded, stopped. A request larger than the
-    /// device is refused at once.
+    /// device is refused immediately.
     template <clock Clock>
     [[nodiscard]] void* allocate(stream& s, byte_count size, std::size_t alignment, const patience<Clock>& until) {
         failure why;

@@ -49,7 +49,7 @@ struct stream_state {
         const context_guard any(device->context());
         if (end != nullptr) {
             // Enqueued work still runs, on SMs that no other partition may get until the work is
-            // done. (Runtime API, cudaStreamDestroy: it returns at once.)
+            // done. (Runtime API, cudaStreamDestroy: it returns immediately.)
             if (owned && !captures.ours() && end->event != nullptr)
                 (void)device->health().keep(cudaEventRecord(end->event, native), "cudaEventRecord");
             partition->stream_gone(*end);
@@ -117,7 +117,7 @@ struct stream_state {
 /// order.
 ///
 /// On a lost device, enqueuing does nothing, and the next point's `status()` is errc::device_lost.
-/// Other errors of CUDA throw at once: operation_error, or memory_error for a lack of memory.
+/// Other errors of CUDA throw immediately: operation_error, or memory_error for a lack of memory.
 /// Enqueued work still runs when the stream is destroyed.
 class stream {
 public:

@@ -174,7 +174,7 @@ public:
     /// reached. Throws operation_error: errc::different_nodes.
     void wait(const point& p);
 
-    /// The point after everything enqueued so far. On an idle stream it is reached at once.
+    /// The point after everything enqueued so far. On an idle stream it is reached immediately.
     [[nodiscard]] point record() { return engine_->record(*state_); }
     /// A point to be recorded later by record(point&), once. It isn't reached before that. Throws
     /// std::bad_alloc.

@@ -153,8 +153,8 @@ public:
     /// Waits for the point; false at the deadline, by steady_clock.
     bool wait(instant deadline) const { return wait_any({this, 1}, deadline); }
 
-    /// Waits until one of the points is reached. False at once if `points` is empty. The points may
-    /// belong to several devices of one node. Throws operation_error: errc::different_nodes.
+    /// Waits until one of the points is reached. False immediately if `points` is empty. The points
+    /// may belong to several devices of one node. Throws operation_error: errc::different_nodes.
     static bool wait_any(std::span<const point> points, instant deadline);
 
     /// Ends another thread's wait for points.

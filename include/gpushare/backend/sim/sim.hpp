@@ -18,7 +18,7 @@
 //
 //   gpushare::sim::stream urgent{world, {0}, gpushare::priority{1}};
 //   urgent.enqueue(200us);    auto done = urgent.record();
-//   done.wait(gpushare::never);      // returns at once, and it is 200 us later in virtual time
+//   done.wait(gpushare::never);      // returns immediately, and it is 200 us later in virtual time
 //
 // Events happen in the order of their times and, at equal times, in the order of arrival. So a
 // simulation is the same on every run. The queue also works without a world, for your own

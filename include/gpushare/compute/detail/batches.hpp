@@ -305,7 +305,7 @@ public:
     }
 
     /// Says whether threads that add submissions from now on must report them. Submissions added
-    /// earlier can be taken at once.
+    /// earlier can be taken immediately.
     void await(bool on) noexcept { awaited_.store(on, std::memory_order_seq_cst); }
     [[nodiscard]] bool is_awaited() const noexcept { return awaited_.load(std::memory_order_seq_cst); }
 

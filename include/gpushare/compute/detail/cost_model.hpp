@@ -103,8 +103,8 @@ struct cost_estimate {
         shortest_alone = seen_alone > 0 ? std::min(shortest_alone, lasted) : lasted;
         seen_alone += seen_alone < enough_of_a_mixture ? 1 : 0;
     }
-    /// Learns the part of the SMs that one more submission filled. A wider part counts at once, a
-    /// narrower one gradually. In a `mixture` of kinds the width falls eight times as slowly,
+    /// Learns the part of the SMs that one more submission filled. A wider part counts immediately,
+    /// a narrower one gradually. In a `mixture` of kinds the width falls eight times as slowly,
     /// because a few narrow submissions in a row say little about the next.
     void learn_width(sm_width seen_now, bool mixture = false) noexcept {
         const double most = width.known() ? width.part() : 0, now = seen_now.part();

@@ -157,11 +157,11 @@ public:
 
     // ---- callbacks
 
-    /// Runs callbacks, in one thread at a time, so that a callback whose submission completes at
-    /// once isn't called from within itself. A thread that has stayed for long leaves the rest to a
-    /// sleeping thread or, after one callback, to the next thread that comes. Without that one
-    /// callback, no callback might ever run if each thread that comes has a long callable to run.
-    /// `rest_left` is set if callbacks are left. Other threads may change it meanwhile.
+    /// Runs callbacks, in one thread at a time, so that a callback whose submission completes
+    /// immediately isn't called from within itself. A thread that has stayed for long leaves the
+    /// rest to a sleeping thread or, after one callback, to the next thread that comes. Without
+    /// that one callback, no callback might ever run if each thread that comes has a long callable
+    /// to run. `rest_left` is set if callbacks are left. Other threads may change it meanwhile.
     void call_back(lock_type& lock, need& stay, bool& rest_left) noexcept;
 
 private:

@@ -251,8 +251,8 @@ public:
     }
 
     /// When the work in flight probably leaves room for one more, as if all of it had just begun:
-    /// at once if some of the device is free; at the next end, with evenly spread ends, if all of
-    /// it runs side by side; otherwise when all has ended.
+    /// immediately if some of the device is free; at the next end, with evenly spread ends, if all
+    /// of it runs side by side; otherwise when all has ended.
     [[nodiscard]] ns until_room() const noexcept;
     /// Whether this level keeps a part of the SMs.
     [[nodiscard]] bool keeps(std::uint32_t level) const noexcept { return levels_[level].keeps > 0; }

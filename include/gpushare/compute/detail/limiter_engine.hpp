@@ -99,7 +99,7 @@ public:
         submission& what;
         bool admitted;
     };
-    /// Lets a submission arrive at the gate, and admits it if it can go at once. Call only if
+    /// Lets a submission arrive at the gate, and admits it if it can go immediately. Call only if
     /// no_entry() returns errc::none. Throws std::bad_alloc.
     [[nodiscard]] entry arrive_at_gate(client_id c, const submit_options& o, instant now) {
         auto& s = batches_.record_for_gate();
@@ -119,8 +119,8 @@ public:
     /// Waits at the gate until the submission is admitted. After an error the record is no longer
     /// valid.
     errc wait_at_gate(lock_type& lock, submission& s, instant deadline, const std::stop_token& stop);
-    /// When to drive even if nothing happens and no thread waits: at once if a thread left work to
-    /// others.
+    /// When to drive even if nothing happens and no thread waits: immediately if a thread left work
+    /// to others.
     [[nodiscard]] instant resume_at() const noexcept { return rest_left_ ? instant::min() : watch_.next_look(); }
     /// Notes which work has been on the device for longer than its longest expected time, for
     /// bounds and for the work behind it. Reads the clock if anything is in flight.

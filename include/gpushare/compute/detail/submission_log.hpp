@@ -92,8 +92,8 @@ public:
         } catch (...) {  // copying a point needed memory: the time of the observation stands in
             r.ended = now;
         }
-        // An idle stream reaches the point before the work at once, so the charged time says when
-        // the device began.
+        // An idle stream reaches the point before the work immediately, so the charged time says
+        // when the device began.
         r.began = std::max(r.ended - (part.took > ns{0} ? std::min(part.took, part.span) : part.span), r.let_in);
         push(r);
     }

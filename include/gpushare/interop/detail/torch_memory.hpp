@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A tenant's memory for torch, on one device: a pool over the tenant's memory, with a cache for
 // each of the tenant's streams. A block that is freed on the stream on which it was allocated is
-// free there at once, as in torch's own cache: without an event or any other driver call. The pool
-// gives its free memory back when the tenant sleeps, and when the tenant or a neighbour needs
+// free there immediately, as in torch's own cache: without an event or any other driver call. The
+// pool gives its free memory back when the tenant sleeps, and when the tenant or a neighbour needs
 // memory.
 //
 //   auto mine = std::make_shared<torch_memory<memory, cuda::node>>(node, d, chat.memory(), streams);

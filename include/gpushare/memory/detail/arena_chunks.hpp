@@ -126,7 +126,7 @@ public:
     }
 
     /// Waits until a departure or a scrub is reached, or until the deadline; takes nothing back.
-    /// False, at once, if there is none.
+    /// False, immediately, if there is none.
     bool wait_any(instant deadline) const {
         std::vector<point> open;
         {
@@ -199,7 +199,7 @@ public:
             const std::lock_guard lock(mutex_);
             supply_.registry().open(tenant);
         }
-        // Last, and it doesn't throw: a close by another thread may call it at once.
+        // Last, and it doesn't throw: a close by another thread may call it immediately.
         made->closes.emplace(limit.closing(), [this, weak = std::weak_ptr<space>(made)](instant deadline) {
             return close_for(weak.lock(), deadline);
         });
@@ -713,7 +713,7 @@ private:
 
     // ---- not under the mutex
 
-    /// unknown_block at once, or deadline_exceeded.
+    /// unknown_block immediately, or deadline_exceeded.
     static errc await_departure(const space& s, std::size_t first, std::size_t count, std::span<const point> points,
                                 instant deadline) {
         {

@@ -44,7 +44,7 @@ public:
         forget_if_gone(tenant);
     }
 
-    /// A new chunk, free at once. `zero`: nobody has ever written to it.
+    /// A new chunk, free immediately. `zero`: nobody has ever written to it.
     index add(bool zero) {
         index i = none;
         if (vacant_.empty()) {

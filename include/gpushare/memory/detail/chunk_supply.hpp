@@ -195,8 +195,8 @@ public:
     /// Whether a chunk has to be made before `tenant` can take `n` chunks. The memory's call comes
     /// between begin_create() and end_create(), and the supply may be used meanwhile.
     [[nodiscard]] bool lacks(tenant_tag tenant, std::size_t n) const noexcept {
-        // A chunk that is clean from the start can be used at once; a chunk that isn't is no better
-        // than the free ones.
+        // A chunk that is clean from the start can be used immediately; a chunk that isn't is no
+        // better than the free ones.
         return (Memory::fresh_is_zero ? registry_.ready(tenant) : registry_.available()) < n;
     }
     /// out_of_memory, and nothing is begun, if there are as many chunks as allowed.

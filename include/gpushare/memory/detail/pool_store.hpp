@@ -298,8 +298,8 @@ public:
     }
     /// The same, and frees are refused as well. True once no memory is on its way between pool and
     /// upstream, and all frees on streams are recorded. False if some is on its way at the
-    /// deadline: its thread may be in a hook, which may take any time. False at once if the caller
-    /// is that thread.
+    /// deadline: its thread may be in a hook, which may take any time. False immediately if the
+    /// caller is that thread.
     [[nodiscard]] bool close(instant deadline) noexcept {
         spent done(*this);
         auto lock = locked();
@@ -365,8 +365,8 @@ public:
         return b;
     }
 
-    /// Takes from free blocks, from blocks that `own` has freed on its stream and may use at once,
-    /// or from blocks whose streams have reached the free. Leaves the caches alone.
+    /// Takes from free blocks, from blocks that `own` has freed on its stream and may use
+    /// immediately, or from blocks whose streams have reached the free. Leaves the caches alone.
     [[nodiscard]] pool_block* collect_and_take(const pool_request& r, worker* own) noexcept {
         spent done(*this);
         const auto lock = locked();
@@ -499,7 +499,7 @@ public:
         collect(done);
     }
     /// Waits until one of the points behind which blocks were freed is reached, or until
-    /// `deadline`. False, at once, if there is none. Throws what waiting for the points throws.
+    /// `deadline`. False, immediately, if there is none. Throws what waiting for the points throws.
     bool wait_any(instant deadline) {
         std::array<Point, 64> open{};  // 64 at a time: a waiting thread comes back
         std::size_t n = 0;

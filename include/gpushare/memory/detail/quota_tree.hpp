@@ -380,8 +380,8 @@ struct alignas(64) quota_node {
         while (q->may_borrow_) q = q->parent_;
         return *q;
     }
-    // Whether idle bytes here go back at once: a request waits, or a quota that lent them is over
-    // its limit.
+    // Whether idle bytes here go back immediately: a request waits, or a quota that lent them is
+    // over its limit.
     [[nodiscard]] bool watched() const noexcept {
         const quota_node* q = this;
         for (; q->may_borrow_; q = q->parent_)

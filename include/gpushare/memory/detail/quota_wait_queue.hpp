@@ -62,11 +62,11 @@ namespace detail {
 /// The wait queue of a tree: a state machine without a clock or a thread. All under the mutex of
 /// the tree.
 struct quota_wait_queue {
-    /// Refuses the waiter at once, without a queue, if it could never be served.
+    /// Refuses the waiter immediately, without a queue, if it could never be served.
     static void join(quota_wait_entry& p) noexcept;
 
-    /// While a top, such as a root, is pressed, bytes freed below go back to it at once, as if a
-    /// request waited, but no bytes are held back from any request, and nobody counts as waiting.
+    /// While a top, such as a root, is pressed, bytes freed below go back to it immediately, as if
+    /// a request waited, but no bytes are held back from any request, and nobody counts as waiting.
     /// Each press ends with a release_pressure.
     static void press(quota_node& top) noexcept;
     static void release_pressure(quota_node& top) noexcept;

@@ -153,7 +153,7 @@ private:
         });
         return gone;
     }
-    // Gives the block to the device, at once or once it is overwritten.
+    // Gives the block to the device, immediately or once it is overwritten.
     errc hand_back(void* p, std::size_t size, std::size_t alignment) noexcept {
         return resource_->upstream().on_free() ? overwrite_and_free(nullptr, p, size, alignment)
                                                : resource_->deallocate(p, size, alignment);

@@ -313,9 +313,9 @@ public:
         return f;
     }
 
-    // All or nothing. The limiters are told last and under no lock, since they may admit work at
-    // once. If a policy refuses or throws then, the change is undone; memory that was given away
-    // and taken by others meanwhile doesn't come back.
+    // All or nothing. The limiters are told last and under no lock, since they may admit work
+    // immediately. If a policy refuses or throws then, the change is undone; memory that was given
+    // away and taken by others meanwhile doesn't come back.
     template <std::same_as<tenant_change> Change>
     failure change(const Change& c) {
         open_level_for(c);

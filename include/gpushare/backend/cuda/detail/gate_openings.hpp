@@ -197,7 +197,7 @@ public:
     }
     /// Since when, and for whom, work is held back that a thread has awaited since `since`; none if
     /// the waits stay closed. For a request whose work is behind lower clients' (`needs_all`), the
-    /// waits open at once. For others they open after the longest hold.
+    /// waits open immediately. For others they open after the longest hold.
     [[nodiscard]] auto opens_at(std::optional<std::uint32_t> own, bool needs_all, instant now,
                                 instant since) const noexcept {
         const auto held = core().awaited(own, needs_all, now, since);

@@ -417,10 +417,10 @@ private:
     }
     // Waits until no enqueued work in front of the call is behind a wait. No further wait is
     // enqueued for the client, or for others in front of a host function, until the call is over.
-    // The gate opens the waits until the call is over: at once if a request's own call is behind a
-    // lower client's work, otherwise after the longest hold. Once the waits have been open for the
-    // longest hold, the call goes in any case: the device may wait for this thread. Returns flags
-    // for after(); 0 if the gate lets everything go.
+    // The gate opens the waits until the call is over: immediately if a request's own call is
+    // behind a lower client's work, otherwise after the longest hold. Once the waits have been open
+    // for the longest hold, the call goes in any case: the device may wait for this thread. Returns
+    // flags for after(); 0 if the gate lets everything go.
     [[nodiscard]] std::uint64_t pass_waits(lock_type& lock, launch_owner who, const launch_call& call,
                                            ns predicted) noexcept {
         const instant since = clients_.now();
@@ -549,7 +549,7 @@ private:
         if (a.forced) openings_.note_forced({who.client, a.held_by, now - since, now});
         return now;
     }
-    // `waited`: the thread didn't go at once, so the hold counts.
+    // `waited`: the thread didn't go immediately, so the hold counts.
     void end_hold(launch_owner who, bool waited, ns held) noexcept {
         --clients_.threads().held;
         client* const c = clients_.find(who);

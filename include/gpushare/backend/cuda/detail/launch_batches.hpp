@@ -245,7 +245,7 @@ public:
         open_.charge -= charge;
         return true;
     }
-    /// Ends the batch after its last launch; `prompt`: at once. Returns false if that isn't
+    /// Ends the batch after its last launch; `prompt`: immediately. Returns false if that isn't
     /// possible now, and the batch stays open: the stream is captured, gone or another thread's, or
     /// there is no room for more batches.
     bool end(bool prompt = false) noexcept {
@@ -321,7 +321,7 @@ private:
         open_ = {};
         return true;
     }
-    // Records an event. Null if the driver gives none: then the batch counts as over at once.
+    // Records an event. Null if the driver gives none: then the batch counts as over immediately.
     [[nodiscard]] point_state* record() noexcept {
         try {
             point_state& p = device_->acquire();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lets a thread that holds a lock wake another thread only after releasing the lock. A thread that
-// is woken under the lock would block on it at once, and both cores would switch threads twice for
-// nothing.
+// is woken under the lock would block on it immediately, and both cores would switch threads twice
+// for nothing.
 //
 //   wakeup w;  // on the waiting thread's stack, known to others under the lock
 //   lock.unlock();  w.wait(deadline);           // true: a thread raised it
@@ -75,7 +75,7 @@ private:
 };
 
 /// Threads to wake once the lock is released. The list has room for a few; further threads are
-/// woken at once.
+/// woken immediately.
 class wake_list {
 public:
     /// Adds a thread. Call under the lock. `w` may be gone afterwards.
