@@ -377,7 +377,7 @@ concept copier = timeline<S> && requires(S& s, void* to, const void* from, std::
 ///   prepare()   errc::none: the change can be made, and other requests for the resource wait from
 ///               now on. Otherwise nothing happened, and the figures say why
 ///   commit(), abandon()   after a successful prepare, from the same thread: makes the change, or
-///                         doesn't; waiters go on
+///                         doesn't; waiters continue
 ///   resource()  identifies the resource: two changes of one resource can't be prepared at once
 template <class C>
 concept prepared_change = std::movable<C> && requires(C& c, const C& cc) {

@@ -42,7 +42,7 @@ enum class errc : std::uint8_t {
     none,  ///< nothing
     // memory
     over_quota,     ///< the tenant's own limit
-    out_of_memory,  ///< the device, or whatever lies below the quota
+    out_of_memory,  ///< the device, or whatever is below the quota
     size_overflow,  ///< a size that no device has, or that wraps when it is rounded up
     bad_alignment,  ///< zero, not a power of two, or larger than supported
     unknown_block,  ///< a free of something never allocated here, or freed already

@@ -254,7 +254,7 @@ public:
     }
 
     /// A group of the ranks that aren't in `dead`. After an abort of the old group, the survivors
-    /// go on with this group.
+    /// continue with this group.
     [[nodiscard]] communicator shrink(std::span<const std::uint32_t> dead) const {
         return subgroup(detail::ranks_without(dead, size()));
     }
@@ -295,7 +295,7 @@ private:
             ::operator delete (p, std::align_val_t{detail::interference_bytes});
         }
     };
-    /// The state lies at a fixed address, so that members stay valid when the communicator moves.
+    /// The state is at a fixed address, so that members stay valid when the communicator moves.
     struct shared_state {
         tuning_table tuning;
         std::unique_ptr<std::byte, aligned_delete> memory;

@@ -23,12 +23,12 @@
 //   };
 //
 // A stage reads arrays of its own by load_floats<V>(array + at.column, at.count). In the host's
-// threads V has 16 floats, which lie in registers of 4 or of 8; on a device V has 4 floats. So a
+// threads V has 16 floats, which are in registers of 4 or of 8; on a device V has 4 floats. So a
 // stage must accept each of these types. One thread gets its elements of a row in ascending order
 // of columns; different elements of a row may come from different threads. Some stages need another
 // form:
 //  - A sink has `template <class V> void store(const V& x, const place& at) const` in place of the
-//    call operator. A sink writes x, and x goes on unchanged.
+//    call operator. A sink writes x, and x passes through unchanged.
 //  - A row stage looks at the whole row, once or several times, before it changes the row: see
 //    row_stage.
 //  - A group stage looks at some neighbouring columns first: see group_stage.

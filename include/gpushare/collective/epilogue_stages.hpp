@@ -6,9 +6,9 @@
 //   // adds the residual, and stores the sum in it
 //   auto keeps_sum = gpushare::add_to(residual) | gpushare::silu();
 //
-// A stage takes an array as a vector, a span or anything with std::data. If rows don't lie one
-// right after the other, use rows(p, pitch). Arrays must last until the collective is done. An
-// array holds one of two sets of rows:
+// A stage takes an array as a vector, a span or anything with std::data. If rows aren't contiguous,
+// use rows(p, pitch). Arrays must last until the collective is done. An array holds one of two sets
+// of rows:
 //  - `x` has the rows of the result that its rank keeps: all rows, or after run_sharded the rank's
 //    shard. For a sink, the rank that reduces a row writes the row to the arrays of all ranks that
 //    keep it.
@@ -61,7 +61,7 @@
 //   gpushare::apply_rows(ctx, scaled, range, my_source{}, scratch, outputs);
 //
 // apply_rows passes over each row once, and once more for each look of a row stage. Between the
-// passes the row lies in `scratch`.
+// passes the row is in `scratch`.
 //
 // A chain of element-wise stages needs no scratch. The chain is a kernel for the operations between
 // two engines' calls: one pass over memory, on any launcher. Host and device run the same code.
@@ -116,7 +116,7 @@ private:
     [[nodiscard]] GPUSHARE_HD static constexpr std::uint32_t narrow(float x) noexcept {
         const std::uint32_t bits = __builtin_bit_cast(std::uint32_t, x);
         const float a = __builtin_bit_cast(float, bits & 0x7fff'ffffU);
-        // The code is the number of midpoints between neighbouring values that lie below `a`. A
+        // The code is the number of midpoints between neighbouring values that are below `a`. A
         // midpoint itself rounds to the even neighbour.
         const std::uint32_t code = (a > 0.25F ? 1U : 0U) + (a >= 0.75F ? 1U : 0U) + (a > 1.25F ? 1U : 0U) +
                                    (a >= 1.75F ? 1U : 0U) + (a > 2.5F ? 1U : 0U) + (a >= 3.5F ? 1U : 0U) +
@@ -144,7 +144,7 @@ template <class S>
 requires requires { typename S::stored_type; }
 inline constexpr std::size_t columns_stored<S> = columns_in<typename S::stored_type>;
 /// The width of a row is a multiple of row_unit: 2 if a stage stores pairs, otherwise 1. With an
-/// odd width, the second half of the last pair would lie in the next row, or outside of the array.
+/// odd width, the second half of the last pair would be in the next row, or outside of the array.
 template <class... Stages>
 inline constexpr std::size_t row_unit = ((columns_stored<Stages> == 2) || ...) ? 2 : 1;
 
@@ -379,8 +379,8 @@ struct storing {
     }
 };
 }  // namespace detail
-/// Writes x to `out`, rounded to the element type of `out`; x itself goes on unchanged. An epilogue
-/// may have any number of these sinks, anywhere.
+/// Writes x to `out`, rounded to the element type of `out`; x itself passes through unchanged. An
+/// epilogue may have any number of these sinks, anywhere.
 template <class R>
 [[nodiscard]] constexpr auto into(R&& out) noexcept {
     return detail::storing<decltype(detail::as_matrix(out))>{detail::as_matrix(out)};
@@ -809,8 +809,8 @@ struct shared_outputs {
     }
 };
 
-/// A source of elements that lie in memory row by row. `pitch` is the number of elements from one
-/// row to the next.
+/// A source of elements that are stored in memory row by row. `pitch` is the number of elements
+/// from one row to the next.
 template <movable_number T>
 struct row_source {
     const T* data;      ///< the address of row 0

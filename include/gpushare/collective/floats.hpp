@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A few floats that a stage of an epilogue takes and returns at once. On a CPU the floats lie in
+// A few floats that a stage of an epilogue takes and returns at once. On a CPU the floats are in
 // vector registers, the widest that the processor has, whatever flags the file is compiled with. On
-// a device the floats lie in a thread's registers.
+// a device the floats are in a thread's registers.
 //
 //   struct leaky {
 //       template <class V> GPUSHARE_HD V operator()(const V& x, const gpushare::place&) const { return max(x * 0.1F, x); }
@@ -411,7 +411,7 @@ template <class T>
         return T{x};
 }
 
-/// Four elements of T as they lie in memory, in one access where the address allows it.
+/// Four elements of T as they are in memory, in one access where the address allows it.
 template <class T>
 struct alignas(4 * sizeof(T)) four_elements {
     T lane[4];
@@ -517,7 +517,7 @@ template <std::uint32_t N, movable_number T>
 namespace detail {
 
 // The last few elements of a row are loaded and stored one by one. On a device no array may be
-// indexed by a variable, because such an array would lie in memory.
+// indexed by a variable, because such an array would be in memory.
 template <class V, class T>
 GPUSHARE_RARE GPUSHARE_HD V load_some(const T* from, std::uint32_t n) noexcept {
 #ifdef __CUDA_ARCH__

@@ -67,10 +67,10 @@
 //                                     std::span(std::as_const(steps)), outs);
 //
 // The workspaces of a device_communicator, the memory through which the ranks talk to each other,
-// lie on the ranks' devices. The host never touches the workspaces. The host sees the ranks'
+// are on the ranks' devices. The host never touches the workspaces. The host sees the ranks'
 // progress, and asks for aborts, in memory that the host and all devices reach. Several ranks may
 // be on one device. The constructor allocates all memory, so captured launches stay valid. If the
-// devices don't reach each other's memory (gpushare::cuda::connect), the workspaces can lie in the
+// devices don't reach each other's memory (gpushare::cuda::connect), the workspaces can be in the
 // host's memory:
 //
 //   gpushare::device_communicator apart(node, pinned, devices, {.blocks = 8}, gpushare::workspaces::on_host);
@@ -260,7 +260,7 @@ private:
         bool visible;
         device_id device;
     };
-    /// The state lies at a fixed address, so that members stay valid when the communicator moves.
+    /// The state is at a fixed address, so that members stay valid when the communicator moves.
     struct state {
         state(Node& on, Visible& visible_memory) : node(on), visible(visible_memory) {}
         state(const state&) = delete;

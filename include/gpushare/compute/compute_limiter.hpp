@@ -94,7 +94,7 @@ public:
     /// decisions. Under it, clients repay the time that they used beyond their caps and ahead of
     /// their shares, and work in flight is counted. share_exceeded: `p` refuses a client;
     /// invalid_specification: `p` doesn't support caps, or classes, and a client has one. After a
-    /// refusal, or an exception of `p`, the old policy goes on with all clients.
+    /// refusal, or an exception of `p`, the old policy continues with all clients.
     errc set_policy(Policy p);
 
     /// Closes client `c`: takes no more of its submissions and cancels those that wait. Then waits

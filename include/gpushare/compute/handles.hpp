@@ -13,7 +13,8 @@
 //
 // A coroutine waits for a submission without keeping a thread. It resumes on the thread that drives
 // the limiter: the dispatcher, or a thread that waits or polls. A coroutine may be destroyed while
-// it waits: its waiting submission never runs then, and its work on the device goes on without it.
+// it waits: its waiting submission never runs then, and its work on the device continues without
+// it.
 //
 //   auto done = co_await gpushare::async_submit(limiter, chat, stream, [&](auto& s) { s.launch(shape, kernel); });
 //   if (done.status != gpushare::errc::none) ...
@@ -347,7 +348,7 @@ private:
 /// Destroying the coroutine while it waits, from any thread but one that may resume it at that
 /// moment, ends the wait. A callable that hasn't begun never runs. If it has begun on another
 /// thread, the destructor waits for it, so the callable may use the coroutine's variables. Work
-/// that it has enqueued goes on, and must not outlive the data it uses.
+/// that it has enqueued continues, and must not outlive the data it uses.
 template <class Limiter>
 class [[nodiscard]] async_submission {
 public:
@@ -367,7 +368,7 @@ public:
     /// Never: the work isn't queued yet.
     [[nodiscard]] static bool await_ready() noexcept { return false; }
 
-    /// Queues the work. False, and the coroutine goes on immediately, if the work was done or
+    /// Queues the work. False, and the coroutine continues immediately, if the work was done or
     /// refused within the call. Throws std::bad_alloc.
     bool await_suspend(std::coroutine_handle<> waiting) {
         auto ticket = limiter_.submit(client_, stream_, std::move(work_), options_, [this, waiting](const auto& c) {
@@ -443,7 +444,7 @@ public:
     }
     request(const request&) = delete;             ///< Not copied.
     request& operator=(const request&) = delete;  ///< Not copied.
-    /// Ends the request. Its submissions go on.
+    /// Ends the request. Its submissions continue.
     ~request() { limiter_.end_request(client_, options_.level); }
 
     /// As limiter.submit, with the request's remaining time, and with the earlier of the request's
@@ -575,7 +576,7 @@ private:
         return saturating_add(m.limiter->now(), patience);
     }
 
-    // Enqueues each part within the part before it, so that the points of one part lie around those
+    // Enqueues each part within the part before it, so that the points of one part are around those
     // of the next.
     template <class F>
     static std::invoke_result_t<F&> nest(std::span<part> parts, std::span<stream* const> streams, F& enqueue_all) {

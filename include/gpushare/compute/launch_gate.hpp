@@ -8,7 +8,7 @@
 //   gate.arrived(urgent, now);  // a request is there: batch holds back
 //   if (gate.ask(batch, 20us, now).goes) gate.launched(batch, 20us, now);
 //   gate.finished(batch, 20us, 22us, now);                     // predicted, and measured
-//   gate.left(urgent, now);                                    // batch goes on after the linger
+//   gate.left(urgent, now);                                    // batch continues after the linger
 //
 // A plain value without a clock, a thread or a device. Its driver asks before each launch. While
 // the answer is no, the driver holds the launching thread or closes a gate in its stream. The
@@ -559,7 +559,7 @@ private:
         const instant by_cap = s.capped ? s.cap.from : now;
         return s.quota.is_set() ? std::max(by_cap, s.quota.from) : by_cap;
     }
-    // Beyond its soft cap a client goes on while no client within its cap would use the device.
+    // Beyond its soft cap a client continues while no client within its cap would use the device.
     // Work that waits in a stream for a request of `c` can't use it.
     [[nodiscard]] bool borrows(client c, instant now) const noexcept {
         const state& s = clients_[c];

@@ -174,7 +174,7 @@ enum class sm_sharing : std::uint8_t {
 /// One limiter for each partition of a device, behind one set of calls. Clients are numbered from
 /// 0, in the order in which they were given. Thread-safe as compute_limiter is, except for
 /// change(); neither copied nor moved. The destructor ends all tickets with errc::closed; work that
-/// is enqueued goes on.
+/// is enqueued continues.
 ///
 /// The split can't be changed, since no device moves SMs under running streams. For another split,
 /// destroy this object first. change() changes settings that move no SMs.

@@ -86,7 +86,7 @@ public:
     /// If two threads each store a word by store_crossing and then read the other thread's word by
     /// load_crossing, at least one of them sees the other's store. The two functions order nothing
     /// else. On the host both are sequentially consistent. On devices the load's fence alone
-    /// suffices, since the fence lies between the store and the load. (PTX ISA, 8.9.3: of two
+    /// suffices, since the fence is between the store and the load. (PTX ISA, 8.9.3: of two
     /// fence.sc one comes first, and orders the accesses on both sides.) This relies on nvcc's code
     /// for a sequentially consistent load, which is fence.sc followed by ld.acquire; the languages
     /// themselves don't order a relaxed store before such a load. With a compiler that puts the

@@ -70,9 +70,9 @@ public:
     /// Opens the half that hand_over() returned, if the device couldn't be asked to open it.
     void open(unsigned half) noexcept { store(half, 0); }
     /// Opens the word until the next keep() or close(), although there is a request. force() also
-    /// opens halves that the device is going to open, since the device's write may lie behind a
-    /// stream that waits for the word. That late write may open the half of a later request, which
-    /// keep() closes again.
+    /// opens halves that the device is going to open, since the device's write may be queued behind
+    /// a stream that waits for the word. That late write may open the half of a later request,
+    /// which keep() closes again.
     void force() noexcept {
         for (const unsigned h : {0U, 1U})
             if (load(h) != 0) store(h, 0);

@@ -41,7 +41,7 @@ public:
     [[nodiscard]] auto record(std::size_t, Stream& stream) { return stream.record(); }
 };
 
-/// One value for each stream. The first values lie within the object.
+/// One value for each stream. The first values are within the object.
 template <class T>
 class reserved_values {
 public:

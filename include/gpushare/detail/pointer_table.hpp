@@ -45,7 +45,7 @@ public:
     void erase(const void* key) noexcept {
         if (find(key) == nullptr) return;
         std::size_t hole = seek(key);
-        // There are no tombstones: an entry moves back into the hole if the hole lies between its
+        // There are no tombstones: an entry moves back into the hole if the hole is between its
         // home and its place.
         for (std::size_t i = next(hole); slots_[i].key != nullptr; i = next(i)) {
             if (distance(home(slots_[i].key), i) < distance(hole, i)) continue;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank's gradients. A program registers them once. In each step, while the backward pass goes on,
+// A rank's gradients. A program registers them once. In each step, while the backward pass runs,
 // the gradients are combined in buckets with those of the other ranks.
 //
 //   gpushare::gradient_buckets<> mine;                // the same on every rank
@@ -181,7 +181,7 @@ public:
     /// Faults that name this rank:
     ///  - deadline_exceeded: a gradient isn't ready; stalled() says which
     ///  - in_flight: see ready()
-    ///  - stopped: stop() came before the step's first gradient; the group goes on
+    ///  - stopped: stop() came before the step's first gradient; the group continues
     ///  - invalid_specification: there is no such channel
     ///  - other codes: the transport threw an error with this code. out_of_memory stands for
     ///    std::bad_alloc, and backend_failed for other exceptions.
@@ -210,7 +210,7 @@ public:
     /// Waits until reduce() has combined the step's gradients on all channels. Returns the fault,
     /// if any. After a fault, wait() returns as soon as no channel works on the gradients, since no
     /// later step succeeds. At `deadline`, wait() returns errc::deadline_exceeded with this rank's
-    /// number, and the step goes on.
+    /// number, and the step continues.
     [[nodiscard]] collective_fault wait(instant deadline = never) {
         std::unique_lock lock(mutex_);
         prepare();
@@ -231,8 +231,8 @@ public:
     }
     /// The rounding error that error feedback owes gradient `g`. The span is empty without error
     /// feedback. After a failed step the span has the error before that step. Call this between
-    /// steps only. Save the error with the parameters, or copy it into the buckets that go on after
-    /// a fault.
+    /// steps only. Save the error with the parameters, or copy it into the buckets that continue
+    /// after a fault.
     [[nodiscard]] std::span<float> owed(std::uint32_t g) {
         const std::scoped_lock lock(mutex_);
         registered& r = gradients_[g];

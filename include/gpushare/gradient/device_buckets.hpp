@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients on devices. A program registers them once. In each step, while the backward pass goes
-// on, the gradients are combined in buckets on streams. Each rank has a device of this process, or
-// all ranks share one device. (gradient_buckets is for gradients in the host's memory.)
+// Gradients on devices. A program registers them once. In each step, while the backward pass runs,
+// the gradients are combined in buckets on streams. Each rank has a device of this process, or all
+// ranks share one device. (gradient_buckets is for gradients in the host's memory.)
 //
 //   gpushare::device_buckets<float> mine(ranks);
 //   for (auto& p : parameters) mine.add(p.name, p.of_ranks, p.size);  // a pointer for each rank
@@ -376,7 +376,7 @@ private:
     [[nodiscard]] bool is_flat(std::uint32_t b, std::uint32_t r) const noexcept {
         return flat_[std::size_t{b} * ranks_ + r];
     }
-    /// The address of the bucket's first gradient with elements. Empty gradients may lie anywhere.
+    /// The address of the bucket's first gradient with elements. Empty gradients may be anywhere.
     [[nodiscard]] T* flat_begin(std::uint32_t b, std::uint32_t r) const {
         for (const std::uint32_t g : plan_.gradients(b))
             if (gradients_[g].count != 0) return gradients_[g].of_ranks[r];
@@ -477,7 +477,7 @@ public:
     [[nodiscard]] float* owed(std::uint32_t rank) const { return memory_[rank] + (later_ ? elements_ : 0); }
     /// The other half.
     [[nodiscard]] float* other(std::uint32_t rank) const { return memory_[rank] + (later_ ? 0 : elements_); }
-    /// Where the rank's memory goes on.
+    /// Where the rank's memory continues.
     [[nodiscard]] float* behind(std::uint32_t rank) const { return memory_[rank] + 2 * elements_; }
     /// Call this before each bucket.
     void begin(std::size_t elements_before) noexcept {
@@ -532,7 +532,7 @@ public:
     [[nodiscard]] bytes memory_bytes() const noexcept {
         return bytes{(2 * memory_.elements() + largest_) * sizeof(float)};
     }
-    /// Takes zeroed memory of each rank's device. To go on with a saved training, copy the saved
+    /// Takes zeroed memory of each rank's device. To continue with a saved training, copy the saved
     /// residuals to owed() after this call. Throws operation_error (errc::invalid_specification)
     /// unless there is memory for each rank.
     void use(std::span<float* const> memory) {
@@ -610,7 +610,7 @@ public:
         const auto some = static_cast<std::size_t>(static_cast<double>(count) * part_);
         return std::min(count, std::max<std::size_t>(some, 1));
     }
-    /// Takes zeroed memory of each rank's device. To go on with a saved training, copy the saved
+    /// Takes zeroed memory of each rank's device. To continue with a saved training, copy the saved
     /// residuals to owed() after this call. Throws operation_error (errc::invalid_specification)
     /// unless there is memory for each rank.
     void use(std::span<float* const> memory) { memory_.use(memory, "sending the largest elements"); }

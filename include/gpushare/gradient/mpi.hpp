@@ -304,8 +304,8 @@ public:
         let_go();
     }
 
-    /// A new transport of the ranks that aren't in `dead`. These ranks go on with it after a fault.
-    /// All of them call shrink(), and no other ranks do. Throws operation_error
+    /// A new transport of the ranks that aren't in `dead`. These ranks continue with it after a
+    /// fault. All of them call shrink(), and no other ranks do. Throws operation_error
     /// (errc::backend_failed), and std::bad_alloc, of which the other ranks' new transports learn.
     [[nodiscard]] std::unique_ptr<mpi_transport> shrink(std::span<const std::uint32_t> dead) {
         const owned made{detail::mpi_without(comm_, dead)};

@@ -305,7 +305,7 @@ private:
         std::uint32_t rank = 0;
         std::optional<c10::Device> on;
 
-        /// Says that the parameter's gradient is complete. If the gradient lies elsewhere, as after
+        /// Says that the parameter's gradient is complete. If the gradient is elsewhere, as after
         /// zero_grad(set_to_none), it is moved to its place.
         void arrived(std::uint32_t g) {
             parameter& p = parameters[g];
@@ -358,7 +358,7 @@ private:
             default: raise({.code = errc::not_supported}, {}, name + ": a parameter of another type than floats");
         }
     }
-    /// Gives each parameter its gradient. All gradients of a type lie in one piece of memory, so
+    /// Gives each parameter its gradient. All gradients of a type are in one piece of memory, so
     /// that buckets needn't be packed.
     template <class Named, class Check>
     void register_all(const Named& parameters, const Check& check) {

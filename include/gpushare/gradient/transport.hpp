@@ -149,7 +149,7 @@ void make_on_all(Net& net, const Make& make, const Undo& undo, instant deadline)
     const auto meet = [&] {
         const auto met =
             net.all_reduce(std::span<const std::uint64_t>(both.first(1)), both.last(1), minimum{}, deadline);
-        // The barrier keeps every rank from going on, and perhaps failing, before all ranks have
+        // The barrier keeps every rank from continuing, and perhaps failing, before all ranks have
         // the answer. If the barrier fails, each rank's next call reports the fault.
         if (!met) (void)net.barrier(deadline);
         return met;

@@ -347,8 +347,8 @@ public:
         }
 
         /// Compares the calls of all ranks: first inside each process, then between processes by
-        /// rank 0. Over a pipelined transport, rank 0 goes on with other work until agreed() needs
-        /// the answer.
+        /// rank 0. Over a pipelined transport, rank 0 continues with other work until agreed()
+        /// needs the answer.
         struct outer_call {
             rank_type& of;
             collective_kind what;
@@ -673,7 +673,7 @@ private:
     static constexpr std::size_t alignment = 256;
 
     /// A chunk under way. Its memory holds this process's sum and then the sum of all processes.
-    /// The lengths of the ranks' parts lie behind the sum.
+    /// The lengths of the ranks' parts are behind the sum.
     struct chunk {
         std::byte* memory = nullptr;
         std::vector<point> last{};  // of each stream, behind the chunk's work

@@ -315,7 +315,7 @@ public:
     }
     /// The number of pieces.
     [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(pieces_.size()); }
-    /// Replaces all pieces by a plan's pieces. Each piece goes on the engine that the plan names,
+    /// Replaces all pieces by a plan's pieces. Each piece runs on the engine that the plan names,
     /// or on the first engine if the plan names none. Throws model_error (engine) for an engine
     /// that isn't in the set, and what extract() or an engine throws; the set then has no pieces.
     template <class Model>

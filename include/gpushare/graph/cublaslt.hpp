@@ -14,7 +14,7 @@
 // piece with any other node and names the node, so a piece_chooser leaves the engine out for the
 // piece. The engine finds cuBLASLt's functions by name and needs no header of NVIDIA's.
 //
-// Constants, values within a piece and the workspace lie in the tenant's memory. The first run of
+// Constants, values within a piece and the workspace are in the tenant's memory. The first run of
 // each shape asks cuBLASLt for an algorithm and allocates memory. A run with addresses that are
 // less aligned than before does so, too. All other runs only enqueue, so they can be captured. We
 // tested the engine on the stand-in for CUDA, with a test's functions in place of cuBLASLt's, but

@@ -11,7 +11,7 @@
 //
 // On a device, captured_model makes one graph of all pieces, with a gate between any two.
 //
-// Values that pass from piece to piece lie in the tenant's memory. Values that are never alive at
+// Values that pass from piece to piece are in the tenant's memory. Values that are never alive at
 // the same time share bytes. A value whose size is known only in a run has a block of its own,
 // which grows.
 //
@@ -64,7 +64,7 @@ struct buffer_need {
     friend constexpr bool operator==(const buffer_need&, const buffer_need&) = default;
 };
 
-/// Where the bytes of each need lie in one block.
+/// Where the bytes of each need are in one block.
 struct buffer_layout {
     /// The offset of each need, in order; multiples of the alignment.
     std::vector<std::uint64_t> offsets{};

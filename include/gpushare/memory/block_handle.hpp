@@ -108,7 +108,7 @@ public:
         if (std::exchange(entries_[h.slot].moving, true)) return errc::in_flight;
         return entries_[h.slot].what;
     }
-    /// After begin_move(): the handle refers to `now`, and the move goes on.
+    /// After begin_move(): the handle refers to `now`, and the move continues.
     void refer_to(block_handle h, const block& now) noexcept {
         const std::lock_guard lock(mutex_);
         entries_[h.slot].what = now;

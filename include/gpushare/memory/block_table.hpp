@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Records the allocated blocks, with size, alignment and label. The table detects frees of unknown
 // blocks, double frees and frees of the wrong size. It also makes leak reports, with stack traces
-// on request. The entries lie in host memory, since the host can't read device memory.
+// on request. The entries are in host memory, since the host can't read device memory.
 //
 //   gpushare::block_table blocks;
 //   blocks.insert({p, 4096_B, 256, "kv-cache"});

@@ -15,7 +15,7 @@
 // charges and releases take the mutex, too) and ask the parent for the difference.
 //
 // Why a quota is fast at any depth: a loan stays with the child when its bytes are released, so the
-// next charge there is again one compare-and-swap, however many levels lie above. Before a quota
+// next charge there is again one compare-and-swap, however many levels are above. Before a quota
 // refuses a charge or raises its peak, it freezes all quotas below it at one moment and takes back
 // the loans that they don't use. So an idle loan never makes a charge fail, and no figure counts it
 // as used.

@@ -177,7 +177,7 @@ private:
         try {
             start(data_, copy_);
         } catch (...) {
-            if (!unmarked_) drop();  // otherwise the copy goes on, in the stream's order
+            if (!unmarked_) drop();  // otherwise the copy continues, in the stream's order
             return errc::backend_failed;
         }
         return errc::none;
@@ -193,8 +193,8 @@ private:
         return true;
     }
 
-    // A copy and its point. Nothing of other blocks lies between the two, since a stream's points
-    // may not tell the copies apart.
+    // A copy and its point. Nothing of other blocks is between the two, since a stream's points may
+    // not tell the copies apart.
     void start(void* to, const void* from) {
         const auto turn = take_turn();
         const typename detail::own_work_of<Stream>::type mine(*stream_);

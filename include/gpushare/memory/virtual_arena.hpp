@@ -145,7 +145,7 @@ public:
     /// device lacks bytes, hooks are called (quota_wait.hpp). Waits until `deadline` for memory
     /// that is being scrubbed or leaving; by default it doesn't wait. over_quota; out_of_memory
     /// (the pool, the device, or burst of the quota); deadline_exceeded (enough is free, but not
-    /// scrubbed yet: the scrubbing goes on, try again); closed; kernel_failed, device_lost or
+    /// scrubbed yet: the scrubbing continues, try again); closed; kernel_failed, device_lost or
     /// submission_failed (the scrubbing).
     failure try_commit(bytes offset, bytes size, instant deadline = {}) noexcept {
         const arena_range one{offset, size};

@@ -12,9 +12,9 @@
 //
 // Other programs may rotate the file, too. Each append checks whether the path still leads to this
 // file (inode), and checks the file's length. If the file was renamed or removed, the journal
-// begins a new file; if the file was truncated, the journal goes on from there. A tool that copies
-// and truncates loses the lines that come between the two steps, so let the tool rename the file. A
-// write beyond the process's file size limit (SIGXFSZ) is an error like a full disk.
+// begins a new file; if the file was truncated, the journal continues from there. A tool that
+// copies and truncates loses the lines that come between the two steps, so let the tool rename the
+// file. A write beyond the process's file size limit (SIGXFSZ) is an error like a full disk.
 //
 // A usage_line is a tenant's usage between two points in time. All figures are whole numbers, so
 // invoices of adjacent periods sum to the invoice of the whole period, to the last ns and byte.
@@ -397,7 +397,7 @@ public:
 
     /// Says that the counters restarted since the last reading, as they do for a tenant that was
     /// admitted again. The next line counts from the counters of `from`. For a counter that is kept
-    /// elsewhere and went on, pass its latest value. Not needed before the first reading.
+    /// elsewhere and continued, pass its latest value. Not needed before the first reading.
     void restarted(const usage_reading& from = {}) noexcept {
         if (!last_) return;
         auto& last = last_->second;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tenants of a server by name, as a file lists them. When the file is reloaded, new tenants are
-// admitted, changed tenants are changed while their work goes on, and removed tenants are closed.
+// admitted, changed tenants are changed while their work runs, and removed tenants are closed.
 //
 //   gpushare::tenant_directory tenants{shared};  // shared: a tenancy
 //   // at the start, and at each reload: see tenant/specification_text.hpp
@@ -87,7 +87,7 @@ struct directory_outcome {
     enum class kind : std::uint8_t {
         unchanged,  ///< the tenant is as in the list
         closed,     ///< the list doesn't have the tenant any more
-        /// the same, but its work or users of its memory aren't done: the next apply() goes on
+        /// the same, but its work or users of its memory aren't done: the next apply() continues
         closing,
         changed,   ///< the tenant has the grant of the list
         admitted,  ///< the tenant is new

@@ -38,7 +38,7 @@ namespace detail {
 
 inline constexpr std::uint32_t warp_size = 32;
 
-/// The value of the lane that lies `offset` above, for any type. All lanes of `mask` must call this
+/// The value of the lane that is `offset` above, for any type. All lanes of `mask` must call this
 /// function.
 template <class T>
 __device__ T shuffle_down(std::uint32_t mask, T x, std::uint32_t offset) noexcept {

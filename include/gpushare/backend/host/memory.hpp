@@ -5,7 +5,7 @@
 //   // memory_error when it isn't there
 //   void* p = node.memory(gpushare::device_id{0}).allocate(64_MiB, 256);
 //
-// The options of a node lie here as well: the number of devices, their memory and SMs, and the time
+// The options of a node are here as well: the number of devices, their memory and SMs, and the time
 // that a block of a kernel takes. With timing::real, the default, a block takes as long as it
 // computes; with timing::modelled, as long as its launch says.
 //

@@ -156,7 +156,7 @@ struct fused_body {
             brought = left;
         }
         if (!t.meet(signature, brought, out, others)) return t.fault();
-        // Between passes, a row lies at the end of the rank's slot: the slot is local, and the row
+        // Between passes, a row is at the end of the rank's slot: the slot is local, and the row
         // stays in the first-level cache.
         float* const scratch = scratch_bytes() <= t.view().slot
                                    ? reinterpret_cast<float*>(slot + (t.view().slot - scratch_bytes()))
@@ -188,7 +188,7 @@ struct fused_body {
                 run_rows(t.context(), all, range, from, scratch, own_outputs{});
             else
                 run_rows(t.context(), all, range, from, scratch, to);
-            // A rank that is done needn't check. Either all threads go on or none does, because
+            // A rank that is done needn't check. Either all threads continue or none does, because
             // rows have barriers.
             whole = mine.end - row <= step || t.all_agree(t.still_open());
         }

@@ -164,7 +164,7 @@ template <class Body>
     return static_cast<std::uint32_t>(std::max<std::uint64_t>(there, 1));
 }
 
-/// Each rank's part of its device, in device_parts. The parts lie on the stack if there are few
+/// Each rank's part of its device, in device_parts. The parts are on the stack if there are few
 /// ranks.
 class rank_parts {
 public:

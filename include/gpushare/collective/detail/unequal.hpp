@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Collectives whose parts differ in length, as bodies that rank threads, blocks of the host backend
-// and blocks of a device run. The lengths lie in memory that the rank reads when the body runs, so
+// and blocks of a device run. The lengths are in memory that the rank reads when the body runs, so
 // a captured launch takes the current lengths.
 //
 //   all_gatherv_body<float>{in, in_room, out, out_room, counts}(session, blocks)

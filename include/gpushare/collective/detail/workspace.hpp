@@ -80,7 +80,7 @@ struct alignas(interference_bytes) peer_signal {
 };
 
 /// The host's view of a rank whose workspace the host can't read, and the host's request. The
-/// report lies in memory that the host and the rank both reach.
+/// report is in memory that the host and the rank both reach.
 struct alignas(interference_bytes) host_report {
     std::uint64_t verdict;  // a packed fault, written by the rank before it returns the fault
     // the rank's first block writes its epoch here, with the kind and stage in the lower bits
@@ -171,9 +171,9 @@ struct workspace_sizes {
 // once no block is inside, no more proposals come, and every rank chooses the same proposal. The
 // host's request comes last, because the host may write it at any time.
 
-/// Out of line, also on a device, and with the view by value, because a referenced view would lie
-/// in local memory. A kernel gives up in many places, and inlined copies of this loop made up a
-/// third of the kernel. See session::enter for the order of the accesses.
+/// Out of line, also on a device, and with the view by value, because a referenced view would be in
+/// local memory. A kernel gives up in many places, and inlined copies of this loop made up a third
+/// of the kernel. See session::enter for the order of the accesses.
 GPUSHARE_EXEC_CHECK_DISABLE
 [[gnu::noinline]] GPUSHARE_HD inline void close_group(workspace_view view) noexcept {
     for (std::uint32_t r = 0; r < view.ranks; ++r)

@@ -9,7 +9,7 @@
 // A submission is charged its duration times its width, the part of the device that it can fill. If
 // the device tells how much of it a stream used, that is the charge. Elsewhere the span between the
 // points is too long in four cases, each with its own rule below:
-//   others' work lies within it           every instant of the device is charged once (span_meter)
+//   others' work is within it            every instant of the device is charged once (span_meter)
 //   the device may have been idle         a doubtful span: at most what was predicted
 //   its thread was held up in enqueuing   the span less the gap, at least what was predicted (usual_enqueue_time)
 //   another began before its end          an overtaken batch: up to where that began, at least what was predicted
@@ -121,7 +121,7 @@ private:
     [[nodiscard]] bool changes_any(std::size_t tail, interval span, const owner& mine,
                                    ns::rep proven_from) const noexcept;
 
-    // Gives `mine` its part of the stretches from `tail` on that lie in `span`.
+    // Gives `mine` its part of the stretches from `tail` on that are in `span`.
     template <class F>
     ns::rep rewrite(std::size_t tail, interval span, const owner& mine, ns::rep proven_from, F& give_back) {
         const auto before = stretches_;

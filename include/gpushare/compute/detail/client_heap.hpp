@@ -6,8 +6,8 @@
 //   waiting.put(index, priority{1}, key);    if (!waiting.empty()) serve(waiting.first());    waiting.drop(index);
 //
 // The heap has four children per node: it is half as deep as a binary heap, and the four children
-// lie side by side with their keys. The heap knows each client's position, so any client is moved
-// or removed in O(log waiting).
+// are stored side by side with their keys. The heap knows each client's position, so any client is
+// moved or removed in O(log waiting).
 #pragma once
 
 #include <cstddef>

@@ -137,8 +137,8 @@ public:
         mine.came = batches_.latest_order() != newest;
         return reached;
     }
-    /// The thread stops looking at the device. A thread that goes on without the mutex reports this
-    /// with keep().
+    /// The thread stops looking at the device. A thread that continues without the mutex reports
+    /// this with keep().
     void hand_over(duty<submission>& d) noexcept {
         if (d.looks_at == nullptr && !d.watches) return;
         if (d.looks_at != nullptr) --d.looks_at->looked_at;

@@ -125,7 +125,7 @@ public:
         work_lengths lasts{};       // how long work of its clients may last
         ns served{};                // the total time of completed work
         std::uint32_t unknown = 0;  // how many of those in flight have an unknown length
-        // Until then a request of this level is expected to go on.
+        // Until then a request of this level is expected to last.
         instant hold_until{};
         std::uint32_t hold_for = no_client;  // the client of that request
         bool enqueuing = false;              // a callable of one of its clients is running
@@ -200,7 +200,7 @@ public:
         instant until = never;
     };
     [[nodiscard]] hold held(std::uint32_t level, instant now) const noexcept;
-    /// Notes that a request of this client at this level is expected to go on until then.
+    /// Notes that a request of this client at this level is expected to last until then.
     void hold_for(std::uint32_t level, std::uint32_t client, instant until) noexcept;
     /// Ends the holds for requests of this client; `at`: only those at this level.
     void end_holds(std::uint32_t client, priority at = no_priority) noexcept;
@@ -283,8 +283,8 @@ private:
     // The part that higher levels keep and haven't used up. Their own long work uses it up, and so
     // does short work of several submissions on a stream.
     [[nodiscard]] double still_kept(const admission& a) const noexcept;
-    // Whether no long work lies on the part that this level keeps. Work from before the part was
-    // kept may lie there until it ends.
+    // Whether no long work is on the part that this level keeps. Work from before the part was kept
+    // may be there until it ends.
     [[nodiscard]] bool is_free(const level_state& level) const noexcept;
     void note_if_on_kept(const admission& a) noexcept;
     // How long the work in flight below this level, or of it, may take if all of that runs side by

@@ -232,7 +232,7 @@ struct limiter_client {
         habit.ended(lasted, now);
         return habit.is_watched(now, usage.in_flight > 0);
     }
-    /// Adds to `k` the room to reserve for this client. Returns whether to go on watching for its
+    /// Adds to `k` the room to reserve for this client. Returns whether to keep watching for its
     /// return.
     [[nodiscard]] bool keep_for_return(kept_for_return& k, instant now, bool goes_first) const noexcept {
         const bool in_flight = usage.in_flight > 0;

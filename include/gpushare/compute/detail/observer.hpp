@@ -87,7 +87,7 @@ public:
 
 private:
     Point latest_{};
-    ns::rep at_ = 0;  // where the latest end lies on the axis
+    ns::rep at_ = 0;  // where the latest end is on the axis
     bool known_ = false;
 };
 

@@ -25,10 +25,10 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Where the points of one device lie on the host's clock. A point is seen to be reached some time
+/// Where the points of one device fall on the host's clock. A point is seen to be reached some time
 /// after it is, so the least such delay so far gives the offset between the two clocks, and every
-/// later point is as exact. Clocks drift apart: a point never lies after it was seen nor before its
-/// work was admitted. A value.
+/// later point is as exact. Clocks drift apart: a point is never placed after it was seen nor
+/// before its work was admitted. A value.
 template <timeline_point Point>
 class point_clock {
 public:

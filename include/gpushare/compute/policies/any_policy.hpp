@@ -4,7 +4,7 @@
 //
 //   // the third argument of a compute_limiter, by type and by value
 //   gpushare::any_policy policy{gpushare::weighted_fair{}};
-//   limiter.set_policy(gpushare::hard_share{});                  // work goes on meanwhile
+//   limiter.set_policy(gpushare::hard_share{});                  // work continues meanwhile
 #pragma once
 
 #include <concepts>

@@ -105,7 +105,7 @@ public:
     void combined() noexcept { ++combined_; }
     /// Whether the whole next step of the rank is enqueued.
     [[nodiscard]] bool has_next(std::uint32_t rank) const noexcept { return combined_ > ranks_[rank].done; }
-    /// Says that the rank goes on to the following step.
+    /// Says that the rank continues to the following step.
     void goes_on(std::uint32_t rank) noexcept { ++ranks_[rank].done; }
     /// The number of steps that the rank has finished.
     [[nodiscard]] std::uint32_t done(std::uint32_t rank) const noexcept { return ranks_[rank].done; }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Packs arrays that lie anywhere on a device into one flat array, and unpacks them, in one pass. If
+// Packs arrays that are anywhere on a device into one flat array, and unpacks them, in one pass. If
 // the two sides have different types, elements are converted. The list of arrays is an argument of
 // the launch. This header also has the other kernels of gradients on devices.
 //

@@ -195,7 +195,7 @@ template <class Outer>
         chunk = std::min(chunk, bytes{std::uint64_t{1} << 48});
         known = ranks_of_processes(sizes);
     };
-    // No process goes on, or fails, before all processes know the sizes, because the sizes tell
+    // No process continues, or fails, before all processes know the sizes, because the sizes tell
     // which rank a fault names.
     make_on_all(
         outer, read, [] {}, deadline);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Recognises pieces that are a chain or a small tree of element-wise operations with at most one
 // norm, and makes the steps that compute such a piece. Once shapes are known, finds where the
-// piece's arrays lie. Plain functions over plain values, without a device.
+// piece's arrays are. Plain functions over plain values, without a device.
 //
 //   const chain_program c = chain_steps(piece);             // or throws, naming a node
 //   chain_shapes(piece, shapes);                            // from inputs' and constants' shapes

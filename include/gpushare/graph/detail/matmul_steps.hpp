@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Finds the matrix products of a piece, the nodes that can be folded into each product, and where a
-// product's matrices lie. Plain functions over plain values, without a device.
+// product's matrices are. Plain functions over plain values, without a device.
 #pragma once
 
 #include <algorithm>
@@ -351,7 +351,7 @@ struct column_product {
 /// order, so the operands change places, and the bias has an element for each of cuBLAS's rows.
 [[nodiscard]] inline column_product in_columns(const matmul_step& s, const matmul_extents& e) {
     const auto stored = [](std::int64_t rows, std::int64_t columns, std::int64_t stride, bool transpose) {
-        if (transpose) std::swap(rows, columns);  // as the operand lies in memory
+        if (transpose) std::swap(rows, columns);  // as the operand is stored
         return column_matrix{columns, rows, columns, stride, transpose};
     };
     return {stored(e.inner, e.columns, e.stride_b, s.transpose_b), stored(e.rows, e.inner, e.stride_a, s.transpose_a),

@@ -46,7 +46,7 @@ inline constexpr std::uint64_t most_bytes = std::numeric_limits<std::int32_t>::m
     return read_bytes(path, 0, size, model_fault::no_file, {});
 }
 
-/// Where a weight's bytes lie.
+/// Where a weight's bytes are.
 struct weight_file {
     std::filesystem::path path{};
     std::uint64_t offset = 0;
@@ -63,7 +63,7 @@ struct weight_file {
     return n;
 }
 
-/// The file that `location` names. The file must lie in `folder` even after all links are followed.
+/// The file that `location` names. The file must be in `folder` even after all links are followed.
 /// Throws model_error (external_data).
 [[nodiscard]] inline std::filesystem::path path_within(const std::filesystem::path& folder, const std::string& location,
                                                        const std::string& whose) {
@@ -85,7 +85,7 @@ struct weight_file {
     return path;
 }
 
-/// Where a weight's external bytes lie. Throws model_error (external_data) if the file lacks them.
+/// Where a weight's external bytes are. Throws model_error (external_data) if the file lacks them.
 [[nodiscard]] inline weight_file file_of(const onnx::TensorProto& weight, const std::filesystem::path& folder) {
     std::string location;
     bool sized = false;

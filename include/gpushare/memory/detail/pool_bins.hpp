@@ -54,7 +54,7 @@ struct bin_sizes {
 };
 
 struct bin_layout : detail::bin_sizes {
-    /// Where each bin begins, of places for blocks that lie side by side; the last entry is how
+    /// Where each bin begins, of places for blocks that are side by side; the last entry is how
     /// many there are.
     static constexpr std::array<std::uint32_t, bins + 1> places = [] {
         std::array<std::uint32_t, bins + 1> begins{};
@@ -81,7 +81,7 @@ template <std::predicate F>
 
 /// A lock for a handful of instructions that two threads rarely need at once. Without contention it
 /// costs half of a mutex. On contention a thread yields its core, in the end by sleeping, so that a
-/// holder of a lower priority can go on.
+/// holder of a lower priority can continue.
 class brief_lock {
 public:
     void lock() noexcept {

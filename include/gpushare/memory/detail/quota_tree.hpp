@@ -409,7 +409,7 @@ struct alignas(64) quota_node {
         if (root_->waiting_ != 0) root_->serve_(*this);
     }
 
-    // The data that charges and releases touch lies on one cache line. Mutable: a read takes idle
+    // The data that charges and releases touch is on one cache line. Mutable: a read takes idle
     // loans back.
     mutable quota_cell cell_;
     mutable std::atomic<std::uint64_t> borrowed_{0};  // changes in a freeze

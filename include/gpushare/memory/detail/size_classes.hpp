@@ -23,7 +23,7 @@ template <unsigned LogSteps>
 struct size_classes {
     static constexpr std::uint64_t steps = std::uint64_t{1} << LogSteps;
 
-    /// The class that `n` lies in.
+    /// The class of `n`.
     [[nodiscard]] static constexpr std::uint32_t of(std::uint64_t n) noexcept {
         const unsigned shift = shift_of(n);
         return (shift << LogSteps) + static_cast<std::uint32_t>(n >> shift);

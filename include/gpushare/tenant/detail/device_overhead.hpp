@@ -29,7 +29,7 @@ public:
     }
 
     /// Measures the memory in use now, and returns the bytes that are left to tenants. No reading
-    /// is too low (see `memory`). Allocations that go on meanwhile may count as others' for a
+    /// is too low (see `memory`). Allocations that are made meanwhile may count as others' for a
     /// moment, so the least of some readings counts.
     template <memory Memory>
     bytes measure(const Memory& m) noexcept {

@@ -335,7 +335,7 @@ private:
     [[nodiscard]] static bool lacks_memory(errc why) noexcept {
         return why == errc::over_quota || why == errc::out_of_memory;
     }
-    // Returns null, and sets `why` if the free bytes would suffice as one block, but lie in pieces
+    // Returns null, and sets `why` if the free bytes would suffice as one block, but are in pieces
     // between allocated blocks (fragmentation).
     [[gnu::noinline]] void* refused(std::size_t size, std::size_t alignment, failure& why) noexcept {
         if (why.code != errc::over_quota && why.code != errc::out_of_memory) return nullptr;

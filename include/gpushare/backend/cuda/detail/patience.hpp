@@ -39,8 +39,8 @@ public:
         return looks_++;
     }
 
-    /// The longest time for which the client's work in flight goes on, if predictions are right.
-    /// The thread knows only for how long the work has been as much as now.
+    /// The longest time for which the client's work in flight may continue, if predictions are
+    /// right. The thread knows only for how long the work has been as much as now.
     [[nodiscard]] ns remaining(std::uint32_t whose, ns in_flight, instant now) noexcept {
         if (whose != of_ || in_flight != work_) {
             of_ = whose;

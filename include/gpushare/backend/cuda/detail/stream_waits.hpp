@@ -13,7 +13,7 @@
 // the word while the level has no client, or has clients again. So the memory grows with the number
 // of levels that ever had a client, but work waits only for levels that have clients now.
 //
-// The words lie in pinned memory. If waits or writes are still enqueued when the gate is destroyed,
+// The words are in pinned memory. If waits or writes are still enqueued when the gate is destroyed,
 // one page of memory is never freed. (Driver API, Stream Memory Operations: waits need 64-bit
 // support, which every device since Pascal has, and drivers since CUDA 12 offer them by default.)
 // Not thread-safe.

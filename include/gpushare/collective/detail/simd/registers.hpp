@@ -31,7 +31,7 @@ struct vector_of {
     using type [[gnu::vector_size(Bytes)]] = T;
 };
 
-/// Bytes as they lie in memory, at any address and of any type. The code accesses memory through
+/// Bytes as they are in memory, at any address and of any type. The code accesses memory through
 /// these types and not through memcpy. g++ 12 takes memcpy for a move of a 128-bit integer, in two
 /// halves through general registers.
 template <std::size_t Bytes>
