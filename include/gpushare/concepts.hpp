@@ -150,7 +150,7 @@ concept preparing_timeline = timeline<S> && requires(S& s, typename S::point& p)
 /// meanwhile. For backends on which a single kernel can fail without the others.
 ///   own_work w(s)     work that this thread enqueues while `w` exists is one piece of work: points
 ///                     recorded meanwhile have the status of all of it before them
-///   w.how_it_went()   a handle: once a point behind the work is reached, status() says why a part
+///   w.how_it_went()   a handle: once a point after the work is reached, status() says why a part
 ///                     of it failed
 template <class S>
 concept telling_timeline = timeline<S> && std::constructible_from<typename S::own_work, S&> &&
@@ -178,7 +178,7 @@ struct own_work_of<Stream> {
     using type = typename Stream::own_work;
     using outcome = std::remove_cvref_t<decltype(std::declval<const type&>().how_it_went())>;
 };
-/// How work went, once the point behind the work is reached. If the stream can tell, only that work
+/// How work went, once the point after the work is reached. If the stream can tell, only that work
 /// counts; otherwise all work before the point counts.
 template <class Outcome, timeline_point Point>
 [[nodiscard]] errc status_of(const Outcome& own, const Point& end) noexcept {

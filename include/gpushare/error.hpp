@@ -46,7 +46,7 @@ enum class errc : std::uint8_t {
     size_overflow,  ///< a size that no device has, or that wraps when it is rounded up
     bad_alignment,  ///< zero, not a power of two, or larger than supported
     unknown_block,  ///< a free of something never allocated here, or freed already
-    wrong_size,     ///< a free with another size or alignment than the allocation's
+    wrong_size,     ///< a free whose size or alignment differs from the allocation's
     // admission and partitions
     invalid_specification,  ///< the request makes no sense
     duplicate_name,         ///< a tenant has that name

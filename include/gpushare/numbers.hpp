@@ -253,7 +253,7 @@ template <class T>
     return to;
 }
 
-/// Writes the elements to `to` and the places behind it. The address needs only T's own alignment.
+/// Writes the elements to `to` and the places after it. The address needs only T's own alignment.
 template <class T>
 GPUSHARE_HD void store_packed(T* to, const packed<T>& from) noexcept {
 #ifdef __CUDA_ARCH__

@@ -85,7 +85,7 @@ public:
     }
     /// Waits until no other rank is inside the last collective that this rank took part in. Every
     /// such rank leaves by itself, since all ranks have come. Only for ranks that are threads, and
-    /// only outside of a collective.
+    /// only outside a collective.
     void await_last() const noexcept {
         const std::uint32_t last = progress().epoch;
         for (std::uint32_t r = 0; r < size(); ++r) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Epilogues: stages, composed at compile time, that are fused behind a collective. A rank that has
+// Epilogues: stages, composed at compile time, that are fused after a collective. A rank that has
 // reduced a piece of the result applies the stages immediately, while the piece is in registers and
 // in the first-level cache.
 //
@@ -7,7 +7,7 @@
 //   const auto finish = gs::add(residual) | gs::rms_norm(weight, 1e-6F) | gs::cast<gs::bfloat16>();
 //   gs::run(me, gs::reduced(x, width) | finish, out);
 //
-// epilogue_stages.hpp has the stages; apply_rows() there applies stages alone, or behind a
+// epilogue_stages.hpp has the stages; apply_rows() there applies stages alone, or after a
 // collective of your own. An all-reduce with its stages is a value, too: a pipeline. Making a
 // pipeline runs nothing. fused_all_reduce.hpp runs the pipeline in the ranks' threads, submit.hpp
 // on the devices' streams.
@@ -154,7 +154,7 @@ concept publishing_stage = row_stage<S> && requires(const S& s, const place& at,
 };
 
 /// A stage that writes the same values to one array of every rank. shares() is this rank's array,
-/// and with(p) is the stage that writes to p instead. An epilogue behind a collective has at most
+/// and with(p) is the stage that writes to p instead. An epilogue after a collective has at most
 /// four sharing stages.
 template <class S>
 concept sharing_stage = requires(const S& s, void* p) {
@@ -286,7 +286,7 @@ struct result_of_stages<T, First, Rest...> : result_of_stages<typename First::re
 
 }  // namespace detail
 
-/// An all-reduce of `count` elements in rows of `width`, and the stages behind it. A pipeline is a
+/// An all-reduce of `count` elements in rows of `width`, and the stages after it. A pipeline is a
 /// value that points to its arrays. `out_type` is the type of the result: that of the last cast()
 /// or quantise(), or else T.
 template <class T, class Op, class... Stages>

@@ -144,7 +144,7 @@ template <class S>
 requires requires { typename S::stored_type; }
 inline constexpr std::size_t columns_stored<S> = columns_in<typename S::stored_type>;
 /// The width of a row is a multiple of row_unit: 2 if a stage stores pairs, otherwise 1. With an
-/// odd width, the second half of the last pair would be in the next row, or outside of the array.
+/// odd width, the second half of the last pair would be in the next row, or outside the array.
 template <class... Stages>
 inline constexpr std::size_t row_unit = ((columns_stored<Stages> == 2) || ...) ? 2 : 1;
 
@@ -782,7 +782,7 @@ template <quantised_number Q, std::uint32_t Group = 128, class R>
 ///
 /// A scale is the group's largest magnitude / (6 * whole), rounded to fp8_e4m3 and at least 2^-9; q
 /// is x divided by scale * whole. If |x| is at most 6 * 448 * whole, the error of q * scale * whole
-/// is at most |x| / 5 or scale * whole / 4, whichever is more. Two terms come on top: 6 * whole /
+/// is at most |x| / 5 or scale * whole / 4, whichever is more. Two terms are added: 6 * whole /
 /// 1024 where the scale is below 2^-6, and |x| * 2^-20 for the rounding of floats. A larger x
 /// becomes 6 * 448 * whole. A group with an infinity or a NaN has the scale NaN and only zeros.
 template <class R>

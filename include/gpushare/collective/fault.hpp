@@ -106,7 +106,7 @@ inline void raise_fault(const collective_fault& f) {
 
 /// How far a rank is in a collective.
 enum class collective_stage : std::uint8_t {
-    outside,  ///< outside of any collective; `epoch` is the last collective's
+    outside,  ///< outside any collective; `epoch` is the last collective's
     waiting,  ///< waiting for the other ranks to come
     working,  ///< working on its share of the data
     leaving,  ///< waiting for the other ranks to be done

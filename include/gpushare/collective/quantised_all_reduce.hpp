@@ -39,7 +39,7 @@
 //
 // All elements go through the communicator's slots, chunk by chunk. There are two waits for each
 // chunk, and most of them are over as soon as they begin. Between two ranks, a slot of 32 KiB holds
-// three chunks of some 7000 elements; larger slots mean fewer chunks. Ranks needn't reach each
+// three chunks of about 7000 elements; larger slots mean fewer chunks. Ranks needn't reach each
 // other's buffers, so `workspaces::on_host` suffices.
 #pragma once
 

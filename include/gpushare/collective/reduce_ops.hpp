@@ -220,7 +220,7 @@ using accumulator_t = typename detail::accumulator<T, Op>::type;
 /// The elements or rows in [begin, end).
 struct element_range {
     std::size_t begin = 0;  ///< the first element
-    std::size_t end = 0;    ///< one behind the last element
+    std::size_t end = 0;    ///< one past the last element
     /// The number of elements.
     [[nodiscard]] GPUSHARE_HD constexpr std::size_t size() const noexcept { return end - begin; }
 };

@@ -346,7 +346,7 @@ private:
 
 /// Launches body[r] for rank r on streams[r], which is a stream of devices[r]. Launches all of
 /// them, or returns an error and launches none:
-///  - too_many_blocks: a device can't hold so many blocks at once
+///  - too_many_blocks: a device can't hold that many blocks at once
 ///  - invalid_specification: the sizes of the spans differ, or there are more blocks than the
 ///    communicator has
 ///  - not_supported: the ranks' devices don't reach each other's memory, which this collective

@@ -133,8 +133,8 @@ struct charge {
     std::uint32_t times = 1;    ///< how many equal submissions took this time together
     /// The part of the SMs that the submission filled, if the device reports that.
     sm_width width{};
-    /// The stream notes the sizes of launches, but not of this work: it may have filled any part of
-    /// the SMs.
+    /// The stream records the sizes of launches, but not of this work: it may have filled any part
+    /// of the SMs.
     bool opaque = false;
     /// Work beside it, still in flight, may turn out to have shared this time.
     bool may_shrink = false;

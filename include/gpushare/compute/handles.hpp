@@ -43,7 +43,7 @@
 // A gang holds its first permits while it waits for the others, and so keeps those devices from
 // their other clients: for each further device at first for 2 * bound_of(client) there plus
 // gang_patience. Then it gives its permits back, waits without any until its turn has come on the
-// device that was late, and begins anew. It isn't charged for unused time, so its turns come soon.
+// device that was late, and starts over. It isn't charged for unused time, so its turns come soon.
 // If they still don't come in time, as behind a long queue in the order of arrival, the gang
 // doubles its patience each time.
 //
@@ -568,7 +568,7 @@ public:
 private:
     struct part;
 
-    // Until when the permits already held wait for the permit of `m`.
+    // The time until which the permits already held wait for the permit of `m`.
     [[nodiscard]] static instant patience_of(const member& m, int times_late) {
         const ns bound = m.limiter->bound_of(m.client);
         ns patience = saturating_add(saturating_add(bound, bound), gang_patience);

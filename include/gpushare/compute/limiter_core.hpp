@@ -46,7 +46,7 @@ public:
 
     /// Whether look() needs the time: work was left without a driving thread.
     [[nodiscard]] bool is_left() const noexcept { return left_ != never; }
-    /// How long no thread has driven, if that is too long; then starts to count anew. Otherwise 0.
+    /// How long no thread has driven, if that is too long; then restarts the count. Otherwise 0.
     ns look(instant now) noexcept {
         if (left_ == never || now < left_ || now - left_ < patience) return ns{0};
         return now - std::exchange(left_, now);

@@ -183,7 +183,7 @@ inline constexpr bool is_timeless = requires {
 /// that never go back. Only `add` and `change` may allocate and throw std::bad_alloc. If they throw
 /// or refuse, nothing has changed.
 ///   add(c, settings)      a client begins, without work
-///   change(c, settings)   other settings, in force immediately. Both may refuse: errc::share_exceeded
+///   change(c, settings)   new settings, effective immediately. Both may refuse: share_exceeded
 ///                         if the promised shares would sum to more than the whole
 ///   remove(c)             a client ends, whether it has work or not
 ///   wake(c, head, now)    c has waiting work, of which `head` is the first. Called when it had

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A word that opens and closes the waits in other streams. The host closes the word when a request
-// arrives. The device opens the word behind the request's last launch, without help of the host.
+// arrives. The device opens the word after the request's last launch, without help of the host.
 //
 //   closing_word word(at);                           // streams wait for *at == 0, all 64 bits
 //   word.close();                                    // a request arrives

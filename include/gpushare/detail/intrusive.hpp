@@ -87,7 +87,7 @@ private:
 };
 
 /// A pool of elements that are made once, reused and never moved. The pool is as large as the most
-/// elements that were ever out at once.
+/// elements that were ever in use at once.
 template <class T>
 class pool {
 public:

@@ -87,8 +87,8 @@ struct text_unit {
     return {n, parse_code::ok};
 }
 
-/// Reads the suffix of a Kubernetes quantity, behind its digits: powers of two and of ten. False
-/// for any other text.
+/// Reads the suffix of a Kubernetes quantity, after its digits: powers of two and of ten. False for
+/// any other text.
 [[nodiscard]] constexpr bool parse_suffix(std::string_view suffix, std::int64_t& twos, std::int64_t& tens) noexcept {
     struct power {
         std::string_view name{};
@@ -120,7 +120,7 @@ struct text_unit {
     const bool negative = suffix[1] == '-';
     const auto exponent = parse_whole(suffix.substr(negative || suffix[1] == '+' ? 2 : 1));
     if (exponent.code == parse_code::no_number) return false;
-    // Beyond all numbers, either way: no text has so many zeros that they would make up for it.
+    // Beyond all numbers, either way: no text has enough zeros to make up for it.
     constexpr auto far = std::uint64_t{1} << 62U;
     const auto by = exponent.code == parse_code::ok && exponent.value < far ? exponent.value : far;
     tens += negative ? -static_cast<std::int64_t>(by) : static_cast<std::int64_t>(by);

@@ -15,7 +15,7 @@ namespace detail {
 
 /// For a wait in which not every event wakes the thread: the thread looks again after this time.
 inline constexpr ns look_slice = std::chrono::milliseconds(2);
-/// The same for a wait that is usually short, or for a deadline by another clock than that of
+/// The same for a wait that is usually short, or for a deadline by a clock other than that of
 /// condition variables.
 inline constexpr ns short_look_slice = std::chrono::milliseconds(1);
 /// For a wait in which every event wakes the thread. The limit only keeps the time of a far

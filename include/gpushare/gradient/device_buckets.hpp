@@ -467,7 +467,7 @@ public:
     }
     [[nodiscard]] std::uint32_t ranks() const noexcept { return ranks_; }
     [[nodiscard]] std::size_t elements() const noexcept { return elements_; }
-    /// Whether there is memory for a bucket on so many streams.
+    /// Whether there is memory for a bucket on that many streams.
     [[nodiscard]] bool fits(std::size_t streams, std::size_t ranks, std::size_t count,
                             std::size_t before) const noexcept {
         return memory_.size() == ranks_ && ranks == ranks_ && (streams == 1 || streams == ranks_) &&

@@ -99,7 +99,7 @@ struct gradient_types {};
 struct torch_device_options {
     bytes bucket = bucket_choice{}.bucket;  ///< see gradient_buckets
     /// How long step() waits for the other ranks of this process; join() waits without a limit. A
-    /// wait for other processes comes on top, up to the combiner's patience.
+    /// wait for other processes adds up to the combiner's patience.
     ns patience = ns::max();
 };
 

@@ -673,7 +673,7 @@ private:
     static constexpr std::size_t alignment = 256;
 
     /// A chunk under way. Its memory holds this process's sum and then the sum of all processes.
-    /// The lengths of the ranks' parts are behind the sum.
+    /// The lengths of the ranks' parts follow the sum.
     struct chunk {
         std::byte* memory = nullptr;
         std::vector<point> last{};  // of each stream, behind the chunk's work

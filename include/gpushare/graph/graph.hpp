@@ -352,7 +352,7 @@ enum class model_fault : std::uint8_t {
     missing_value,     ///< a node reads a value that nothing makes
     cyclic,            ///< nodes wait for each other
     bad_shapes,        ///< shapes contradict each other
-    external_data,     ///< a weight's file is missing, too short, or outside of the model's folder
+    external_data,     ///< a weight's file is missing, too short, or outside the model's folder
     bad_cut,           ///< no buffer can hold a value at the cut, or the graph lacks the nodes
     engine,            ///< the engine can't be loaded, refuses a piece or fails
 };

@@ -279,7 +279,7 @@ public:
 
     /// Resets every value to its state before the first piece. `inputs` and `outputs` are in the
     /// model's order. Throws operation_error (invalid_specification) for a wrong number of tensors
-    /// or an input of another type than the model's, and what the memory throws.
+    /// or an input of a different type from the model's, and what the memory throws.
     void begin(std::span<const tensor> inputs, std::span<const tensor> outputs) {
         if (inputs.size() != inputs_.size() || outputs.size() != outputs_.size())
             throw operation_error({errc::invalid_specification, inputs.size() + outputs.size(), 0,
@@ -439,7 +439,7 @@ public:
     /// in the tenant's memory counts as no buffer. `o` applies to the run as a whole.
     ///
     /// Throws operation_error (invalid_specification) for a wrong number of tensors, or for an
-    /// input of another type than the model's. Throws the error of a failed piece, with the
+    /// input of a different type from the model's. Throws the error of a failed piece, with the
     /// engine's own exception nested, and what tenant::submit throws. By then all pieces have
     /// ended.
     void run(std::span<const tensor> inputs, std::span<tensor> outputs, const request_options& o = {}) {

@@ -15,7 +15,7 @@
 // from a cache above the tenant's memory, which works like torch's own: a block that is freed on
 // its stream is free there immediately, without an event. If the tenant has no more memory, torch's
 // callers get c10::OutOfMemoryError, with the tenant's figures in its text. Allocations on other
-// streams, outside of scopes, go to torch's own allocator as before.
+// streams, outside scopes, go to torch's own allocator as before.
 //
 // Graphs: capture in a scope. Allocations during the capture go to a torch pool of the graph's own,
 // whose memory is the tenant's. Launch the graph on the tenant's streams.
@@ -91,7 +91,7 @@ private:
 /// Any thread may call enter() at any time. Don't make or destroy a scope while a thread works on
 /// its streams. `Node` is cuda::node; `Gate` is a cuda::launch_gate, or there is none. The
 /// constructor throws std::bad_alloc, what the gate throws, and operation_error: closed; no_device
-/// if the tenant doesn't have so many devices; invalid_specification if a stream already has a
+/// if the tenant doesn't have that many devices; invalid_specification if a stream already has a
 /// scope; not_supported if the tenant is in a slice of SMs, since cuDNN fails there.
 template <class Node, class Tenant, class Gate = detail::no_launch_gate>
 class torch_scope : public detail::basic_torch_scope<detail::libtorch_cuda, Node, Tenant, Gate> {

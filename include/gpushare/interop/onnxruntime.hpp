@@ -26,7 +26,7 @@ inline namespace GPUSHARE_ABI {
 /// allocators do: its functions catch the exception and return a status with the text. If Alloc
 /// returned null instead, these functions would make a tensor of it (1.31 does). A program in C
 /// can't catch an exception, so it must call AllocatorAlloc instead of Alloc. Freeing an address
-/// that isn't out changes nothing.
+/// that isn't currently allocated changes nothing.
 ///
 /// ONNX Runtime frees without naming a stream, while kernels may still use the block. For a device,
 /// `Memory` must therefore free in the order of the provider's stream (its option

@@ -98,11 +98,11 @@ public:
     /// Credits the block once `stream`, and all streams recorded for the block, have done the work
     /// enqueued so far. Never throws, because PyTorch frees in destructors. Null is ignored.
     ///
-    /// A pointer that isn't out changes nothing: the call returns the memory's answer, and a
-    /// tenant_memory reports an event. If the size isn't that of the allocation, a tenant_memory
-    /// also reports an event, but the block goes back by its address nevertheless. On a captured
-    /// stream, the block may be part of the graph, so the block is credited once the graph, and all
-    /// graphs made from it, are gone.
+    /// A pointer that isn't currently allocated changes nothing: the call returns the memory's
+    /// answer, and a tenant_memory reports an event. If the size isn't that of the allocation, a
+    /// tenant_memory also reports an event, but the block goes back by its address nevertheless. On
+    /// a captured stream, the block may be part of the graph, so the block is credited once the
+    /// graph, and all graphs made from it, are gone.
     template <class Stream>
     errc deallocate(void* p, std::ptrdiff_t size, int ordinal, Stream* stream) noexcept {
         if (p == nullptr) return errc::none;

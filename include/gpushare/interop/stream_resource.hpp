@@ -15,7 +15,7 @@
 //   scratch.at_least(8 << 20);                      // for a plan that needs more
 //
 // TensorRT, ONNX Runtime and C programs free by address only. sizeless_memory remembers sizes and
-// alignments, outside of the blocks:
+// alignments, outside the blocks:
 //
 //   gpushare::sizeless_memory blocks{chat.memory()};
 //   // errc::unknown_block the second time
@@ -201,7 +201,8 @@ private:
 
 /// Memory that frees by address only. Refers to `Memory`, which must outlive the object. Any thread
 /// may use it if the memory allows that; one mutex is held for a look into a hash table. Blocks
-/// that are out when the object is destroyed stay charged to the memory, whose tenant reports them.
+/// that are still allocated when the object is destroyed stay charged to the memory, whose tenant
+/// reports them.
 template <memory_resource Memory>
 class sizeless_memory {
 public:
@@ -224,8 +225,8 @@ public:
     }
 
     /// Frees a block, which no work may use any more, and returns what the memory says. If a later
-    /// free may succeed (concepts.hpp), the block stays out. Does nothing and returns unknown_block
-    /// for an address that isn't out. Null is ignored.
+    /// free may succeed (concepts.hpp), the block stays allocated. Does nothing and returns
+    /// unknown_block for an address that isn't currently allocated. Null is ignored.
     errc deallocate(void* p) noexcept {
         return forget(p, [&](const extent& e) { return give(p, e); });
     }

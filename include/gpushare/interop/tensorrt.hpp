@@ -75,8 +75,9 @@ public:
 
     /// Frees the block once `stream` has done the work enqueued so far. On a captured stream, the
     /// block belongs to the graph until the graph is gone. Returns true for null. Returns false and
-    /// does nothing for a block that isn't out, or if the library can't place a point on the
-    /// stream, because the stream isn't on a device of the node or the host has no memory.
+    /// does nothing for a block that isn't currently allocated, or if the library can't place a
+    /// point on the stream, because the stream isn't on a device of the node or the host has no
+    /// memory.
     bool deallocateAsync(void* p, stream_handle stream) noexcept {
         if (p == nullptr) return true;
         try {

@@ -93,8 +93,8 @@ public:
     /// How many blocks have been given back so far.
     [[nodiscard]] std::uint64_t returned() const noexcept { return returned_.load(std::memory_order_acquire); }
 
-    /// Call this after the resource has refused an allocation, from outside of the resource. `seen`
-    /// is what returned() gave before the allocation. Frees the blocks whose points are reached. If
+    /// Call this after the resource has refused an allocation, from outside the resource. `seen` is
+    /// what returned() gave before the allocation. Frees the blocks whose points are reached. If
     /// none has gone back since `seen`, waits for a block that another thread is freeing just now.
     /// Returns true if a block has gone back since `seen`, and sets `seen` to returned(): the
     /// allocation may succeed now. Returns false if there is no such block.

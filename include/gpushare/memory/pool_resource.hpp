@@ -24,7 +24,7 @@
 //   auto ordered = pool.make_cache(stream);
 //   void* q = ordered.allocate(4_KiB, 256);
 //   launch(stream, q);
-//   ordered.deallocate(q, 4_KiB, 256);  // immediately; the next allocation here may be the same block
+//   ordered.deallocate(q, 4_KiB, 256);  // immediately; the next allocation may be the same block
 //   // q again: in stream order, without an event of CUDA's
 //   void* again = ordered.allocate(4_KiB, 256);
 //
@@ -130,8 +130,8 @@ private:
 /// A worker's cache of a pool, for one worker: calls that overlap wait for each other, and a cache
 /// on a stream must not have overlapping calls. Before the pool refuses another user, it takes back
 /// the blocks that caches keep, even while their workers sleep. It also does so before it grows, if
-/// the caches keep more than pool_options::kept on average. A block may be freed through another
-/// cache than it was allocated from, or through the pool. The pool must outlive the cache.
+/// the caches keep more than pool_options::kept on average. A block may be freed through a cache
+/// other than the one it was allocated from, or through the pool. The pool must outlive the cache.
 ///
 /// On a stream, a free records no point. When another user needs the blocks kept here, one point is
 /// recorded for all of them, and they are free elsewhere once the stream has reached that point.
@@ -323,7 +323,7 @@ struct pool_options {
     bytes large{};
     /// A large block has a segment of its own, as large as the block has to be. An idle segment is
     /// used again only for a block that needs nearly as much, and is given back otherwise. So all
-    /// memory outside of blocks can be had, except a 64th of the whole. Without this option, large
+    /// memory outside blocks can be had, except a 64th of the whole. Without this option, large
     /// blocks share an idle segment, and are up to an eighth larger than they have to be.
     bool exact = false;
 };
@@ -395,7 +395,7 @@ public:
         if (p == nullptr && why != nullptr) *why = r.why;
         return p;
     }
-    /// As try_allocate, but takes only from the memory that the pool holds outside of caches, and
+    /// As try_allocate, but takes only from the memory that the pool holds outside caches, and
     /// calls neither the upstream nor a stream. For code that must not call them, for example while
     /// a stream is being captured. So it cuts a large segment even in an exact pool, rather than
     /// hand out all of it.

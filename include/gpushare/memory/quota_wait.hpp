@@ -27,10 +27,10 @@
 // refuses, the library calls the hooks of that quota, which free memory of the same tenant. If a
 // quota above refuses, the library also calls the hooks on the way up, and the hooks of quotas that
 // have borrowed from the refusing quota. A borrower's hook is asked for at most the borrowed bytes:
-// in this way burst is called back. Guaranteed bytes are never called back.
+// in this way burst is recalled. Guaranteed bytes are never recalled.
 //
-// A hook learns how many bytes are missing and until when the request can wait. The hook frees
-// memory, now or until then, and returns how much it has freed already. The library then tries the
+// A hook learns how many bytes are missing and how long the request can wait. The hook frees
+// memory, now or by then, and returns how much it has freed already. The library then tries the
 // request again, and refuses it if that fails.
 //
 // The requesting thread calls the hooks in ascending order, under no lock. Several requesting

@@ -94,7 +94,7 @@ struct pool_usage {
         return requested == bytes{} ? 1
                                     : static_cast<double>(reserved.count()) / static_cast<double>(requested.count());
     }
-    /// The part of free() that is outside of the largest free block, 0 to 1.
+    /// The part of free() that is outside the largest free block, 0 to 1.
     [[nodiscard]] constexpr double external_fragmentation() const noexcept { return missing(largest_free, free()); }
 
 private:

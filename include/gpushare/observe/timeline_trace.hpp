@@ -245,7 +245,7 @@ public:
     /// first of them, and again when the bound changes. May throw std::bad_alloc when a tenant
     /// appears for the first time; a later call then draws the rest.
     void collect() {
-        // The trace may have overwritten the bounds, or have started anew, since they were drawn.
+        // The trace may have overwritten the bounds, or have restarted since they were drawn.
         for (auto& b : bounds_) b.second = ns{-1};
         do {
             for (; drawn_ != taken_; ++drawn_) draw(some_[drawn_]);

@@ -57,7 +57,7 @@ public:
         return at < counts_.size() && counts_[at].of == of ? counts_[at] : count{of};
     }
 
-    /// Notes a placed request. Doesn't throw after reserve().
+    /// Records a placed request. Doesn't throw after reserve().
     void add(const placement_request& r) {
         reserve();
         if (r.group) ++counter(r.group).carried;
@@ -153,7 +153,7 @@ public:
         return added;
     }
     /// Sets the memory of one device: for an uneven node, or after memory was taken or given back
-    /// outside of placements. If more is placed on the device, nothing is free there until releases
+    /// outside placements. If more is placed on the device, nothing is free there until releases
     /// have made up for the difference. Throws as drain() does.
     void resize(node_id id, device_id d, bytes device_memory) {
         check(id, d);
@@ -310,7 +310,7 @@ public:
     /// Like apply, but also works if the placement doesn't fit. For placements that exist already,
     /// for example on a device that has shrunk, is drained or was removed. Missing capacity is
     /// owed: nothing is free there until releases have made up for it. Throws operation_error
-    /// (invalid_specification) for a node or devices that never existed, for another number of
+    /// (invalid_specification) for a node or devices that never existed, for a different number of
     /// devices than the request wants, or if the sums of the amounts there exceed 64 bits, or a
     /// device's sum of shares four million devices.
     void hold(const placement& p) {

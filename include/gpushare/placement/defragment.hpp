@@ -533,8 +533,8 @@ public:
     /// Whether all victims have gone, or the notice has ended.
     [[nodiscard]] bool ready(instant now) const noexcept { return remaining_.empty() || now >= until_; }
 
-    /// Notes that a victim has gone, by itself or by eviction. Returns false if the tenant isn't a
-    /// victim or had already gone.
+    /// Records that a victim has gone, by itself or by eviction. Returns false if the tenant isn't
+    /// a victim or had already gone.
     bool left(std::size_t victim) noexcept { return std::erase(remaining_, victim) != 0; }
 
     /// Applies the placement of the plan, once all victims have gone. Before that, changes nothing

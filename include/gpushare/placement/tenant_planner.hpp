@@ -15,7 +15,7 @@
 //
 // Before each decision the planner looks at the tenancy's devices: how much of each device other
 // processes take, and tenants that were admitted past the planner; and which devices are lost. If
-// the tenancy still refuses a choice, the planner notes the refusal in its view, and the policy
+// the tenancy still refuses a choice, the planner records the refusal in its view, and the policy
 // chooses again.
 //
 // Without a planner, placed_by lets a placement policy choose the devices of a tenancy's tenants,
@@ -477,7 +477,7 @@ private:
         }
         static placement seen(const placement& p, priority level) noexcept { return seen_at(p, level); }
         void took(priority, cluster&&) noexcept { by_level_.clear(); }
-        /// Notes that these placements also take capacity. If these placements don't explain the
+        /// Records that these placements also take capacity. If these placements don't explain the
         /// refusal, drains the place's first device for this level.
         void learn(std::vector<placement> held, priority level, const placement& where) {
             by_level_.clear();

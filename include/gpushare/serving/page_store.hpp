@@ -173,8 +173,9 @@ public:
         return try_allocate(to, until);
     }
 
-    /// Gives pages back. They can be allocated again once `after` is reached. If a page isn't out,
-    /// no page goes back and the result is unknown_block. Doesn't allocate memory.
+    /// Gives pages back. They can be allocated again once `after` is reached. If a page isn't
+    /// currently allocated, no page goes back and the result is unknown_block. Doesn't allocate
+    /// memory.
     errc free(std::span<const std::uint32_t> pages, const point& after = {}) noexcept {
         if (pages.empty()) return errc::none;
         const std::lock_guard lock(mutex_);
@@ -204,8 +205,8 @@ public:
         return shrink(std::max(keep, options_.floor), bytes::max(), counted_, lock);
     }
 
-    /// Sets the most pages (no more than the store was made with) and the floor. Pages that are out
-    /// stay out.
+    /// Sets the most pages (no more than the store was made with) and the floor. Allocated pages
+    /// stay allocated.
     void set_limits(std::uint32_t floor, std::uint32_t most) noexcept {
         const std::lock_guard lock(mutex_);
         options_.floor = floor;

@@ -315,7 +315,7 @@ public:
         return {*this, why, tenant_->now() - came};
     }
 
-    /// Puts the tenant to sleep if it is time, or again after a wake that failed half-way. Returns
+    /// Puts the tenant to sleep if it is time, or again after a wake that failed halfway. Returns
     /// the time at which the next step is due; `never` means that a request must come first. May
     /// wait for work in flight, for at most `patience`.
     instant tick(ns patience = std::chrono::seconds(1)) {
@@ -348,7 +348,7 @@ public:
     }
 
 private:
-    // Whether a wake failed behind its first step: the tenant then runs without a request to serve.
+    // Whether a wake failed after its first step: the tenant then runs without a request to serve.
     [[nodiscard]] bool is_half_awake() const noexcept {
         return !state_.changing() && state_.requests() == 0 && state_.level() >= sleep_level::weights_spilled &&
                !asleep_;

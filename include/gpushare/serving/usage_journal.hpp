@@ -653,8 +653,7 @@ private:
         }
         return {.code = errc::io_failed, .asked = ENOENT};
     }
-    // Uses one system call, so that other programs read whole lines unless that call fails
-    // half-way.
+    // Uses one system call, so that other programs read whole lines unless that call fails halfway.
     failure write_here(const std::string& lines) {
         const detail::no_file_size_signal quiet;
         // The mark keeps a torn line from counting: the line may lack only its line feed.

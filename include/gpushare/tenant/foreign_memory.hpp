@@ -5,7 +5,7 @@
 //
 //   gpushare::foreign_meter before{node.memory(d)};  // on a GPU: by the device's own account
 //   auto engine = load(path);
-//   log(before.measured());  // bytes so far; charge() begins anew
+//   log(before.measured());  // bytes so far; charge() starts over
 //   auto weights = before.charge(chat);  // throws over_quota: then destroy the engine
 //
 //   // an engine on the CPU: by the process's own
@@ -71,7 +71,7 @@ public:
     [[nodiscard]] bytes measured() const noexcept(of_device) { return now() - before_; }
 
     /// Charges measured() to a tenant, as long as the result lives; later allocations are measured
-    /// anew. On a device this memory no longer counts as overhead. Throws memory_error as an
+    /// separately. On a device this memory no longer counts as overhead. Throws memory_error as an
     /// allocation would, and the errors of measured(), and then nothing is charged.
     template <class Tenant>
     [[nodiscard]] workspace charge(Tenant& to, std::size_t part = 0) {

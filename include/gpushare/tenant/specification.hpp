@@ -127,8 +127,8 @@ struct tenant_spec {
     /// how many bytes may be on the host when memory is short; 0: none; unset: the default
     std::optional<bytes> spill{};
     /// While the tenant sleeps, the unused part of its guarantee is lent to others as burst. The
-    /// bytes are called back when the tenant wakes, and the wake waits for them: tenant::recall()
-    /// says how long. They are never promised to another tenant.
+    /// bytes are recalled when the tenant wakes, and the wake waits for them: tenant::recall() says
+    /// how long. They are never promised to another tenant.
     bool lends_asleep = false;
 
     // For policies of the tenancy that use them; see client_settings. A policy without caps refuses
@@ -217,8 +217,8 @@ struct tenant_usage {
 /// The forecast for getting back a sleeping tenant's guarantee; see tenant_spec::lends_asleep.
 struct recall_forecast {
     bytes lent{};  ///< the lent part of the guarantee, on all devices
-    /// the part of `lent` that others use now, so that it must be called back; 0: waking waits for
-    /// no memory
+    /// the part of `lent` that others use now, so that it must be recalled; 0: waking waits for no
+    /// memory
     bytes missing{};
     ns usual_longest{};  ///< the longest of its last eight recalls that had to wait; 0: none had to
 };

@@ -130,7 +130,7 @@ public:
     /// If lent burst is in the way (no_room), a call with a patience asks the borrowers' hooks
     /// (memory/quota_wait.hpp) to give it back, and waits until the deadline or stop request of
     /// `until`. Then throws deadline_exceeded or stopped, with the figures of the last refusal and
-    /// the name of the largest borrower. Guaranteed memory is never called back: a request that
+    /// the name of the largest borrower. Guaranteed memory is never recalled: a request that
     /// wouldn't fit beside it even if all burst came back is refused immediately (no_room).
     // One function, not two: a misspelt field of the specification is then in the compiler's first
     // lines.
@@ -284,7 +284,7 @@ public:
     /// measurement leaves to tenants. A lost device has none.
     [[nodiscard]] std::vector<device_room> rooms() const;
     /// The same if all lent burst came back; `whole` is the device's memory, including the memory
-    /// in use outside of tenants.
+    /// in use outside tenants.
     [[nodiscard]] std::vector<device_room> promisable() const;
     /// Whether the device is lost, where the node can tell. Throws operation_error (no_device).
     [[nodiscard]] bool lost(device_id d) const {

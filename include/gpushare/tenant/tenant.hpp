@@ -772,7 +772,7 @@ template <node Node, compute_policy Policy, std::invocable<typename Node::stream
 /// A tenant as a node. Models `node`. Refers to the node and to the tenant's memory, so the
 /// tenant's handle must outlive it. Objects that are made on it must be gone before the tenant
 /// closes, because a close takes their memory back like any other. The streams are the node's,
-/// outside of any slice. Thread-safe.
+/// outside any slice. Thread-safe.
 template <node Node, compute_policy Policy = weighted_fair>
 class tenant_node {
 public:

@@ -211,7 +211,7 @@ void require_partitioned(const node& on, R&& streams) {
 /// must outlive it.
 class device_sms {
 public:
-    using stream = cuda::stream;           ///< the stream type, inside and outside of partitions
+    using stream = cuda::stream;           ///< the stream type, inside and outside partitions
     using partition_type = green_context;  ///< the type of a partition
 
     /// The SMs of device `d`. Throws operation_error (no_device).

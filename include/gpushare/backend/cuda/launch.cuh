@@ -118,7 +118,7 @@ public:
     /// Call in a loop that waits for another block. `turn`: the number of earlier calls. The first
     /// calls return immediately, since ranks that begin together arrive within microseconds (a turn
     /// takes 0.5 us or more), and a sleep may last twice as long as requested. Later calls sleep
-    /// for some 50 to 500 ns. (PTX ISA, nanosleep.)
+    /// for about 50 to 500 ns. (PTX ISA, nanosleep.)
     __device__ void backoff(std::uint32_t turn) noexcept {
         if (turn >= 16) __nanosleep(turn < 64 ? 50 : 500);
     }

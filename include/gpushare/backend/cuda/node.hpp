@@ -12,8 +12,8 @@
 //   // memory_error when it isn't there
 //   void* p = node.memory(gpushare::device_id{0}).allocate(64_MiB, 256);
 //
-// An overhead account shows what takes a device's memory outside of all tenants. CUDA tells only
-// how much memory is free, so the account measures before and after each step.
+// An overhead account shows what takes a device's memory outside all tenants. CUDA tells only how
+// much memory is free, so the account measures before and after each step.
 //
 //   gpushare::cuda::overhead_account account{node, d};  // so far: contexts and other processes
 //   account.measure("modules", [&] { load_kernels(); });

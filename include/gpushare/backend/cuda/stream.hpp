@@ -317,7 +317,7 @@ public:
         cudaError_t before_;
     };
 
-    /// Notes which part of the SMs this thread's launches on a stream can fill, until found() is
+    /// Records which part of the SMs this thread's launches on a stream can fill, until found() is
     /// called or the object is destroyed.
     class launch_notes {
     public:
@@ -328,8 +328,8 @@ public:
         ~launch_notes() {
             if (notes_) (void)of_->end();
         }
-        /// The part that the launches can fill. Call once. Opaque if other work than launches of
-        /// the library was enqueued, or if another thread enqueued.
+        /// The part that the launches can fill. Call once. Opaque if work other than the library's
+        /// launches was enqueued, or if another thread enqueued.
         [[nodiscard]] sm_fill found() noexcept {
             return std::exchange(notes_, false) ? of_->end() : sm_fill{.opaque = true};
         }
@@ -339,8 +339,8 @@ public:
         bool notes_;
     };
 
-    /// Notes the result of a call that enqueued something. Throws failures that aren't left to the
-    /// next point.
+    /// Records the result of a call that enqueued something. Throws failures that aren't left to
+    /// the next point.
     void enqueued(cudaError_t code, const char* call) {
         if (code == cudaSuccess) return;
         if (state_->device->health().note(code, call) != errc::device_lost) fail(code, call);
@@ -417,7 +417,7 @@ private:
         const auto code = cudaEventRecord(event, s.native);
         if (code == cudaSuccess) {
             // Otherwise the record may have gone into a capture that another thread has begun
-            // meanwhile. No thread queries this event then, and the next point records it anew.
+            // meanwhile. No thread queries this event then, and the next point records it again.
             refuse_captured(s, s.captures.turn() != turn);
             return made;
         }

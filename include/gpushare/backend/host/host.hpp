@@ -195,7 +195,7 @@ public:
         own_work(const own_work&) = delete;
         own_work& operator=(const own_work&) = delete;
         ~own_work() { engine_.end_work(of_, begun_); }
-        /// The outcome of the work. Query it once a point behind the work is reached.
+        /// The outcome of the work. Query it once a point after the work is reached.
         [[nodiscard]] outcome how_it_went() const noexcept { return begun_; }
 
     private:

@@ -375,7 +375,7 @@ GPUSHARE_INLINE void* device_memory::back(block& b) const noexcept {
     b.mapped = whole;
     if (slack == 0) return mapping;
 
-    // Unmap the pages before and behind the aligned part.
+    // Unmap the pages before and after the aligned part.
     auto* const begin = static_cast<std::byte*>(mapping);
     const std::size_t before = -reinterpret_cast<std::uintptr_t>(begin) & (b.alignment - 1);
     if (before != 0) ::munmap(begin, before);

@@ -39,7 +39,7 @@ struct stream_state;
 struct point_hub;
 
 /// The outcome of a piece of work on one stream; see stream::own_work. Everything but `references`
-/// is written under the hub's mutex. Once a point behind the work is reached, `status` and
+/// is written under the hub's mutex. Once a point after the work is reached, `status` and
 /// `exception` don't change any more and are read without the mutex.
 struct outcome_state {
     outcome_state* next = nullptr;
@@ -125,7 +125,7 @@ class outcome {
 public:
     outcome() noexcept = default;
 
-    /// The code of the work: errc::none, or a code as of point::status(). Valid once a point behind
+    /// The code of the work: errc::none, or a code as of point::status(). Valid once a point after
     /// the work is reached.
     [[nodiscard]] errc status() const noexcept { return state_ ? state_->status : errc::none; }
     /// The exception of the first kernel that failed; null if none threw. Valid at the same time.

@@ -440,7 +440,7 @@ public:
 
     /// Enqueues a kernel that takes the whole device for `length`; a negative one counts as 0.
     void enqueue(ns length) { world_->push(index_, std::max(length, ns{0}), nullptr, {}); }
-    /// A point behind all work enqueued so far.
+    /// A point after all work enqueued so far.
     [[nodiscard]] point record() {
         auto m = std::make_shared<world::mark>();
         world_->push(index_, ns{-1}, m, {});

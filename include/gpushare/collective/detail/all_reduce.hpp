@@ -8,7 +8,7 @@
 // works. The ring is in ring.hpp.
 //
 // Faster device kernels use some techniques that these algorithms don't use, for these reasons:
-//  - Data with a flag in each word (NCCL's LL) saves one shot its wait, some 1.3 us on one device,
+//  - Data with a flag in each word (NCCL's LL) saves one shot its wait, about 1.3 us on one device,
 //    but halves the bandwidth.
 //  - Sums in the switch (NVLink SHARP, multimem) leave the order of the ranks to the switch, so
 //    results change from run to run.

@@ -36,7 +36,7 @@ public:
     [[nodiscard]] GPUSHARE_HD std::uint32_t lane() const noexcept { return lane_; }
     [[nodiscard]] GPUSHARE_HD std::uint32_t lanes() const noexcept { return lanes_; }
     /// The first of this team's blocks, out of `blocks`. The team's next block is `teams()` further
-    /// on. Threads outside of all teams have no blocks.
+    /// on. Threads outside all teams have no blocks.
     [[nodiscard]] GPUSHARE_HD std::size_t first(std::size_t blocks) const noexcept {
         return index_ < teams_ ? index_ : blocks;
     }

@@ -97,7 +97,7 @@ struct all_lists {
 
 /// Calls `f(array, range)` for the pieces of this rank's part of all elements. If arrays begin with
 /// cache lines, pieces are whole lines, so two ranks seldom write to the same line. Arrays that are
-/// contiguous on every rank form one piece; `range` then continues behind the array.
+/// contiguous on every rank form one piece; `range` then continues after the array.
 template <class T, class F>
 void each_run(const session<thread_context>& t, const list_facts<T>& list, const F& f) {
     constexpr std::size_t line = sizeof(T) < cache_line_bytes ? cache_line_bytes / sizeof(T) : 1;

@@ -46,7 +46,7 @@ inline constexpr std::size_t look_every = std::size_t{1} << 20;
 /// and vectors stay whole.
 inline constexpr std::size_t vector_grain = 64;
 
-/// A shard of an array whose element 0 is `lead` elements behind a possible cut. If ranks write to
+/// A shard of an array whose element 0 is `lead` elements past a possible cut. If ranks write to
 /// each other's buffers, cuts must be at the beginning of cache lines, and few buffers begin there.
 [[nodiscard]] GPUSHARE_HD constexpr element_range shard_of_shifted(std::size_t count, std::size_t lead,
                                                                    std::uint32_t index, std::uint32_t shards,

@@ -441,7 +441,7 @@ private:
         return view_.signal(rank_, from, block_, epoch_);
     }
 
-    /// One thread calls this outside, after the group's end. Waits for the other ranks, and notes
+    /// One thread calls this outside, after the group's end. Waits for the other ranks, and records
     /// the fault that all ranks take, for this block and for the host. Inline, because on devices a
     /// call took up to 16 registers more.
     GPUSHARE_EXEC_CHECK_DISABLE

@@ -436,7 +436,7 @@ public:
 
     // ---- enqueue: how that went
 
-    /// Notes that `s` is on its stream. `s` becomes a member of its batch, or merges with the
+    /// Records that `s` is on its stream. `s` becomes a member of its batch, or merges with the
     /// latest member if nothing tells the two apart. Call after collect().
     void enqueued(submission& s) noexcept {
         batch& b = batches_[s.batch];
@@ -471,7 +471,7 @@ public:
         (last == nullptr ? b.first : last->next_member) = &s;
         b.last = &s;
     }
-    /// Notes what the holders of permits have enqueued.
+    /// Records what the holders of permits have enqueued.
     void collect() noexcept {
         enqueued_.take_all([this](submission& s) {
             if (s.batch == none) place(s, *s.stream, {});
@@ -584,7 +584,7 @@ public:
                 next = &other;
         return next;
     }
-    /// Whether anything is in flight on another stream than `b`'s that will end.
+    /// Whether anything is in flight on a stream other than `b`'s that will end.
     [[nodiscard]] bool any_beside(const batch& b) noexcept {
         return in_use_ > 1 && any_where(in_use(), [&](const batch& other) {
                    return !other.is_free() && !other.is_written_off() && other.timeline != b.timeline;

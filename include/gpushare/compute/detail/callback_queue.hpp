@@ -79,7 +79,7 @@ public:
     /// since these callbacks may submit work that goes first. The submission waits only for
     /// callbacks that were due when its wait began, since new callbacks might come without end. The
     /// wait is over when a submission of its level or below goes, or when none is ready to go. The
-    /// next wait begins anew, with the callbacks that are due by then.
+    /// next wait starts over, with the callbacks that are due by then.
     [[nodiscard]] bool holds(priority level) noexcept {
         if (!any_above(level)) return false;
         if (held_level_ == no_priority) {

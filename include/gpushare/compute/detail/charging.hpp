@@ -9,7 +9,7 @@
 // A submission is charged its duration times its width, the part of the device that it can fill. If
 // the device tells how much of it a stream used, that is the charge. Elsewhere the span between the
 // points is too long in four cases, each with its own rule below:
-//   others' work is within it            every instant of the device is charged once (span_meter)
+//   others' work is within it             every instant of the device is charged once (span_meter)
 //   the device may have been idle         a doubtful span: at most what was predicted
 //   its thread was held up in enqueuing   the span less the gap, at least what was predicted (usual_enqueue_time)
 //   another began before its end          an overtaken batch: up to where that began, at least what was predicted

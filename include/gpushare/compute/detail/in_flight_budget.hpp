@@ -88,7 +88,7 @@ inline constexpr std::uint32_t no_client = ~std::uint32_t{0};
 struct kept_for_return {
     bool any = false;       // whether work that fills the device must wait for them
     double width = 0;       // the free part of the SMs that is reserved for them
-    instant until = never;  // until when that part is reserved
+    instant until = never;  // the end of that reservation
 };
 
 /// How long the work of some clients may last, as declared or lately seen; 0: unknown.
@@ -151,9 +151,9 @@ public:
     [[nodiscard]] std::uint32_t open(priority p);
     void add_client(std::uint32_t level, sm_width keeps = {}) noexcept;
     void remove_client(std::uint32_t level, sm_width keeps = {}) noexcept;
-    /// Notes that a client of this level declared or showed these lengths.
+    /// Records that a client of this level declared or showed these lengths.
     void raise_longest(std::uint32_t level, const work_lengths& lasts) noexcept;
-    /// Computes a level's lengths from all of its clients anew, since old maxima are forgotten.
+    /// Recomputes a level's lengths from all of its clients, since old maxima are forgotten.
     /// Linear.
     template <class Clients>
     void survey(std::uint32_t level, const Clients& clients) noexcept {
@@ -193,14 +193,14 @@ public:
     /// the first there; otherwise no_client.
     std::uint32_t leave(const admission& a, std::uint32_t n) noexcept;
 
-    /// Whether work of this level is held back for a request of a higher level, and until when, if
-    /// only time ends the hold.
+    /// Whether work of this level is held back for a request of a higher level, and until what
+    /// time, if only time ends the hold.
     struct hold {
         bool held = false;
         instant until = never;
     };
     [[nodiscard]] hold held(std::uint32_t level, instant now) const noexcept;
-    /// Notes that a request of this client at this level is expected to last until then.
+    /// Records that a request of this client at this level is expected to last until then.
     void hold_for(std::uint32_t level, std::uint32_t client, instant until) noexcept;
     /// Ends the holds for requests of this client; `at`: only those at this level.
     void end_holds(std::uint32_t client, priority at = no_priority) noexcept;

@@ -90,7 +90,7 @@ public:
     [[nodiscard]] bool is_watched(instant now, bool in_flight) const noexcept {
         return until_ == never ? in_flight : now <= until_;
     }
-    /// Until when the client is expected; `never`: its work in flight hasn't ended yet.
+    /// The time until which the client is expected; `never`: its work in flight hasn't ended yet.
     [[nodiscard]] instant until() const noexcept { return until_; }
 
 private:

@@ -122,7 +122,7 @@ public:
     /// When to drive even if nothing happens and no thread waits: immediately if a thread left work
     /// to others.
     [[nodiscard]] instant resume_at() const noexcept { return rest_left_ ? instant::min() : watch_.next_look(); }
-    /// Notes which work has been on the device for longer than its longest expected time, for
+    /// Records which work has been on the device for longer than its longest expected time, for
     /// bounds and for the work behind it. Reads the clock if anything is in flight.
     void note_overdue() noexcept;
     /// Whether any enqueued work may be done by now.
@@ -165,7 +165,7 @@ public:
 
     using need = detail::need<submission>;
 
-    /// Notes finished work and admits what can go, for a caller that came for nothing else.
+    /// Records finished work and admits what can go, for a caller that came for nothing else.
     void drive(lock_type& lock, look how) noexcept;
     /// The same, for as long as `stay` says. One thread at a time enqueues the work of a level.
     /// That thread also takes other threads' submissions, which keeps the order of admission.
@@ -251,9 +251,9 @@ public:
     [[nodiscard]] bool is_over(client_id c) noexcept {
         return core_.usage(c).in_flight == 0 && (clients_.queue(c).untold == 0 || told_.is_called_here());
     }
-    /// Until when the calling thread waits for work of `c` to end: not at all in a callable or in a
-    /// permit's work of that client, which can't end meanwhile. So exit() in such code doesn't wait
-    /// for as long as a close may take.
+    /// The time until which the calling thread waits for work of `c` to end: not at all in a
+    /// callable or in a permit's work of that client, which can't end meanwhile. So exit() in such
+    /// code doesn't wait for as long as a close may take.
     [[nodiscard]] instant patience(client_id c, instant deadline) const noexcept {
         return batches_.is_in_permit(c) || pool()->is_in_callable(c) ? instant::min() : deadline;
     }

@@ -78,7 +78,7 @@ public:
         const auto to = at_ + ask.between(latest_, end).count();
         return {to - length.count(), to};
     }
-    /// Notes that `span` ends at this point. Later spans are placed by the latest end of all.
+    /// Records that `span` ends at this point. Later spans are placed by the latest end of all.
     void follow(interval span, const Point& end) {
         if (span.end <= span.begin || span.end <= at_) return;
         latest_ = end;
@@ -156,7 +156,7 @@ public:
         questions ask;
         for (auto& q : asked_) q.reached = place(q.begin, q.end, q.placed, q.when, ask);
     }
-    /// Notes the answers. `now`: the time of choose().
+    /// Records the answers. `now`: the time of choose().
     void note(batches<Stream>& all, instant now) noexcept {
         for (auto& q : asked_) {
             const auto in_flight = all.in_use();
@@ -211,7 +211,7 @@ public:
         }
         return watched_;
     }
-    /// Notes that at `then` none of the points at which a thread looked was reached: the watched
+    /// Records that at `then` none of the points at which a thread looked was reached: the watched
     /// ends if `watched`, and the end of `own` if given.
     static void none_reached_at(batches<Stream>& all, bool watched, const submission* own, instant then) noexcept {
         for (auto& b : all.in_use())

@@ -124,7 +124,7 @@ private:
     [[nodiscard]] ns beyond(instant now) const noexcept {
         return from <= now || !is_set() ? ns{0} : scaled(from - now, time, each);
     }
-    // `what` x `by` / `over`, rounded up, and bounded by some 30 years.
+    // `what` x `by` / `over`, rounded up, and bounded by about 30 years.
     [[nodiscard]] static ns scaled(ns what, ns by, ns over) noexcept {
         const double whole =
             static_cast<double>(what.count()) * static_cast<double>(by.count()) / static_cast<double>(over.count());

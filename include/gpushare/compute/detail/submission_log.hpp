@@ -53,7 +53,7 @@ class submission_log {
 public:
     using submission = detail::submission<Stream>;
 
-    /// Starts the log anew and drops existing records. Throws std::bad_alloc; then nothing has
+    /// Restarts the log and drops existing records. Throws std::bad_alloc; then nothing has
     /// changed.
     void start(std::size_t records, instant now) {
         plain_list<submission_record> ring(records);

@@ -50,7 +50,7 @@ struct mpi_job {
             --begun;
         }
         while (begun < depth && begun < transfers.size()) {
-            // Counted as begun first, because begin() may throw half-way.
+            // Counted as begun first, because begin() may throw halfway.
             const errc code = transfers[begun++].begin(comm, rank, size);
             if (code != errc::none) return {code, rank};
         }

@@ -21,8 +21,8 @@ class mpi_suspects {
 public:
     explicit mpi_suspects(std::uint32_t ranks = 0) : alive_(ranks), faults_(ranks) {}
 
-    /// Notes that a rank gave up because of this packed fault, or only answers (0). A rank's first
-    /// fault counts. Doesn't allocate, because a rank without memory gives up, too.
+    /// Records that a rank gave up because of this packed fault, or only answers (0). A rank's
+    /// first fault counts. Doesn't allocate, because a rank without memory gives up, too.
     void heard(std::uint32_t from, std::uint64_t fault) noexcept {
         if (from >= alive_.size()) return;
         alive_[from] = true;

@@ -45,7 +45,7 @@ template <class Piece>
     return low;
 }
 
-/// The list of a launch's arrays. `end` of a piece is one behind the array's last element, in the
+/// The list of a launch's arrays. `end` of a piece is one past the array's last element, in the
 /// flat array.
 template <class Piece>
 struct piece_list {

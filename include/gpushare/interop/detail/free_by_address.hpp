@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frees for libraries that pass another size to the free than to the allocation, as PyTorch does.
+// Frees for libraries that pass different sizes to the free and to the allocation, as PyTorch does.
 // The caller may free the block, and a refusal would keep it charged as long as the tenant exists.
 // So the block goes back as it was allocated, and the memory's event reports the wrong size.
 //

@@ -189,8 +189,8 @@ public:
         return true;
     }
 
-    /// Notes that `stream` uses the block, too. Returns false if the block isn't a tenant's. Throws
-    /// std::bad_alloc.
+    /// Records that `stream` uses the block, too. Returns false if the block isn't a tenant's.
+    /// Throws std::bad_alloc.
     bool use(void* p, void* stream) {
         const std::lock_guard lock(mutex_);
         const record* const found = out_.find(p);

@@ -162,7 +162,7 @@ public:
     /// neighbour needs memory that the tenant has borrowed.
     void give_back() noexcept { memory_->give_back(); }
     /// The bytes of the tenant's memory that are held for torch, and how many of these bytes are
-    /// out. The peak is the peak of the held bytes.
+    /// allocated. The peak is the peak of the held bytes.
     [[nodiscard]] pool_usage usage() const noexcept { return memory_->usage(); }
     /// The blocks that torch has.
     [[nodiscard]] std::uint64_t live() const noexcept { return torch_blocks::of_process().out(*memory_); }

@@ -130,7 +130,7 @@ private:
             // its number, which differ from `turn`.
             for (std::size_t i = 0; i < to.content.size(); ++i)
                 to.content[i] = content_[i].load(std::memory_order_acquire);
-            // Relaxed: the loads above come first, and nothing is read behind this one.
+            // Relaxed: the loads above come first, and nothing is read after this one.
             return turn_.load(std::memory_order_relaxed) == to.turn;
         }
 

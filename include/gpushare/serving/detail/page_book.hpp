@@ -64,7 +64,7 @@ public:
         return true;
     }
     /// Says that the page was freed. The page can't be taken yet, because enqueued work may still
-    /// use it: see put(). Returns false, and does nothing, if the page isn't out.
+    /// use it: see put(). Returns false, and does nothing, if the page isn't currently allocated.
     bool leave(std::uint32_t page) noexcept {
         if (!is_out(page)) return false;
         clear(out_, page);
@@ -96,8 +96,9 @@ public:
     void landed(std::uint32_t s) noexcept { come(s); }
     void fell_through(std::uint32_t s) noexcept { slabs_[s].stage = slab_stage::absent; }
 
-    /// The highest present slab without a page that is out or left, if more than `keep` slabs are
-    /// present. The slab counts as leaving from now on. Returns slabs() if there is no such slab.
+    /// The highest present slab without a page that is allocated or left, if more than `keep` slabs
+    /// are present. The slab counts as leaving from now on. Returns slabs() if there is no such
+    /// slab.
     [[nodiscard]] std::uint32_t begin_leaving(std::uint32_t keep) noexcept {
         const auto all = static_cast<std::uint32_t>(slabs_.size());
         if (there_ <= keep) return all;

@@ -97,7 +97,7 @@ public:
         return all_[page].users == 1 && all_[page].serial == 0;
     }
 
-    /// The page with these tokens behind the page with that serial, or `none`.
+    /// The page with these tokens after the page with that serial, or `none`.
     [[nodiscard]] std::uint32_t find(std::uint64_t parent, std::span<const text_token> tokens) const noexcept {
         if (index_.empty()) return none;
         const auto hash = hash_of(parent, tokens);

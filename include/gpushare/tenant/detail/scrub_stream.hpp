@@ -33,7 +33,7 @@ public:
 
     /// Enqueues zeros behind `after`, unless that is null. The returned point has the fill's
     /// status. Throws what the stream throws, or what making one throws, and then nothing is
-    /// enqueued. Throws operation_error (in_flight) if the stream gives no point for some 30 ms.
+    /// enqueued. Throws operation_error (in_flight) if the stream gives no point for about 30 ms.
     /// This fill may then be under way, and nobody may use the block until it has been filled once
     /// more afterwards. Until there is a point, further calls throw submission_failed and enqueue
     /// nothing.

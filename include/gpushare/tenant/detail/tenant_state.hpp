@@ -119,7 +119,7 @@ public:
     }
     [[nodiscard]] std::uint32_t tag() const noexcept { return tag_; }
     [[nodiscard]] stable_list<part>& parts() noexcept { return parts_; }
-    /// Null if there aren't so many parts.
+    /// Null if there aren't that many parts.
     [[nodiscard]] part* find(std::size_t number) noexcept { return number < parts_.size() ? &parts_[number] : nullptr; }
     [[nodiscard]] shared& all() const noexcept { return *all_; }
     // Leaves the tenant to the tenancy, which closes it later. Needs no host memory.

@@ -174,7 +174,7 @@ public:
 
     /// A pending point with one reference, and with an event of its own unless there is `instead`.
     /// Without `self`, for the device's own use, the state doesn't keep the device alive and is
-    /// given back by release(). Allocates only if more points are out than ever before. Throws
+    /// given back by release(). Allocates only if more points are in use than ever before. Throws
     /// std::bad_alloc and the errors of making an event.
     [[nodiscard]] point_state& acquire(std::shared_ptr<device_state> self = nullptr,
                                        std::unique_ptr<eventless> instead = nullptr) {

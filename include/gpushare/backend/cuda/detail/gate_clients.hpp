@@ -132,7 +132,7 @@ struct launch_usage {
 
 namespace detail {
 
-/// The threads that wait in a gate: held in front of a launch, or waiting for the device.
+/// The threads that wait in a gate: held before a launch, or waiting for the device.
 class waiting_threads {
 public:
     std::size_t held = 0, looking = 0;
@@ -317,7 +317,7 @@ public:
         entry of{};
         ns predicted{};
         bool alone = false;   // the launch should run alone, to be timed
-        bool inside = false;  // no wait may be put in front of the launch
+        bool inside = false;  // no wait may be put before the launch
     };
     /// What is expected of a launch. Makes the record of its stream, so that follow() doesn't
     /// allocate. Events tell how long launches took only if no others ran beside them. So a launch
@@ -369,7 +369,7 @@ public:
         core_.overtook(c.number, {predicted, charge}, {ns{0}, ns{0}}, at);
         absent_if_idle(c, at);
     }
-    /// Counts a synchronous copy. An event behind the copy would stop other streams. So the copy
+    /// Counts a synchronous copy. An event after the copy would stop other streams. So the copy
     /// counts as over when it returns, after its predicted time.
     void begin_synchronous(client& c, const launch_call& call) noexcept {
         const instant at = now();
@@ -412,7 +412,7 @@ public:
 
     // ---- what is over
 
-    /// Notes which batches of the client are over.
+    /// Records which batches of the client are over.
     void settle(client& c, instant at) noexcept {
         for (const auto& in : c.streams)
             in->settle([&](const launch_batch& b, std::optional<ns> took) { over(c, b, took, at); });
@@ -490,7 +490,7 @@ private:
         return all;
     }
 
-    // A client counts as present while its work is in flight, also outside of its scopes.
+    // A client counts as present while its work is in flight, also outside its scopes.
     void present(client& c, instant at) noexcept {
         if (std::exchange(c.present, true)) return;
         core_.occupied(c.number, at);
@@ -563,9 +563,9 @@ private:
     [[nodiscard]] bool is_old(const client& c, const launch_batches& in, instant at) const noexcept {
         return (at - in.open().begun) / 2 >= std::max(full_batch(c), options_.batch);
     }
-    // Whether to put a wait in front of the next launch. There are two reasons: the piece would get
-    // too long, or the words were closed since its beginning, so that the rest of the piece would
-    // run beside the request.
+    // Whether to put a wait before the next launch. There are two reasons: the piece would get too
+    // long, or the words were closed since its beginning, so that the rest of the piece would run
+    // beside the request.
     [[nodiscard]] bool piece_ends(const client& c, const launch_batches& in, ns predicted) const noexcept {
         if (in.open().predicted + predicted > core_.piece(c.number, options_.piece)) return true;
         return in.closings() != waits_.closings_above(c.level) && is_stopped(c);
@@ -599,7 +599,7 @@ private:
         const auto opens = waits_.hand_over(level);
         if (opens && !last->clear_behind(opens->where)) waits_.open(level, *opens);
     }
-    // The client's streams may still be in front of waits when it is gone, so the memory of the
+    // The client's streams may still have waits ahead of them when it is gone, so the memory of the
     // words is kept then.
     void retire(client& c, instant at) noexcept {
         c.end_batches();

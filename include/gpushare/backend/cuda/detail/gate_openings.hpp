@@ -146,7 +146,7 @@ public:
 
     // ---- what waits for what
 
-    /// The client of the lowest level that has enqueued work behind a wait in front of a launch of
+    /// The client of the lowest level that has enqueued work behind a wait ahead of a launch of
     /// client `own`; null if there is no such work.
     [[nodiscard]] const client* in_front(std::uint32_t own, const launch_call& call) const noexcept {
         const client* lowest = nullptr;

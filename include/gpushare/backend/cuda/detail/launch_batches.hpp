@@ -127,7 +127,7 @@ public:
     /// The launches behind which no event is recorded yet.
     [[nodiscard]] const launch_batch& open() const noexcept { return open_; }
     [[nodiscard]] bool in_flight() const noexcept { return count_ != 0 || open_.launches != 0; }
-    /// Whether a wait may still be pending in the stream. The last wait may have no launch behind
+    /// Whether a wait may still be pending in the stream. The last wait may have no launch after
     /// it, if the driver refused the launch.
     [[nodiscard]] bool may_wait() const noexcept {
         if (in_flight() || waited_) return true;
@@ -201,7 +201,7 @@ public:
     /// Whether the ring has room for another batch.
     [[nodiscard]] bool has_room() const noexcept { return count_ + 1 < ring_.size(); }
 
-    /// Whether a beginning is recorded, with or without launches behind it.
+    /// Whether a beginning is recorded, with or without launches after it.
     [[nodiscard]] bool has_begun() const noexcept { return open_.from != nullptr; }
     /// Begins a batch, unless one is open. Call before its first launch. `shared`, `of_others`: as
     /// in launch_batch.

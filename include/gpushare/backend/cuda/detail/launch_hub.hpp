@@ -552,8 +552,8 @@ private:
         return {};
     }
     // The launch belongs to the stream's client or, if the stream isn't bound, to the thread's
-    // client. If the launch is for another device than that client's gate, it belongs to the scope
-    // around. Returns whether a gate follows the launch.
+    // client. If the launch is for a different device from that client's gate, it belongs to the
+    // scope around. Returns whether a gate follows the launch.
     [[nodiscard]] bool to_owner(const thread_binding* thread, bool any, const launch_call& call, std::uint64_t& note,
                                 launch_under_way& l) noexcept {
         if (any && may_be_bound(call.stream)) {

@@ -25,8 +25,8 @@ inline namespace GPUSHARE_ABI {
 namespace cuda {
 namespace detail {
 
-/// Asks the driver anew each time. No question ends a capture that is under way in the calling
-/// thread. Thread-safe.
+/// Asks the driver each time. No question ends a capture that is under way in the calling thread.
+/// Thread-safe.
 class launch_site {
 public:
     explicit launch_site(std::shared_ptr<device_state> device) noexcept : device_(std::move(device)) {}

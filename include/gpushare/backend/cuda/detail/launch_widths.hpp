@@ -28,15 +28,15 @@ inline namespace GPUSHARE_ABI {
 namespace cuda {
 namespace detail {
 
-/// Safe from any thread. Notes the work that one thread at a time enqueues. Work that other threads
-/// enqueue meanwhile makes the result opaque.
+/// Safe from any thread. Records the work that one thread at a time enqueues. Work that other
+/// threads enqueue meanwhile makes the result opaque.
 class launch_widths {
 public:
     /// Begins to note the calling thread's work. Returns false if another submission is being
     /// noted.
     [[nodiscard]] bool begin() noexcept {
         std::thread::id nobody{};
-        // acquire: a thread that notes a launch sees what the previous noting thread wrote.
+        // acquire: a thread that records a launch sees what the previous such thread wrote.
         if (!by_.compare_exchange_strong(nobody, std::this_thread::get_id(), std::memory_order_acquire,
                                          std::memory_order_relaxed))
             return false;

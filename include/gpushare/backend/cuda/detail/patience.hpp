@@ -20,7 +20,7 @@ inline namespace GPUSHARE_ABI {
 namespace cuda {
 namespace detail {
 
-/// Counts looks, and times the work in flight. The count begins anew when something has happened,
+/// Counts looks, and times the work in flight. The count starts over when something has happened,
 /// since the rest may follow immediately: another client counts, its request began or ended, or its
 /// work in flight changed. During a request, work that ends or comes brings the thread no nearer,
 /// but the end of the last work may.

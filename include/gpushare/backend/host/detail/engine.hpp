@@ -64,7 +64,7 @@ public:
     [[nodiscard]] outcome begin_work(stream_state& s);
     void end_work(stream_state& s, const outcome& begun) noexcept;
 
-    /// Records a point behind the stream's work. Throws std::bad_alloc.
+    /// Records a point after the stream's work. Throws std::bad_alloc.
     [[nodiscard]] point record(stream_state& s);
     /// A point to be recorded later, once. Throws std::bad_alloc.
     [[nodiscard]] point prepare();

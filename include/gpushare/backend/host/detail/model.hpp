@@ -137,8 +137,8 @@ private:
     /// The owner of the thread's work, with a reference. For a thread without work of its own
     /// there, such as a helper of another thread, the owner that began last.
     [[nodiscard]] static outcome_state* owner_on(const stream_state& s, std::thread::id by) noexcept;
-    /// Notes the failure of `op` at its owner, and at the pieces of work that contain it; if the
-    /// owner is uncertain, at all candidates. The stream notes every failure, for points outside of
+    /// Records the failure of `op` at its owner, and at the pieces of work that contain it; if the
+    /// owner is uncertain, at all candidates. The stream records every failure, for points outside
     /// every own_work. Afterwards `op` holds the objects to destroy without the lock.
     static void note_end(operation& op) noexcept;
 

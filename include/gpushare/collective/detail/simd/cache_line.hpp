@@ -529,7 +529,7 @@ struct ends_of_all {
     }
 };
 
-/// Combines as many lines as there are indices I, from `at` bytes behind the first line.
+/// Combines as many lines as there are indices I, from `at` bytes past the first line.
 template <class Line, class Op, line_stores Stores, class Ends, class Look, std::size_t... I>
 [[gnu::always_inline]] inline void combine_at(std::size_t at, const Ends& ends, Look& look,
                                               std::index_sequence<I...>) noexcept {
