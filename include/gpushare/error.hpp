@@ -202,7 +202,7 @@ enum class reason : std::uint16_t {
     wrong_blocks,     ///< a count: asked: how many were given; limit: how many were parked
     unknown_number,   ///< asked: a reservation's or a notice's number
     // compute
-    /// ns: asked; left: beside others' longest work; limit: the shortest that can be kept
+    /// ns: asked; left: alongside others' longest work; limit: the shortest that can be kept
     objective_too_short,
     queue_limit,     ///< limit: how many submissions may wait
     no_caps,         ///< a cap, under a policy that has none: no figures
@@ -470,7 +470,7 @@ private:
     // The sentence of its reason.
     void append(const failure& f) noexcept;
     void append(std::uint64_t n) noexcept { print("%llu", static_cast<unsigned long long>(n)); }
-    // In the largest unit that keeps the figure exact, else with the rounded MiB beside it.
+    // In the largest unit that keeps the figure exact, else with the rounded MiB next to it.
     void append(bytes b) noexcept;
     // In the largest unit that is at most the figure; digits below a thousandth of the unit are
     // dropped.
@@ -633,8 +633,8 @@ inline constexpr std::size_t longest_name = tenant_name::longest;
 
 }  // namespace detail
 
-/// The base of every exception of the library, beside its std base. Not itself a std::exception: a
-/// class with two std::exception bases would slip through `catch (const std::exception&)`.
+/// The base of every exception of the library, alongside its std base. Not itself a std::exception:
+/// a class with two std::exception bases would slip through `catch (const std::exception&)`.
 class error {
 public:
     /// The error code.
@@ -685,7 +685,7 @@ public:
     /// `text` is the whole sentence. Unprintable characters are escaped.
     operation_error(errc code, std::string_view tenant, const char* text)
         : std::runtime_error(detail::whole_sentence(code, text)), error(failure{code}, tenant) {}
-    /// With a text of its own, and the figures beside it.
+    /// With a text of its own, and the figures as well.
     template <std::same_as<detail::message> Text>
     operation_error(const failure& f, std::string_view tenant, const Text& text)
         : std::runtime_error((text.empty() ? detail::describe(f, tenant, {}) : text).c_str()), error(f, tenant) {}

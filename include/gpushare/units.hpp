@@ -35,7 +35,7 @@ public:
     /// The result of an overflow: more than any device has.
     [[nodiscard]] static constexpr bytes max() noexcept { return bytes{std::numeric_limits<std::uint64_t>::max()}; }
 
-    // Every <=> has an == beside it: nvcc 13 fails to generate the implicit one.
+    // Every <=> has an == next to it: nvcc 13 fails to generate the implicit one.
     friend constexpr auto operator<=>(bytes, bytes) = default;
     friend constexpr bool operator==(bytes, bytes) = default;
     /// Saturates at max().

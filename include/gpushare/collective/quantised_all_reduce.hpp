@@ -20,7 +20,7 @@
 //  - An infinity or a NaN of any rank, and an infinite sum, becomes NaN at its element. The other
 //    elements of the block aren't affected.
 //  - Zeros stay zeros.
-//  - Small elements beside large elements of their block lose bits. Near 2^-18 of the largest
+//  - Small elements alongside large elements of their block lose bits. Near 2^-18 of the largest
 //    element they lose all bits: see quantised_error_bound. Floats below 2^-132 lose bits as well.
 //  - The last block is filled up with zeros, which no rank gets.
 //

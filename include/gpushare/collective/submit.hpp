@@ -14,7 +14,7 @@
 //
 // The launches of a collective wait for each other on the devices, so all blocks must be resident
 // at once. A launch that a device can't hold is refused. Sometimes a group would fit alone, but not
-// beside the groups that were submitted to its devices before. Such a group waits on the devices
+// alongside the groups that were submitted to its devices before. Such a group waits on the devices
 // until there is room. A collective that follows on the same channel (a sequence of the group's
 // collectives) waits likewise if it uses other streams. The node's gang order,
 // detail/gang_residents.hpp, knows all these groups. It doesn't know collectives in captured graphs
@@ -186,7 +186,7 @@ public:
     void set_tuning(tuning_table table) noexcept { state_->tuning = std::move(table); }
 
     /// A group of some of the ranks, in the given order, with memory of its own. The new group can
-    /// be used beside this group, or in place of this group after an abort. Throws as the
+    /// be used alongside this group, or in place of this group after an abort. Throws as the
     /// constructor does, and errc::invalid_specification for a rank that doesn't exist.
     [[nodiscard]] device_communicator subgroup(std::span<const std::uint32_t> ranks) const {
         std::vector<device_id> of;

@@ -136,7 +136,7 @@ struct charge {
     /// The stream records the sizes of launches, but not of this work: it may have filled any part
     /// of the SMs.
     bool opaque = false;
-    /// Work beside it, still in flight, may turn out to have shared this time.
+    /// Work alongside it, still in flight, may turn out to have shared this time.
     bool may_shrink = false;
     /// Its request, if it was of one, has ended: no more submissions of the request follow.
     bool request_over = false;
@@ -248,7 +248,7 @@ private:
 /// A client's account. device_time is charged time: see compute_limiter for how it is measured.
 struct client_usage {
     /// Charged and settled so far; never falls. If the device doesn't report how much each client
-    /// used, the time of work that ran beside work still in flight is added once the latter has
+    /// used, the time of work that ran alongside work still in flight is added once the latter has
     /// ended.
     ns device_time{};
     /// The time that its work took, whatever is billed; time shared with others counts in full.
@@ -270,7 +270,7 @@ struct client_usage {
 /// The forecast for a submission that arrives now, if no other client submits: for a 429, or for
 /// admission control. For calls that arrive at random, with several widths, streams and tenants of
 /// one level, finish() is on average 0.88 to 1.2 times the measured time, and 1.4 times for short
-/// calls beside longer ones. A single forecast is off by up to half of that
+/// calls alongside longer ones. A single forecast is off by up to half of that
 /// (tests/compute/limiter_estimate_test.cpp, in modelled time). While other clients keep
 /// submitting, a client beyond its share waits longer.
 struct submission_estimate {

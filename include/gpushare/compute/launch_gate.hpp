@@ -29,7 +29,7 @@
 // after its arrival, but no earlier than its client's pace of weight x device time allows. So a
 // client that floods its queue misses its own goal first.
 //
-// Turns make shares exact. Events tell how long a launch took only if no other launch ran beside
+// Turns make shares exact. Events tell how long a launch took only if no other launch ran alongside
 // it, and a client that is charged for others' launches gets less than its share. Clients of a
 // level without weights run side by side, which costs nothing. In such a level the driver may ask
 // to run a launch of unknown length alone. That launch waits until the launches of others are over,
@@ -59,7 +59,7 @@ struct launch_gate_options {
     /// The most predicted time in flight of a client below another one; at least one launch.
     ns in_flight{200'000};
     ns linger{10'000};  ///< how long others hold back after a client left
-    /// How far a client may be ahead of its share beside clients of its level.
+    /// How far a client may be ahead of its share alongside clients of its level.
     ns ahead{500'000};
     ns pause{50'000};              ///< how long a client keeps its turn while it launches nothing
     ns longest_hold{100'000'000};  ///< a launch goes after this wait in any case
@@ -84,7 +84,7 @@ struct launch_quota {
 struct launch_client_options {
     int level = 0;  ///< higher levels go first
     /// The client's weight for the level's device time, relative to other clients. 0: the client
-    /// wants no share, and counts as 1 beside clients with weights.
+    /// wants no share, and counts as 1 alongside clients with weights.
     std::uint32_t weight = 0;
     /// Its streams wait for higher clients, so ask() doesn't say no for their sake.
     bool in_stream = false;

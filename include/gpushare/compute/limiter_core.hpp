@@ -234,7 +234,7 @@ public:
     }
 
     /// Whether the next submission can be admitted now, and the facts about it. It can if one
-    /// waits, there is room beside work in flight of its level and above
+    /// waits, there is room alongside work in flight of its level and above
     /// (detail/in_flight_budget.hpp), and no request of a higher level is under way. A second call
     /// gives the same answer. Calls `other_stream(c)` if the first submission of `c` is for a
     /// stream that has enough work: the owner of the queues may move one forward for an idle
@@ -651,8 +651,8 @@ private:
         return true;
     }
 
-    // Whether `a` may go beside the work in flight under the same hard cap. Work in flight can't be
-    // taken back, and dozens of short calls say nothing of the next one. So the cap allows one
+    // Whether `a` may go alongside the work in flight under the same hard cap. Work in flight can't
+    // be taken back, and dozens of short calls say nothing of the next one. So the cap allows one
     // submission, or several side by side that fill the device together, or several that take at
     // most half of the horizon if each takes as long as its client's settings declare.
     [[nodiscard]] bool fits_cap(const admission& a) const noexcept {
@@ -699,7 +699,7 @@ private:
     }
     // Unblocks clients after an end of work of `c` on this timeline, and after a change of
     // settings. `c` may have more work for that timeline behind its first submission. The event may
-    // also have made room beside a kept part.
+    // also have made room alongside a kept part.
     void unblock(std::uint64_t timeline = 0, client_id c = {detail::no_client}) noexcept {
         blocked_.erase_if([&](std::uint32_t i) {
             auto& client = clients_[i];

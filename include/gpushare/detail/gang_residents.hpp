@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The gang order of a node, with a record of the gangs that are on its devices. Blocks of a gang
 // wait for each other, so all of them must be resident at once, and devices don't start gangs in
-// the order in which they were enqueued. So a gang that doesn't fit beside earlier gangs waits for
-// them on the devices.
+// the order in which they were enqueued. So a gang that doesn't fit alongside earlier gangs waits
+// for them on the devices.
 //
 //   gpushare::detail::gang_residents<stream::point> gangs{node.num_devices()};
 //   auto entered = gangs.enter(devices);
@@ -71,9 +71,9 @@ public:
     /// Holds the devices that were entered until it is destroyed.
     class [[nodiscard]] guard {
     public:
-        /// Lets `stream`, of device `d`, wait for the earlier gangs beside which this one doesn't
-        /// fit, and for those of the same `channel`; `part` is this gang's part of the device.
-        /// Throws what the stream's wait throws.
+        /// Lets `stream`, of device `d`, wait for the earlier gangs alongside which this one
+        /// doesn't fit, and for those of the same `channel`; `part` is this gang's part of the
+        /// device. Throws what the stream's wait throws.
         template <copier S>
         requires std::same_as<typename S::point, Point>
         void make_room(device_id d, std::uint64_t part, const void* channel, S& stream) {

@@ -536,7 +536,7 @@ private:
                                            reduce_op op) {
         return detail::with_operator<E>(op, [&](auto by) { return combine_by<E>(ins, outs, n, by); });
     }
-    /// Combines beside ranks that have joined. A sum stands for an average of more than 16 bits.
+    /// Combines alongside ranks that have joined. A sum stands for an average of more than 16 bits.
     template <class E>
     [[nodiscard]] collective_fault combine_others(const std::vector<const E*>& ins, const std::vector<E*>& outs,
                                                   std::size_t n, reduce_op op, float others) {

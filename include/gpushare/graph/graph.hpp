@@ -418,7 +418,7 @@ inline constexpr std::array<std::string_view, 40> element_wise_types{
     return std::ranges::find(element_wise_types, type) != element_wise_types.end();
 }
 
-/// Fusions that ONNX Runtime, OpenVINO and TensorRT have in common. A cut beside a quantised
+/// Fusions that ONNX Runtime, OpenVINO and TensorRT have in common. A cut next to a quantised
 /// operator costs more, because without its neighbours the operator runs in floats.
 inline constexpr std::array<fusion_rule, 24> usual_fusions{{
     {"Conv", "BatchNormalization", 2},

@@ -20,8 +20,8 @@
 // Graphs: capture in a scope. Allocations during the capture go to a torch pool of the graph's own,
 // whose memory is the tenant's. Launch the graph on the tenant's streams.
 //
-// The scope leaves torch's other thread-local state to the caller, so put a torch::NoGradGuard
-// beside the scope. The first scope puts an allocator in front of torch's, which stays until the
+// The scope leaves torch's other thread-local state to the caller, so put a torch::NoGradGuard next
+// to the scope. The first scope puts an allocator in front of torch's, which stays until the
 // process ends. Torch's own statistics don't count the tenants' blocks: see usage(). Made for
 // libtorch 2.11.
 #pragma once

@@ -10,7 +10,7 @@
 //   if (chat.try_charge(512_MiB) == gpushare::errc::none) { ...; chat.release(512_MiB); }
 //
 // Why a quota is exact: one atomic word holds the bytes that are still free, not the bytes in use.
-// So a single compare-and-swap decides a charge, even beside a resize. Only when the word holds too
+// So a single compare-and-swap decides a charge, even during a resize. Only when the word holds too
 // few bytes does a charge take the mutex of the tree, freeze the word (mark it, so that other
 // charges and releases take the mutex, too) and ask the parent for the difference.
 //

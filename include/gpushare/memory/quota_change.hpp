@@ -324,7 +324,7 @@ public:
 
     /// Holds all of the quotas. no_room if the root's free bytes, and the bytes that quotas give
     /// up, don't suffice for all quotas that grow. `left` is then the largest guarantee of the
-    /// first quota for which they don't suffice, beside the quotas before it. Also
+    /// first quota for which they don't suffice, alongside the quotas before it. Also
     /// invalid_specification, or closed. After an error nothing has changed.
     [[nodiscard]] failure prepare() noexcept {
         for (refused_ = 0; refused_ < wanted_.size(); ++refused_)

@@ -142,7 +142,7 @@ template <class Frees>
 }
 
 /// A place in a quota's queue that blocks no thread. Neither copied nor moved; the quota must
-/// outlive it. Used by one thread at a time, beside any other use of the quota.
+/// outlive it. Used by one thread at a time, alongside any other use of the quota.
 class quota_claim {
 public:
     /// Charges the bytes if they are there now, else joins the queue.
@@ -227,7 +227,7 @@ private:
 /// As quota::try_charge, but asks hooks, and waits for the bytes, first come first served, until
 /// the deadline or stop request of `until`. deadline_exceeded or stopped, with the figures of the
 /// last refusal. over_quota or out_of_memory, immediately but after calling the hooks, if the bytes
-/// could never fit beside others' guarantees, whatever is released.
+/// could never fit alongside others' guarantees, whatever is released.
 template <clock Clock>
 [[nodiscard]] failure try_charge(quota& q, bytes n, const patience<Clock>& until) noexcept {
     errc why = q.try_charge(n);

@@ -354,7 +354,7 @@ private:
         const cluster& c = views.of(level);
         if (taken.size() == 1)
             return detail::competition(c, e.request.members, e.request.on).harmed_by(views.seen(taken.front(), level));
-        cluster after = c;  // each placement is judged beside the placements before it
+        cluster after = c;  // each placement is judged alongside the placements before it
         for (const auto& p : taken) {
             const placement its = views.seen(p, level);
             if (detail::competition(after, e.request.members, e.request.on).harmed_by(its)) return true;
@@ -379,8 +379,8 @@ private:
     }
 
     // A place that doesn't harm any of the first `ahead` entries that hold up other requests. Tries
-    // the policy's own choice, then its choice among the capacity beside those entries' needs, then
-    // any such place.
+    // the policy's own choice, then its choice among the capacity alongside those entries' needs,
+    // then any such place.
     template <class P, level_views Views>
     gang_plan plan(P& policy, Views& views, const admission_request& r, std::size_t ahead) const {
         cluster& c = views.of(r.level);

@@ -197,7 +197,7 @@ private:
         }
     }
 
-    // Finds places for the moved placements beside each other, and an order in which each move has
+    // Finds places for the moved placements next to each other, and an order in which each move has
     // room. Without both, there is no plan.
     std::optional<rearrangement> plan(const candidate& c) const {
         cluster without = as_is_;

@@ -267,7 +267,8 @@ static_assert(stable_placement_policy<dot_product>);
 static_assert(placement_policy<random_fit> && !placement_policy<const random_fit>);
 
 /// A placement for each member, in the order of the requests. Without placements, the plan names
-/// the first member, in the order of the tries, that found no place beside the members before it.
+/// the first member, in the order of the tries, that found no place alongside the members before
+/// it.
 struct gang_plan {
     /// One placement for each member; none if a member has no place.
     std::optional<std::vector<placement>> placements{};
@@ -323,7 +324,7 @@ namespace detail {
 inline constexpr std::size_t gang_steps = 2'000;
 
 /// Plans the largest members first, and last the members that want to be near another member: the
-/// policy places each member beside the members before it. If a member then has no place, the
+/// policy places each member alongside the members before it. If a member then has no place, the
 /// function tries all ways to place the members, within `most_steps` nodes or choices of devices.
 /// So a gang of a few members on some tens of nodes is placed if it fits.
 template <class P>

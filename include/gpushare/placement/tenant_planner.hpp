@@ -170,7 +170,7 @@ public:
     tenant_planner& operator=(const tenant_planner&) = delete;
 
     /// Admits a tenant where the policy puts it, or on the devices that it names. If there is no
-    /// lasting room beside present tenants and reservations, the tenant waits until `deadline`.
+    /// lasting room alongside present tenants and reservations, the tenant waits until `deadline`.
     /// Refuses the tenant if its devices could never have room, even without other tenants, and
     /// with duplicate_name if a tenant of this name already waits. Throws all other errors, as
     /// tenancy::admit does.
@@ -267,11 +267,11 @@ public:
         }
     }
 
-    /// Reserves room for such a tenant from `begin` until `end`, beside present tenants and earlier
-    /// reservations. From then on, the planner admits no tenant into this room that might still be
-    /// there at `begin`. None of the room is on devices that are being cleared (see preempt()). The
-    /// failure says which resource is missing. A reservation takes no capacity from waiting tenants
-    /// that have been overtaken too often, as an arrival doesn't.
+    /// Reserves room for such a tenant from `begin` until `end`, alongside present tenants and
+    /// earlier reservations. From then on, the planner admits no tenant into this room that might
+    /// still be there at `begin`. None of the room is on devices that are being cleared (see
+    /// preempt()). The failure says which resource is missing. A reservation takes no capacity from
+    /// waiting tenants that have been overtaken too often, as an arrival doesn't.
     [[nodiscard]] result<booking> reserve(const tenant_spec& spec, instant begin, instant end) {
         if (begin >= end) return failure{.code = errc::invalid_specification, .because = reason::no_time};
         for (const auto there = calendar_.nodes()[{0}].whole.devices; const auto d : spec.on)

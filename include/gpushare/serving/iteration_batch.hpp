@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Batching by iteration (continuous batching) for texts: decides which requests' tokens an engine
 // computes in its next step. Requests join and leave between two steps. Prompts are computed in
-// chunks beside the decoding of other texts, and keys and values are in pages. The batch is a
+// chunks alongside the decoding of other texts, and keys and values are in pages. The batch is a
 // value: time is an argument, and the caller owns the lock, the clock and the engine.
 //
 //   gpushare::iteration_batch texts({.page_tokens = 16, .pages = 4096, .step_tokens = 512});

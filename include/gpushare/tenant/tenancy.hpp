@@ -131,7 +131,7 @@ public:
     /// (memory/quota_wait.hpp) to give it back, and waits until the deadline or stop request of
     /// `until`. Then throws deadline_exceeded or stopped, with the figures of the last refusal and
     /// the name of the largest borrower. Guaranteed memory is never recalled: a request that
-    /// wouldn't fit beside it even if all burst came back is refused immediately (no_room).
+    /// wouldn't fit alongside it even if all burst came back is refused immediately (no_room).
     // One function, not two: a misspelt field of the specification is then in the compiler's first
     // lines.
     template <class Until = no_patience>
@@ -164,8 +164,8 @@ public:
     /// Why several changes were not made.
     struct refused_update {
         failure why{};  ///< errc::none: the changes were made
-        /// the first update of the list that can't be made beside those before it, with everything
-        /// that the others give up
+        /// the first update of the list that can't be made alongside those before it, with
+        /// everything that the others give up
         std::size_t which = 0;
     };
     /// Changes the grants of several tenants, each of them once, as one change. First all of them
@@ -340,8 +340,8 @@ private:
     // Whether enough devices could have the tenant's memory if all lent memory came back.
     [[nodiscard]] bool could_promise(const tenant_spec& spec) const;
 
-    // Admits beside the predecessor, if there is one, which has the same name: both exist until one
-    // is closed.
+    // Admits alongside the predecessor, if there is one, which has the same name: both exist until
+    // one is closed.
     tenant admit_beside(const tenant* predecessor, tenant_spec spec);
     template <clock Clock>
     tenant admit_patiently(const tenant_spec& spec, const patience<Clock>& until) {

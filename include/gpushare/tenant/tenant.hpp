@@ -484,8 +484,8 @@ public:
     }
 
     /// As resize, but if lent burst is in the way (no_room), asks the borrowers to give it back,
-    /// and waits, as tenancy::admit with a patience does. A request that doesn't fit beside others'
-    /// guarantees is refused immediately.
+    /// and waits, as tenancy::admit with a patience does. A request that doesn't fit alongside
+    /// others' guarantees is refused immediately.
     template <clock Clock>
     void resize(const tenant_change& change, const patience<Clock>& until) {
         detail::room_wait wait{roots(), until};

@@ -186,7 +186,7 @@ struct device_properties {
     std::uint32_t sms = 0;                ///< streaming multiprocessors
     std::uint32_t threads_per_sm = 0;     ///< the most resident threads of an SM
     std::uint32_t threads_per_block = 0;  ///< the most threads of a block
-    std::uint32_t copy_engines = 0;       ///< how many copies can run beside kernels
+    std::uint32_t copy_engines = 0;       ///< how many copies can run alongside kernels
     bytes memory{};                       ///< as the device reports it; see device_memory::capacity
     bytes l2_cache{};                     ///< second-level cache
     /// The nearest NUMA node of the host; -1 if the system has none.
@@ -342,7 +342,7 @@ template <class Call>
 }
 
 /// Keeps this thread's calls from ending captures of other threads. CUDA forbids event queries and
-/// allocations beside a capture unless the thread declares that it knows the consequences.
+/// allocations during a capture unless the thread declares that it knows the consequences.
 class relaxed_capture {
 public:
     explicit relaxed_capture(const driver& api) noexcept { begin(api); }

@@ -77,7 +77,7 @@ struct memory_options {
 };
 
 /// The memory of one device. Safe from any thread. Charges are exact: an allocation is refused only
-/// if it doesn't fit beside the bytes charged at that moment, and a refused allocation was never
+/// if it doesn't fit alongside the bytes charged at that moment, and a refused allocation was never
 /// charged.
 ///
 /// `guarded` memory can be touched only while a block or copy of its device runs, because a host

@@ -30,7 +30,7 @@ inline namespace GPUSHARE_ABI {
 namespace host {
 
 /// The virtual memory of a host device. Models gpushare::virtual_memory; see there. Chunks are
-/// charged to the device's capacity, beside its allocations, and lost with the device; they cost
+/// charged to the device's capacity, alongside its allocations, and lost with the device; they cost
 /// memory of this process only once they are touched. Any thread can touch mapped memory, even with
 /// `guarded`. Safe from any thread; ranges and chunks must not outlive it. Linux 5.7 or newer.
 class virtual_memory {

@@ -154,7 +154,7 @@ public:
         // the epoch, with the outcome in the bits above; the other threads add nothing
         std::uint64_t came = 0;
         std::uint32_t last = 0;
-        // loaded here, beside `inside`, because each load takes most of a microsecond
+        // loaded here, alongside `inside`, because each load takes most of a microsecond
         if constexpr (!is_one_thread<Context>)
             if (ctx_.thread_rank() == 0) last = own().epoch;
         if (ctx_.thread_rank() == 0 && say_inside()) {

@@ -147,7 +147,7 @@ struct batch {
     ns predicted{};                                // the sum over the members
     // The predicted end, by the batch's own work alone.
     instant busy_until{};
-    // How much later the batch ends because others' work runs beside it.
+    // How much later the batch ends because others' work runs alongside it.
     ns more{};
     point begin{};
     interval when{};
@@ -629,8 +629,8 @@ public:
             else if (b.known)
                 shift_ends(b, -lasting(b.predicted, b.width) / in_time_part);
         }
-        // Beside others' work, work of a certain cost lasts longer: they take turns, or share the
-        // device. The limiter learns by how much, so that few queries for ends come too early.
+        // Alongside others' work, work of a certain cost lasts longer: they take turns, or share
+        // the device. The limiter learns by how much, so that few queries for ends come too early.
         if (!b.beside_others || b.predicted <= ns{0}) return;
         const auto seen =
             static_cast<double>(b.when.length().count()) / static_cast<double>(lasting(b.predicted, b.width).count());
@@ -642,7 +642,7 @@ private:
     // that came too early, earlier after one in time. With these, about one query in thirty comes
     // too early.
     static constexpr ns::rep too_early_part = 2, in_time_part = 64;
-    // The most that one batch beside others' work can show: one slow batch isn't believed.
+    // The most that one batch alongside others' work can show: one slow batch isn't believed.
     static constexpr double most_stretch = 16;
 
     // Marks that the end of an open batch is wanted. The end may have to wait for threads that
@@ -668,7 +668,7 @@ private:
     struct surroundings {
         std::size_t last = none;
         bool elsewhere = false;
-        bool beside = false;  // work of other clients runs beside it, not in turn
+        bool beside = false;  // work of other clients runs alongside it, not in turn
         ns in_front{};        // the predicted time of all work that runs before it
         // When others' work in turn is predicted to end, at most a quantum from now.
         instant busy_until = instant::min();
@@ -760,7 +760,7 @@ private:
     bool ends_wanted_ = false;   // an open batch may be marked
     bool apart_ = false;
     std::uint64_t order_ = 0;
-    double stretch_ = 1;  // length against cost of a batch beside others' work
+    double stretch_ = 1;  // length against cost of a batch alongside others' work
     ns quantum_;
     enqueued_list<Stream> enqueued_;
     pool<submission> at_gate_;

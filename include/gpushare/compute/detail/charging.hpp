@@ -130,7 +130,7 @@ private:
         ns::rep cost = 0;
         for (auto i = tail; i < num_before; ++i) {
             const stretch& s = before[i];
-            // If there was room beside the others, the span shares time from its begin on;
+            // If there was room alongside the others, the span shares time from its begin on;
             // otherwise from the moment at which that is proven.
             const interval common{std::max(s.when.begin, s.fits(mine) ? span.begin : proven_from),
                                   std::min(s.when.end, span.end)};

@@ -22,8 +22,8 @@
 //                     little ahead.
 //
 // A level may keep a part of the SMs (client_settings::keeps). Long work of lower levels is
-// admitted beside that part. Short work, which ends within the horizon, may use the part. Work too
-// wide for the rest can't be kept off the part, and is admitted as if nothing were kept.
+// admitted alongside that part. Short work, which ends within the horizon, may use the part. Work
+// too wide for the rest can't be kept off the part, and is admitted as if nothing were kept.
 //
 // Namespace `ratios` has the numbers of these rules. A fraction is stored as its denominator:
 //
@@ -215,7 +215,7 @@ public:
     /// Work in flight of this level has exceeded its longest expected time by `by`.
     void set_overdue(std::uint32_t level, ns by) noexcept;
     /// Whether all work in flight ends by then, by its declared and seen times; or `a` may run
-    /// beside it.
+    /// alongside it.
     [[nodiscard]] bool ends_within(const admission& a, ns time) const noexcept;
     /// Whether more than one level is in use.
     [[nodiscard]] bool several_levels() const noexcept { return only_ == none; }
@@ -277,7 +277,7 @@ private:
     static constexpr double uncertain = ratios::width_error;
 
     // The first submissions of a kind may fill a part of the device. Below a level that keeps a
-    // part, each counts as filling the whole rest, so they run alone beside the part.
+    // part, each counts as filling the whole rest, so they run one at a time next to the part.
     [[nodiscard]] double width_beside_kept(const admission& a) const noexcept;
     [[nodiscard]] bool is_kept_off(const admission& a) const noexcept;
     // The part that higher levels keep and haven't used up. Their own long work uses it up, and so
@@ -298,12 +298,12 @@ private:
     [[nodiscard]] bool is_long(const admission& a) const noexcept { return counted(a) > soon(a.level_index); }
     [[nodiscard]] static bool is_of(const stream_load& l, const admission& a) noexcept;
 
-    // Whether `a` has room beside work that doesn't fill the device. Long work keeps its SMs. The
-    // rest is for short work and for `a`, which goes while some of the rest is free, even if `a`
-    // could fill more. Short work may also be queued for as much again, or behind work of its own
-    // stream, since an SM would otherwise idle until an end is noticed. The first submissions of a
-    // kind, of unknown width, may fill the device or part of it. No work waits for that part, and
-    // such a submission goes only if fewer than `depth` are in flight.
+    // Whether `a` has room alongside work that doesn't fill the device. Long work keeps its SMs.
+    // The rest is for short work and for `a`, which goes while some of the rest is free, even if
+    // `a` could fill more. Short work may also be queued for as much again, or behind work of its
+    // own stream, since an SM would otherwise idle until an end is noticed. The first submissions
+    // of a kind, of unknown width, may fill the device or part of it. No work waits for that part,
+    // and such a submission goes only if fewer than `depth` are in flight.
     [[nodiscard]] room room_beside(const admission& a, double for_others) const noexcept;
 
     [[nodiscard]] static bool in_use(const level_state& l) noexcept { return l.in_flight != 0 || l.clients != 0; }

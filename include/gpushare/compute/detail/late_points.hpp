@@ -59,8 +59,8 @@ public:
         return any;
     }
 
-    /// Makes `stream` wait for others' work, if the work of `a` isn't to run beside it. Exceptions
-    /// are the stream's; after one the stream waits for nothing.
+    /// Makes `stream` wait for others' work, if the work of `a` isn't to run alongside it.
+    /// Exceptions are the stream's; after one the stream waits for nothing.
     void await_turn(lock_type& lock, const admission& a, Stream& stream) {
         batches_.mark_others(a, stream);
         if (batches_.fits_beside(a, stream)) return;

@@ -134,7 +134,7 @@ public:
     void place(submission& s, Stream& stream, instant now) noexcept;
     /// The same, some time after the admission. Takes the mutex.
     void place(submission& s, Stream& stream) noexcept;
-    /// Makes `stream` wait for others' work, if `s` isn't to run beside it. Takes the mutex.
+    /// Makes `stream` wait for others' work, if `s` isn't to run alongside it. Takes the mutex.
     /// Exceptions are the stream's.
     void await_turn(const submission& s, Stream& stream);
     /// A permit's holder has enqueued `s`. Takes the mutex only if a thread waits for enqueued

@@ -7,7 +7,7 @@
 //
 // A client that is within its cap may still wait, because others' work is on the device and isn't
 // interrupted. The time that its cap would have allowed meanwhile is kept for it, so that the
-// client reaches its cap beside calls of any length. Only time in which others had the device
+// client reaches its cap alongside calls of any length. Only time in which others had the device
 // counts.
 #pragma once
 

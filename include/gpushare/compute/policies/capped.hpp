@@ -49,8 +49,8 @@ struct cap_of_settings {
 /// `Inner` decides among the clients within their caps; `Rule` determines a client's cap. Over a
 /// time t, a client with a hard cap gets at most its cap times (t + w), plus the submission begun
 /// last, or those in flight at once by client_settings::longest. Here w is how long the client
-/// waited for others' work before t without having made up for it, at least 5 ms and at most
-/// 100 ms: so the client reaches its cap beside others' long calls. A client with a soft cap isn't
+/// waited for others' work before t without having made up for it, at least 5 ms and at most 100
+/// ms: so the client reaches its cap alongside others' long calls. A client with a soft cap isn't
 /// charged for time that it borrows; borrowers go in the order in which they will be within their
 /// caps again. A value; not thread-safe. A call costs O(log waiting) plus the call of `Inner`. The
 /// members are those of compute_policy.

@@ -41,10 +41,10 @@ inline namespace GPUSHARE_ABI {
 /// level too. Over a time t, a client with a hard cap gets at most its cap times (t + w), plus the
 /// submission begun last, or those in flight at once by client_settings::longest. Here w is how
 /// long the client waited for others' work before t without having made up for it, at least 5 ms
-/// and at most 100 ms: so the client reaches its cap beside long calls of others. A client with a
-/// soft cap isn't charged for time that it borrows. A value; not thread-safe. Memory grows with the
-/// largest index in use. `pick` is O(1) while no client is at its cap, the rest O(log waiting). The
-/// members are those of compute_policy.
+/// and at most 100 ms: so the client reaches its cap alongside long calls of others. A client with
+/// a soft cap isn't charged for time that it borrows. A value; not thread-safe. Memory grows with
+/// the largest index in use. `pick` is O(1) while no client is at its cap, the rest O(log waiting).
+/// The members are those of compute_policy.
 class weighted_fair {
 public:
     static constexpr bool timeless = true;    ///< See is_timeless.

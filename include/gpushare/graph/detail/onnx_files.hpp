@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A model's bytes: the model's file, and the files beside it that hold weights.
+// A model's bytes: the model's file, and the files next to it that hold weights.
 #pragma once
 
 #include <charconv>

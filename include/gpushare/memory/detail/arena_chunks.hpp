@@ -81,7 +81,7 @@ private:
 /// others free meanwhile. The surplus would go back to the driver with as many calls again, which
 /// is more work, and a neighbour would be refused this memory meanwhile. A batch would gain little:
 /// our own code for a new chunk, locks, books and quota included, takes 50 ns alone and 113 ns
-/// beside a neighbour that commits as well (over a memory that does nothing; Intel Xeon, two
+/// alongside a neighbour that commits as well (over a memory that does nothing; Intel Xeon, two
 /// cores), while making and mapping a chunk of the host's memory takes 13 us and more.
 template <virtual_memory Memory, scrubber Stream>
 class arena_chunks {

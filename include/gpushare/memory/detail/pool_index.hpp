@@ -25,10 +25,10 @@ inline namespace GPUSHARE_ABI {
 namespace detail {
 
 /// A hash table: open addressing, linear probing, entries never move. One writer at a time (the
-/// holder of the pool's lock) works beside any number of readers, which find every block that was
-/// in before they began and hasn't left. When the table grows, or has gathered too many gaps, a new
-/// table takes its place. The old one has to stay until all its readers have gone, which the owner
-/// knows: see drop_retired.
+/// holder of the pool's lock) works alongside any number of readers, which find every block that
+/// was in before they began and hasn't left. When the table grows, or has gathered too many gaps, a
+/// new table takes its place. The old one has to stay until all its readers have gone, which the
+/// owner knows: see drop_retired.
 class pool_index {
 public:
     pool_index() { renew(16); }

@@ -25,8 +25,8 @@ struct quota_turn {
     quota_node* of = nullptr;
     std::uint64_t ticket = 0;      // of its first waiter
     quota_turn* below = nullptr;   // the first element right below this one
-    quota_turn* next = nullptr;    // beside it
-    quota_turn* before = nullptr;  // beside it, or above the first
+    quota_turn* next = nullptr;    // its next sibling
+    quota_turn* before = nullptr;  // its previous sibling or, for the first child, its parent
 };
 
 class turn_heap {

@@ -61,8 +61,8 @@ public:
             else
                 nodes_.push_back({n, 1, {}, {}});
         }
-        // Initially, the cores beside a device cost a tenth of the device, and memory costs next to
-        // nothing.
+        // Initially, the cores that go with a device cost a tenth of the device, and memory costs
+        // next to nothing.
         const auto capacity = static_cast<double>(c.capacity_permille());
         idle_cpu_ = cpu > 0 ? 0.1 * capacity / cpu : 0;
         for (auto& n : nodes_) {

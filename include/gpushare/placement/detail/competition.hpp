@@ -9,11 +9,11 @@
 //   cluster left = cluster;   waits.keep(left);
 //
 // A placement harms a waiting request only if it takes a resource that is short for that request.
-// If enough of each resource, and enough free devices, are left beside the placement, it doesn't
+// If enough of each resource, and enough free devices, are left alongside the placement, it doesn't
 // harm the request. Of a gang, only those members count that could be on the placement's node at
 // once if the node were empty. Some members share no node with the gang's other members. If all of
-// them fit now beside the placement, they wait for nothing there, and leave that capacity to other
-// requests.
+// them fit now alongside the placement, they wait for nothing there, and leave that capacity to
+// other requests.
 #pragma once
 
 #include <algorithm>
@@ -177,7 +177,7 @@ private:
     }
 
     // Whether all members that could be on that node, and the members that share other nodes with
-    // them, have places now beside the placement. If so, they don't wait for any departure.
+    // them, have places now alongside the placement. If so, they don't wait for any departure.
     [[nodiscard]] bool fit_beside(const placement& p) const {
         if (members_.size() == 1 || !on_.empty() || std::ranges::any_of(members_, has_labels)) return false;
         const std::vector<std::size_t> all = together_with(p.node);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The value of a node: the most that filling its free devices can earn at given bid prices, with
 // the remaining cores and memory. For example, a device with 190 permille free is worth nothing if
-// no request asks for so little, and eight free devices beside two free cores are worth little more
-// than one.
+// no request asks for so little, and eight free devices with only two free cores are worth little
+// more than one.
 //
 //   gpushare::detail::node_value value(workload, gpushare::detail::bid_prices(cluster, workload));
 //   const gpushare::detail::reduced_node before(n), after(n, request, devices);

@@ -4,8 +4,8 @@
 //     Later texts yield for earlier texts.
 //  2. Tokens are given out level by level. On each level, the tenant with the lowest counter
 //     repeatedly gets a page of tokens or less. A waiting text begins when there are enough pages
-//     for all of its known tokens, beside the pages that running texts still lack. Texts of lower
-//     levels yield for it if that suffices. If there are too few pages, no later text begins
+//     for all of its known tokens, alongside the pages that running texts still lack. Texts of
+//     lower levels yield for it if that suffices. If there are too few pages, no later text begins
 //     either, so the waiting text isn't overtaken forever.
 //  3. A tenant that got everything it wanted keeps no credit: its counter is raised to the lowest
 //     counter of the tenants that were held back.

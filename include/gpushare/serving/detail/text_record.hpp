@@ -102,7 +102,7 @@ void make_room(std::vector<T>& v, std::size_t n) {
 }
 
 /// A list that a step shows. The engine reads the list until the step is over. So if more room is
-/// needed, it is made beside the list, and the next step uses it.
+/// needed, it is made outside the list, and the next step uses it.
 template <class T>
 class step_list {
 public:

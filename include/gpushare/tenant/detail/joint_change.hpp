@@ -41,7 +41,7 @@ public:
 
     void add(state& who, const tenant_change& change) { list_.push_back({&who, change, {}, {}, {}}); }
 
-    /// Makes all changes or none. Returns why one of them can't be made, beside those before it.
+    /// Makes all changes or none. Returns why one of them can't be made, alongside those before it.
     /// May be called again.
     failure apply() {
         make_room();

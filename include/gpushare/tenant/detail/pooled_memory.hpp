@@ -161,7 +161,7 @@ public:
         return pool_.refuses(size, alignment);
     }
     /// Bytes of the quota that aren't in blocks. Over the limit: the part of the pool's own bytes
-    /// that fits the limit beside the blocks.
+    /// that fits the limit alongside the blocks.
     [[nodiscard]] bytes free() const noexcept {
         if (closed()) return bytes{};
         const bytes left = quota_->free();
@@ -286,7 +286,7 @@ private:
         return cache_.try_allocate(size, alignment, until, &why, label, {&here});
     }
 
-    // Waits until the pool holds a block that fits the limit beside the others. Null without a
+    // Waits until the pool holds a block that fits the limit alongside the others. Null without a
     // reason: the quota is within its limit again. This wait can't use the quota's queue, because a
     // free of the tenant's own need not give the quota anything back.
     template <clock Clock>

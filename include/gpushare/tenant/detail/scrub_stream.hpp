@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The stream on which a tenant's memory is overwritten. It is made at the first fill, in the
-// tenant's slice and under its tag, beside the stream of its work, so that an allocation doesn't
+// tenant's slice and under its tag, alongside the stream of its work, so that an allocation doesn't
 // wait for that work.
 //
 //   detail::scrub_stream<host::stream> scrubber{[&] { return node.make_stream(d, level, tag); }};

@@ -143,7 +143,7 @@ struct shared_node {
 
         /// The slice for a tenant of this level: the slice that the tenant names. Without a name,
         /// the slice with the most left for the level, and of several such slices the one with the
-        /// most left beside all levels. Null if the named slice doesn't exist.
+        /// most left alongside all levels. Null if the named slice doesn't exist.
         [[nodiscard]] slice* slice_for(std::uint32_t wanted, priority level) noexcept {
             if (wanted != any_slice) return wanted < slices.size() ? &slices[wanted] : nullptr;
             return &*std::max_element(slices.begin(), slices.end(), [=](const slice& a, const slice& b) {

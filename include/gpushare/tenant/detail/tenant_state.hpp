@@ -200,8 +200,8 @@ public:
     // The order of closing: (1) on all devices, new work is refused and waiting work is cancelled;
     // (2) held permits and work in flight end; (3) frees in stream order are collected; (4) memory
     // is refused, on all devices; (5) the layers that keep memory of the tenant, pools and arenas,
-    // give it back; (6) allocated blocks are reported and taken back; (7) frees that came beside
-    // all this are collected; (8) share and name return, once nothing is charged any more. A
+    // give it back; (6) allocated blocks are reported and taken back; (7) frees that came meanwhile
+    // are collected; (8) share and name return, once nothing is charged any more. A
     // deadline can end it in (2), (3), (5) or (7): memory taken back by then is never handed out.
     // The parts stay until the handle goes, so that an overlapping call is refused and not lost.
     close_report finish(instant deadline, const std::stop_token& stop = {}) {
@@ -245,7 +245,7 @@ public:
         return report;
     }
 
-    // All or nothing, beside wake() too. The tenant is asleep only if no wake() was under way at
+    // All or nothing, alongside wake() too. The tenant is asleep only if no wake() was under way at
     // any time, since a wake() may have passed some of its devices already. Acquire: a wake() that
     // is seen to have ended has woken everything that slept before. Hooks are called under no lock.
     bool sleep(instant deadline, const std::stop_token& stop, while_asleep what_waits) {

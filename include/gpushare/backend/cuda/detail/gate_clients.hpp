@@ -320,9 +320,9 @@ public:
         bool inside = false;  // no wait may be put before the launch
     };
     /// What is expected of a launch. Makes the record of its stream, so that follow() doesn't
-    /// allocate. Events tell how long launches took only if no others ran beside them. So a launch
-    /// of unknown length is timed alone, and so is an occasional batch of a client that always has
-    /// neighbours. Throws std::bad_alloc.
+    /// allocate. Events tell how long launches took only if no others ran alongside them. So a
+    /// launch of unknown length is timed alone, and so is an occasional batch of a client that always
+    /// has neighbours. Throws std::bad_alloc.
     [[nodiscard]] launch expect(client& c, const launch_call& call) {
         const launch_batches& in = c.on_or_new(call, device_);
         launch l{.of = times_.find(call.key, in.history(), call.guess)};
@@ -481,7 +481,7 @@ private:
             return run_together(c, other) && core_.in_flight(other.number) != ns{0};
         });
     }
-    // The number of launches so far that may have run beside the client's.
+    // The number of launches so far that may have run alongside the client's.
     [[nodiscard]] std::uint64_t launches_beside(const client& c) const noexcept {
         if (!in_streams_) return launches_ - c.launches;
         std::uint64_t all = 0;
@@ -565,7 +565,7 @@ private:
     }
     // Whether to put a wait before the next launch. There are two reasons: the piece would get too
     // long, or the words were closed since its beginning, so that the rest of the piece would run
-    // beside the request.
+    // alongside the request.
     [[nodiscard]] bool piece_ends(const client& c, const launch_batches& in, ns predicted) const noexcept {
         if (in.open().predicted + predicted > core_.piece(c.number, options_.piece)) return true;
         return in.closings() != waits_.closings_above(c.level) && is_stopped(c);

@@ -303,7 +303,7 @@ public:
 private:
     using client = gate_client<Core>;
     using lock_type = std::unique_lock<std::mutex>;
-    // Flags of a launch, kept in `note` beside the predicted time from before() to after().
+    // Flags of a launch, kept in `note` next to the predicted time from before() to after().
     static constexpr std::uint64_t waits_inside = std::uint64_t{1} << 53, waits_opened = std::uint64_t{1} << 54,
                                    function_inside = std::uint64_t{1} << 55;
 

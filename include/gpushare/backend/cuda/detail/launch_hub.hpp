@@ -303,8 +303,8 @@ private:
     };
 
     launch_hub() noexcept {
-        // A child of fork() must not wait for locks of threads that don't exist there. Beside the
-        // subscriber, this handler is the only trace of the hub in the process.
+        // A child of fork() must not wait for locks of threads that don't exist there. Alongside
+        // the subscriber, this handler is the only trace of the hub in the process.
         (void)::pthread_atfork(nullptr, nullptr, [] { child().store(true, std::memory_order_relaxed); });
     }
     [[nodiscard]] static std::atomic<bool>& child() noexcept {
