@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A group of two levels: the ranks are threads of several processes, and one transport connects the
+// A two-level group: the ranks are threads of several processes, and one transport connects the
 // processes. An all-reduce combines elements inside each process, exchanges one copy between the
 // processes, however many ranks there are, and hands the result to all ranks. The all-reduce works
 // chunk by chunk, so that the ranks combine one chunk while other chunks are under way between
@@ -60,7 +60,7 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// How an all-reduce of two levels is cut into chunks.
+/// How a two-level all-reduce is cut into chunks.
 struct two_level_options {
     /// Bytes of a chunk; all processes use the smallest of their settings.
     bytes chunk{1 << 20};
@@ -71,9 +71,9 @@ struct two_level_options {
     ns grace = std::chrono::milliseconds(500);
 };
 
-/// This process's part of a group of two levels. `inner` and `outer` must outlive the object. No
-/// other code may use `outer` while a collective runs. Only rank 0's thread runs collectives on
-/// `outer`, but each rank may abort them.
+/// This process's part of a two-level group. `inner` and `outer` must outlive the object. No other
+/// code may use `outer` while a collective runs. Only rank 0's thread runs collectives on `outer`,
+/// but each rank may abort them.
 template <host_transport Outer>
 class two_level_group {
     struct shared_state {

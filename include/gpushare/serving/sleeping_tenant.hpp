@@ -84,7 +84,7 @@ inline constexpr std::size_t sleep_levels_count = 4;
 }
 
 /// How long a tenant must be without a request before it sleeps, for each level. With 0, the tenant
-/// doesn't go to that level by itself.
+/// doesn't enter that level by itself.
 struct sleep_rule {
     ns drop_caches_after{};  ///< to caches_dropped
     ns spill_after{};        ///< to weights_spilled

@@ -71,7 +71,7 @@ namespace cuda {
 struct allocation_model {
     bytes step{512};      ///< small blocks take multiples of this
     bytes page{2 << 20};  ///< larger blocks take multiples of this
-    /// The size from which blocks take whole pages: half a page is a small block.
+    /// Blocks of at least this size take whole pages. Half a page still counts as a small block.
     bytes paged_from{(1 << 20) + 1};
 
     /// The bytes that a request takes; bytes::max() if rounding would overflow.

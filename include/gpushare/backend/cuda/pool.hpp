@@ -106,7 +106,7 @@ class memory_pool {
 public:
     /// The alignment of every block. A larger alignment can be requested, and is charged.
     static constexpr std::size_t natural_alignment = 256;
-    /// A block takes a multiple of this. `./dev gpu` checks it on a device.
+    /// A block takes a multiple of this size. `./dev gpu` checks the size on a device.
     static constexpr bytes step{512};
 
     /// Throws operation_error: errc::no_device, not_supported. Streams that share the pool never

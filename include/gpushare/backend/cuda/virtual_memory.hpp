@@ -42,11 +42,11 @@ namespace cuda {
 struct virtual_memory_options {
     /// Chunk size, a power of two; the default is the device's smallest, so far 2 MiB.
     bytes chunk{};
-    /// Whether it is open to the node's other devices, if they reach this one; see
+    /// Whether the memory is open to the node's other devices, if they reach this one; see
     /// node_options::peer_access.
     bool peers = true;
-    /// Devices to which it is open in any case, whatever `peers` says. Refused if they can't reach
-    /// it.
+    /// Devices to which the memory is always open, whatever `peers` says. A device that can't reach
+    /// the memory is refused.
     std::vector<device_id> open_to{};
 };
 

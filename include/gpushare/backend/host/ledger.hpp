@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A host device's ledger: which stream's blocks ran on which SM, from when to when. It is
-// independent of limiters and meters, so tests can check them against it.
+// A host device's ledger: which stream's blocks ran on which SM, from when to when. The ledger is
+// independent of limiters and meters, so tests can check limiters and meters against it.
 //
 //   auto taken = node.ledger(gpushare::device_id{0}).take();
 //   for (auto [tag, busy] : gpushare::host::sm_time_by_tag(taken.blocks, from, to, node.options().sms)) ...

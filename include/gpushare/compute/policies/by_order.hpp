@@ -2,8 +2,8 @@
 // Policies that serve submissions by arrival, by deadline, or by the remaining time of requests.
 // Between levels all of them have strict priority.
 //
-// fifo serves first come, first served, as the device would do by itself. fifo holds no client to a
-// share. Work in flight stays bounded, and all device time is metered.
+// fifo serves submissions in order of arrival, as the device itself would, and holds no client to a
+// share. The limiter still bounds the work in flight and meters all device time.
 //
 //   using limiter_type = gpushare::compute_limiter<gpushare::host::stream, gpushare::host::steady_clock, gpushare::fifo>;
 //

@@ -7,9 +7,9 @@
 //   policy.add(batch, {.weight = 50_pct, .cap = 30_pct});            // never more than 30 %
 //   policy.add(guest, {.cap = 10_pct, .soft_cap = true});  // more only if no other client wants it
 //
-// At the end, three policies that only cap: hard_share, soft_share, equal_share. Their promises to
-// the clients of a level never sum to more than the whole: a client that would exceed it is refused
-// with errc::share_exceeded.
+// At the end of this header are three policies that only cap: hard_share, soft_share, equal_share.
+// They refuse a client with errc::share_exceeded if its share and those promised to the other
+// clients of its level would sum to more than the whole device.
 #pragma once
 
 #include <algorithm>

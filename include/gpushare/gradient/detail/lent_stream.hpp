@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// This library's stream for a caller's handle of a stream: of a framework's stream, where the node
-// borrows streams, or else the stream to which the handle points.
+// Finds this library's stream for a caller's handle. If the node can borrow streams, the handle is
+// that of a framework's stream. Otherwise the handle points to one of this library's streams.
 //
 //   lent_stream<node_type> of_rank;
 //   of_rank.as(node, handle).wait(point);

@@ -4,7 +4,7 @@
 //
 //   mpi_pairs pairs(sends, receives);        // this rank's numbers
 //   ... every rank's mine() goes to all(), in the order of ranks ...
-//   if (auto odd = pairs.odd_one()) ...      // a rank that sends another number than is expected
+//   if (auto odd = pairs.odd_one()) ...      // a rank that sends more or fewer than expected
 #pragma once
 
 #include <algorithm>

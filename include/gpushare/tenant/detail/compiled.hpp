@@ -4,7 +4,7 @@
 // declares nothing. tenancy.hpp includes it for programs that link them; cmake/compiled.cpp
 // instantiates them.
 //
-//   // as ever; the program's CMakeLists.txt links gpushare::compiled
+//   // as usual; the program's CMakeLists.txt links gpushare::compiled
 //   gpushare::tenancy shared{node};
 #pragma once
 

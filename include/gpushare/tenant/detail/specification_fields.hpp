@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The common part of the readers of tenant specifications: it collects values, each with the key
-// that gave it, into a tenant_spec.
+// What the readers of tenant specifications have in common: a collector of values, each with the
+// key that gave it, for a tenant_spec.
 //
 //   specification_fields f;     f.set(f.memory, 12_GiB, "memory");     tenant_spec spec = f.finish({});
 #pragma once
