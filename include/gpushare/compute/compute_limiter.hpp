@@ -16,14 +16,14 @@
 // for all clients. A server whose threads wait (at the gate, for a ticket) needs nothing else. A
 // server that only submits and never waits must let one of its threads call run(). In detail: a
 // submitting thread admits all submissions for which there is room. One waiting thread at a time
-// watches the device for all. Before it runs a callable or a callback that isn't known to take less
-// than 100 us, another waiting thread takes over. Once a thread's own submission is enqueued, or
-// its wait is over, it runs callables and callbacks of other clients for at most 100 us, plus the
-// one in progress. The thread leaves the rest to a thread that waits in the limiter or, if there is
-// none, to the next call.
+// watches the device for all. Before that thread runs a callable or a callback that isn't known to
+// take less than 100 us, another waiting thread takes over. Once a thread's own submission is
+// enqueued, or its wait is over, the thread runs callables and callbacks of other clients for at
+// most 100 us, plus the one in progress. The thread leaves the rest to a thread that waits in the
+// limiter or, if there is none, to the next call.
 //
-// A thread that waits for each submission of its client doesn't wake the other waiting threads. The
-// limiter notices the end of work for which no thread waits within a millisecond.
+// A thread that waits for each submission of its client doesn't wake the other waiting threads. If
+// no thread waits for a piece of work, the limiter notices its end within a millisecond.
 //
 // The limiter charges a client the duration of its work, between the points (CUDA's events) around
 // the work, times the work's width: the part of the SMs that it can fill (submit_options::width, or

@@ -40,12 +40,12 @@
 // the order of the devices (ordered resources, Havender 1968), and the work is enqueued within the
 // node's gang order.
 //
-// A gang holds its first permits while it waits for the others, and so keeps those devices from
-// their other clients: for each further device at first for 2 * bound_of(client) there plus
-// gang_patience. Then it gives its permits back, waits without any until its turn has come on the
-// device that was late, and starts over. It isn't charged for unused time, so its turns come soon.
-// If they still don't come in time, as behind a long queue in the order of arrival, the gang
-// doubles its patience each time.
+// A gang holds its first permits while it waits for the others, and so keeps other clients off
+// those devices. It waits for each further device for 2 * bound_of(client) there plus
+// gang_patience. If that permit hasn't come by then, the gang gives its permits back, waits without
+// any until its turn has come on the device that was late, and starts over. The gang isn't charged
+// for unused time, so its turns come soon. If they still don't come in time, as behind a long queue
+// in the order of arrival, the gang doubles its patience each time.
 //
 // Other clients of a device may wait longer than their own bound says, by the gang's patience for
 // each further device. After a gang came too late n times, its patience is 2^n times as long. n has

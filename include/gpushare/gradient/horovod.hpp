@@ -5,8 +5,8 @@
 //
 //   using namespace gpushare::horovod;
 //   init(net);  // a rank's end, for the whole process
-//   const auto sum = allreduce_async(std::span(gradient), "fc.weight");      // the average
-//   synchronize(sum);                                          // throws, and names the rank
+//   const auto pending = allreduce_async(std::span(gradient), "fc.weight");  // the average
+//   synchronize(pending);                                      // throws, and names the rank
 //   grouped_allreduce(gradients, "block", Sum);                // spans
 //   const std::uint32_t last = join();                         // this rank has no more batches
 //   shutdown();
@@ -14,9 +14,9 @@
 // If only some of the ranks take part, or if ranks are threads of one process, pass your own
 // process_set as the last argument. A process_set uses a transport between its ranks.
 //
-// An array is not combined before the lowest rank that hasn't joined hands it over. Elements are
-// floats of 16 to 64 bits, or integers of 64 bits, which have no average. The transport decides the
-// bits of a sum or a product. Arrays on devices have headers of their own:
+// The set combines no array before the lowest rank that hasn't joined hands that array over.
+// Elements are floats of 16 to 64 bits, or integers of 64 bits, which have no average. The
+// transport decides the bits of a sum or a product. Arrays on devices have headers of their own:
 // gradient/horovod_devices.hpp for one process, and gradient/horovod_processes.hpp for several.
 // gradient/torch_gradients.hpp takes tensors of libtorch, on the host and on CUDA.
 #pragma once

@@ -13,10 +13,10 @@
 //   a.who->close();    plan.left("chat");    for (auto& next : plan.advance()) ...      // next: a tenant that waited
 //   plan.drain(gpushare::device_id{3});  // no new tenant is placed there
 //
-// Before each decision the planner looks at the tenancy's devices: how much of each device other
-// processes take, and tenants that were admitted past the planner; and which devices are lost. If
-// the tenancy still refuses a choice, the planner records the refusal in its view, and the policy
-// chooses again.
+// Before each decision the planner looks at the tenancy's devices. It learns how much of each
+// device other processes take, which tenants were admitted without the planner, and which devices
+// are lost. If the tenancy still refuses a choice, the planner records the refusal in its view, and
+// the policy chooses again.
 //
 // Without a planner, placed_by lets a placement policy choose the devices of a tenancy's tenants,
 // instead of the devices with the most room. So later tenants find room: whole devices stay whole,

@@ -11,7 +11,7 @@
 //
 // A submission takes options (submit_options; each may be left out) and a callback for its
 // completion. A thread can wait for a ticket, and can cancel it while the submission waits. A
-// ticket reports which exception was thrown, and by which tenant:
+// ticket reports the exception that the callable or the work threw, and names the tenant:
 //
 //   auto page = chat.submit(work, {.key = 7, .width = gpushare::sm_width::of_sms(1, 2), .deadline = now + 80ms, .drop_if_late = true},
 //                           [](const gpushare::completion& c) { if (c.status != gpushare::errc::none) ... });
@@ -37,7 +37,7 @@
 //
 // A vendor's library, such as cuBLAS, allocates device memory for a tenant without the tenant's
 // allocator. Once declared, such a workspace is charged to the tenant, and isn't set aside as
-// overhead of the device. (Workspaces of collectives aren't meant here.)
+// overhead of the device. (The workspaces of collectives are something else.)
 //
 //   // after the library took it; charged as long as `blas` lives
 //   auto blas = chat.declare_workspace(32_MiB);
@@ -47,7 +47,7 @@
 // the memory is charged to the tenant and ends with the tenant:
 //
 //   gpushare::tenant_node mine{node, chat};
-//   // its workspaces are of chat's memory
+//   // its workspaces are in chat's memory
 //   gpushare::device_communicator group{mine, visible, chat.spec().on};
 #pragma once
 

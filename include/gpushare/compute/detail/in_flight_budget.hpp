@@ -22,8 +22,9 @@
 //                     little ahead.
 //
 // A level may keep a part of the SMs (client_settings::keeps). Long work of lower levels is
-// admitted alongside that part. Short work, which ends within the horizon, may use the part. Work
-// too wide for the rest can't be kept off the part, and is admitted as if nothing were kept.
+// admitted alongside that part. Short work, which ends within half of its own level's horizon
+// (soon_part), may use the part. Work too wide for the rest can't be kept off the part, and is
+// admitted as if nothing were kept.
 //
 // Namespace `ratios` has the numbers of these rules. A fraction is stored as its denominator:
 //
