@@ -391,7 +391,7 @@ requires std::is_trivially_copyable_v<T>
     return detail::run_in_thread(me, detail::exchange_body<T>{in, neighbours, out.data()}, deadline);
 }
 
-/// Measures sums of floats and returns a table for groups of this size. Measuring takes some
+/// Measures sums of floats and returns a table for groups of this size. Measuring takes a few
 /// seconds. Every rank calls tune(), and gets the same table. Throws std::bad_alloc,
 /// operation_error (errc::invalid_specification) if the smallest size is less than a float, and the
 /// faults of the measured collectives.

@@ -604,8 +604,8 @@ private:
 
 /// Enqueues long work over several devices in pieces, for example a collective as one call per
 /// range of its elements. Calls `enqueue_piece(i)` for i from 0, each in a gang of its own. Higher
-/// levels get in between two pieces. Either all ranks yield or none does, since a piece is admitted
-/// on all devices before it is enqueued on any. `deadline` is the deadline of all pieces together.
+/// levels run between two pieces. Either all ranks yield or none does, since a piece is admitted on
+/// all devices before it is enqueued on any. `deadline` is the deadline of all pieces together.
 /// Returns the first error of acquiring a gang or of a piece, and enqueues no further piece then.
 template <class Limiter, class F>
 requires std::is_invocable_r_v<errc, F&, std::size_t> errc

@@ -12,11 +12,11 @@
 //                                     members, sparse, pinned);
 //
 // The links compress all-reduces of floats by a sum or an average, and pass all other calls on. All
-// processes get the same bits, and two levels of devices get the same bits as two levels of threads
-// over the same link. When the processes make the link, they compare how they compress. At each
-// call they compare whether they add or average. If there is a difference, all processes get
-// errc::mismatch. Two levels and the sets of horovod.hpp also compare lengths. Direct callers of a
-// link must pass equal lengths on all processes.
+// processes get the same bits, and two-level groups of devices get the same bits as two-level
+// groups of threads over the same link. When the processes make the link, they compare how they
+// compress. At each call they compare whether they add or average. If there is a difference, all
+// processes get errc::mismatch. Two-level groups and the sets of horovod.hpp also compare lengths.
+// Direct callers of a link must pass equal lengths on all processes.
 #pragma once
 
 #include <algorithm>

@@ -367,8 +367,8 @@ template <class Stream>
 /// all ranks if they share a device. `gather(ins, outs, count)` enqueues an all-gather of 64-bit
 /// words, for example submit_all_gather (collective/submit.hpp), and returns its error. No thread
 /// waits for the device, so the call can be captured. The bits are those of sync_batch_norm, with
-/// two exceptions on a device. The threads of a block share a channel and add its sums in another
-/// order, and the device may round a product and a sum only once. Returns
+/// two exceptions on a device. The threads of a block share a channel and add its sums in a
+/// different order, and the device may round a product and a sum only once. Returns
 /// errc::invalid_specification if spans or shapes don't fit.
 template <launcher Stream, class Gather>
 [[nodiscard]] errc submit_sync_batch_norm(std::span<Stream> streams, std::span<const device_batch> batches,
@@ -637,8 +637,8 @@ struct device_softmax_rank {
 ///
 /// The results are those of partial_softmax, with the same bits if a block has one thread. There
 /// are three differences on a device. The threads of a block share a sample's logits and add
-/// exponentials in another order; the device may round a product and a sum only once; and exp and
-/// log are the device's.
+/// exponentials in a different order; the device may round a product and a sum only once; and exp
+/// and log are the device's.
 class device_partial_softmax {
 public:
     /// Each rank has `samples` samples of `features` numbers.

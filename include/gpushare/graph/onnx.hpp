@@ -46,7 +46,7 @@ struct import_options {
     std::map<std::string, std::vector<std::int64_t>> inputs{};
     /// Domains with operators that the engine knows and ONNX doesn't, such as "com.microsoft"
     /// (ONNX's own domain is ""). The reader neither checks nor understands such operators, so the
-    /// shapes behind them may be unknown.
+    /// shapes after them may be unknown.
     std::vector<std::string> other_domains{};
     /// The graph of the model before an engine fused nodes. If nothing else states the type of a
     /// value, the value takes the type of this graph's value of the same name. Null if there is no

@@ -29,7 +29,7 @@ inline namespace GPUSHARE_ABI {
 /// The allocated blocks. Thread-safe: one mutex, held for a hash-table operation.
 class block_table {
 public:
-    /// With `capture`, each block's entry has the stack trace of its allocation, which costs some
+    /// With `capture`, each block's entry has the stack trace of its allocation, which costs a few
     /// microseconds.
     explicit block_table(trace_function capture = nullptr) noexcept : capture_(capture) {}
 

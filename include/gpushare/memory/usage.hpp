@@ -26,7 +26,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
 /// A reading of a quota. Bytes are consistent with each other; counts are exact while no call is
-/// under way and may lag by some dozens otherwise.
+/// under way and may lag by a few dozen otherwise.
 struct quota_usage {
     bytes guaranteed{};  ///< set aside
     bytes burst{};       ///< lent by the parent, at most

@@ -332,7 +332,7 @@ public:
     [[nodiscard]] const Partition& shape() const noexcept { return shape_; }
     /// The number of elements that a rank has of either neighbour.
     [[nodiscard]] std::uint64_t halo() const noexcept { return halo_; }
-    /// The rank's own elements, with the halo right before and behind them. Null if the rank has
+    /// The rank's own elements, with the halo right before and after them. Null if the rank has
     /// neither.
     [[nodiscard]] T* data(std::uint32_t rank) const noexcept {
         auto* begin = reinterpret_cast<T*>(blocks_[rank].data());

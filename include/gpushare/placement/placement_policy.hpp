@@ -319,7 +319,7 @@ namespace detail {
 
 }  // namespace detail
 
-/// The most steps that plan_gang() takes after the greedy plan. They take some hundred
+/// The most steps that plan_gang() takes after the greedy plan. They take a few hundred
 /// microseconds.
 inline constexpr std::size_t gang_steps = 2'000;
 

@@ -223,7 +223,7 @@ public:
     static constexpr bool by_state = true;
 
     /// Learns prices from the requests that are expected on those nodes, as if the nodes were
-    /// empty. This takes some tenths of a second. Throws operation_error (invalid_specification)
+    /// empty. This takes a few tenths of a second. Throws operation_error (invalid_specification)
     /// for an option that is out of its range or isn't a number.
     value_descent(const cluster& c, const workload& expected, const value_descent_options& o = {})
         : value_(expected, detail::bid_prices(c, expected, checked(o).rounds, o.first_step)),

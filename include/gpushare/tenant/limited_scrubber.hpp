@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A scrubber that is a client of a limiter like any other. It scrubs in pieces, at a weight and a
-// level of its own, so that higher levels get in between two pieces. For scrubbing_resource, in
-// place of a stream.
+// level of its own, so that higher levels run between two pieces. For scrubbing_resource, in place
+// of a stream.
 //
 //   const auto cleaner = limiter.add({.weight = 5_pct, .level = {-1}});
 //   gpushare::limited_scrubber scrubs{limiter, cleaner, stream};

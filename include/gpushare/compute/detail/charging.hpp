@@ -242,7 +242,7 @@ public:
     [[nodiscard]] ns get() const noexcept { return usual_; }
 
 private:
-    static constexpr ns allowance{20'000};  // launches and points alone take some microseconds
+    static constexpr ns allowance{20'000};  // launches and points alone take a few microseconds
 
     ns usual_{};
 };

@@ -42,7 +42,7 @@ public:
     /// The scope of everything.
     static constexpr scope_id whole{0};
 
-    /// With `capture`, each block is entered with the stack that allocated it: some microseconds
+    /// With `capture`, each block is entered with the stack that allocated it: a few microseconds
     /// and 136 bytes each.
     explicit scoped_statistics(trace_function capture = nullptr) : capture_(capture), scopes_(1) {}
 

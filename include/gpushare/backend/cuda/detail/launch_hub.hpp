@@ -472,7 +472,7 @@ private:
         }
     }
     // A thread that polls for long counts as waiting. While no gate may have closed waits, and for
-    // 50 us after each look, a poll costs some nanoseconds.
+    // 50 us after each look, a poll costs a few nanoseconds.
     void polled(const thread_binding* thread, bool any, CUpti_CallbackId id, const CUpti_CallbackData& data) noexcept {
         constexpr std::chrono::microseconds between_looks{50};
         if (data.callbackSite != CUPTI_API_EXIT || own_calls::depth() != 0 || in_child()) return;

@@ -571,7 +571,7 @@ template <class Line, class Op, class Ends>
 }
 
 /// Prefetches the lines from `from` to `to`, within the first `end` bytes, because another rank
-/// writes behind them.
+/// writes past them.
 template <class Ends>
 [[gnu::always_inline]] inline void prefetch(const Ends& ends, std::size_t from, std::size_t to,
                                             std::size_t end) noexcept {
