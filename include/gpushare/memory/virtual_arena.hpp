@@ -143,10 +143,10 @@ public:
     /// chunks stay, and so do leaving ones. New memory holds zeros or data that this tenant once
     /// wrote to it, and never data of another tenant unless scrubbing is off. If the quota or the
     /// device lacks bytes, hooks are called (quota_wait.hpp). Waits until `deadline` for memory
-    /// that is being scrubbed or leaving; by default it doesn't wait. over_quota; out_of_memory
-    /// (the pool, the device, or burst of the quota); deadline_exceeded (enough is free, but not
-    /// scrubbed yet: the scrubbing continues, try again); closed; kernel_failed, device_lost or
-    /// submission_failed (the scrubbing).
+    /// that is being scrubbed or leaving; by default it doesn't wait. Fails with over_quota;
+    /// out_of_memory (the pool, the device, or burst of the quota); deadline_exceeded (enough is
+    /// free, but not scrubbed yet: the scrubbing continues, try again); closed; kernel_failed,
+    /// device_lost or submission_failed (the scrubbing).
     failure try_commit(bytes offset, bytes size, instant deadline = {}) noexcept {
         const arena_range one{offset, size};
         return try_commit(std::span(&one, 1), deadline);
