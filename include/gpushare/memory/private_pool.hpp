@@ -202,7 +202,7 @@ private:
     }
     // Null, with the reason. If it isn't this thread's turn, as if there were no memory.
     [[nodiscard]] void* take(std::size_t size, std::size_t alignment, failure& why, bool its_turn) noexcept {
-        fit_.index().drop_retired();  // nobody reads the index without the lock
+        fit_.index().drop_retired();  // no thread reads the index without the lock
         const errc code = closed_ ? errc::closed : detail::pool_tag::check(size, alignment);
         detail::pool_block* const b =
             code == errc::none && its_turn ? obtain(detail::whole_granules(size), alignment) : nullptr;

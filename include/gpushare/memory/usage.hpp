@@ -123,7 +123,7 @@ struct chunk_pool_usage {
     std::size_t made = 0;       ///< chunks that exist now
     std::size_t mapped = 0;     ///< of these, the chunks in arenas, including the leaving ones
     std::size_t leaving = 0;    ///< of the mapped ones, those given up that a stream may still use
-    std::size_t clean = 0;      ///< free, for any tenant at once
+    std::size_t clean = 0;      ///< free, for any tenant immediately
     std::size_t dirty = 0;      ///< free, but scrubbed first for any tenant but the last owner
     std::size_t scrubbing = 0;  ///< being overwritten; free after that
 };

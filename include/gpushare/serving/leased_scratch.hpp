@@ -195,7 +195,7 @@ private:
     mutable std::mutex mutex_;
     bool taken_ = false, closed_ = false;
     std::uint64_t leases_ = 0;
-    // Owned by the taker, or by a close while nobody has taken the block.
+    // Owned by the taker, or by a close while no one has taken the block.
     void* block_ = nullptr;
     std::atomic<std::uint64_t> size_{0};  // for readings
     point last_{};                        // behind the work of the last lease

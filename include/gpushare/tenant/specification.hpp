@@ -60,7 +60,7 @@ inline constexpr std::uint32_t any_slice = ~0U;
 
 /// The layers of a tenant's memory() above its quota.
 enum class memory_stack : std::uint8_t {
-    /// each block comes from the device: freed memory is available to all tenants at once; each
+    /// each block comes from the device: freed memory is available to all tenants immediately; each
     /// call is a driver call
     direct,
     /// Blocks out of segments that the tenant keeps: no driver call while the segments suffice.

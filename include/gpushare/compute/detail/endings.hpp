@@ -5,7 +5,7 @@
 //
 //   finish, finish_permit   the work has ended, as settlement.hpp found
 //   end_admitted            an admitted submission whose callable enqueued nothing
-//   cancel                  the same, if nobody is to learn of it
+//   cancel                  the same, if no thread is to learn of it
 //   dismiss                 a waiting submission that is late, or that its holder cancels
 //   cancel_waiting          all waiting submissions of a client that closes or is refused
 //   leave_queue             a waiting submission at the gate whose thread stops waiting
@@ -91,7 +91,7 @@ public:
         cancel(s);
         finish(s, why);
     }
-    /// The same, and nobody learns of it: for a permit that its holder didn't use.
+    /// The same, and no thread learns of it: for a permit that its holder didn't use.
     void cancel(submission& s) noexcept {
         core_.cancel(s.admitted);
         tell_of_end(clients_.queue(s.admitted.client));

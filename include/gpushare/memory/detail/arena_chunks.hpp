@@ -40,8 +40,8 @@ inline namespace GPUSHARE_ABI {
 namespace detail {
 
 /// Hooks on the roots of quotas. When a requester within its quota lacks memory there, free chunks
-/// that are charged to nobody go back to the device, and chunks that arenas gave up go back to the
-/// quotas once their points are reached.
+/// that are charged to no quota go back to the device, and chunks that arenas gave up go back to
+/// the quotas once their points are reached.
 class reclaim_hooks {
 public:
     /// Makes sure that requests in the tree of `q` ask `chunks` for memory. Throws std::bad_alloc.
@@ -550,7 +550,7 @@ private:
     struct driver_call {
         driver_call* next = nullptr;
         std::uint64_t number = 0;
-        bool brings = false;  // gives back memory that belongs to nobody any more
+        bool brings = false;  // gives back memory that no longer belongs to any tenant
     };
     // Returns the result of `calls`, which run without the lock.
     template <std::invocable F>

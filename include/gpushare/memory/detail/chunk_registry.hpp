@@ -120,7 +120,7 @@ public:
         set(i, state::scrubbing);
         forget_if_gone(writer);
     }
-    /// `done`: the chunk holds zeros. Otherwise the chunk belongs to nobody, and is dirty.
+    /// `done`: the chunk holds zeros. Otherwise the chunk belongs to no tenant, and is dirty.
     void end_scrub(index i, bool done) noexcept {
         if (done)
             make_clean(i);

@@ -30,8 +30,8 @@
 // frozen bit, which sends a release to the mutex. A thread that joins the queue freezes all words
 // that its bytes may come from, and then looks. A release before the freeze has changed the word
 // that the thread looks at. A release after the freeze fails to swap, sees the bit, takes the mutex
-// and serves the waiters. There is no second flag that the two could miss, and while nobody waits a
-// release pays nothing.
+// and serves the waiters. There is no second flag that the two could miss, and while no thread
+// waits a release pays nothing.
 #pragma once
 
 #include <algorithm>
@@ -66,8 +66,8 @@ struct quota_wait_queue {
     static void join(quota_wait_entry& p) noexcept;
 
     /// While a top, such as a root, is pressed, bytes freed below go back to it immediately, as if
-    /// a request waited, but no bytes are held back from any request, and nobody counts as waiting.
-    /// Each press ends with a release_pressure.
+    /// a request waited, but no bytes are held back from any request, and no thread counts as
+    /// waiting. Each press ends with a release_pressure.
     static void press(quota_node& top) noexcept;
     static void release_pressure(quota_node& top) noexcept;
 

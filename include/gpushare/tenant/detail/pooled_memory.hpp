@@ -280,7 +280,7 @@ private:
         quota_claim claim(*quota_, resource_.charged(static_cast<std::size_t>(whole_granules(size)),
                                                      std::max(alignment, pool_granule)));
         here.with(claim);
-        // Otherwise the pool would ask without this request's place, and nobody would use the
+        // Otherwise the pool would ask without this request's place, and no request would use the
         // grant.
         static_assert(tells_askers<claiming_resource>);
         return cache_.try_allocate(size, alignment, until, &why, label, {&here});

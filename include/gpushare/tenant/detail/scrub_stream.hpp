@@ -34,7 +34,7 @@ public:
     /// Enqueues zeros behind `after`, unless that is null. The returned point has the fill's
     /// status. Throws what the stream throws, or what making one throws, and then nothing is
     /// enqueued. Throws operation_error (in_flight) if the stream gives no point for about 30 ms.
-    /// This fill may then be under way, and nobody may use the block until it has been filled once
+    /// This fill may then be under way, and no one may use the block until it has been filled once
     /// more afterwards. Until there is a point, further calls throw submission_failed and enqueue
     /// nothing.
     [[nodiscard]] point fill(const point* after, void* p, std::size_t size) {
@@ -55,7 +55,7 @@ public:
     }
 
 private:
-    // Fills on the new stream come after a fill on the old one whose end nobody knows.
+    // Fills on the new stream come after a fill on the old one whose end is unknown.
     void renew() {
         Stream next = make_();
         if (unmarked_) next.wait(mark(errc::submission_failed));
