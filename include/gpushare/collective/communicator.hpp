@@ -215,9 +215,9 @@ public:
     /// Throws operation_error (errc::invalid_specification) for a rank or channel that doesn't
     /// exist.
     [[nodiscard]] member rank(std::uint32_t r, std::uint32_t channel = 0) const {
-        check(r < size(), r, size(), reason::no_such_rank, "asking a communicator for a rank");
+        check(r < size(), r, size(), reason::no_such_rank, "getting a rank of a communicator");
         check(channel < channels(), channel, channels(), reason::no_such_channel,
-              "asking a communicator for a channel");
+              "getting a channel of a communicator");
         return {shared_->views[channel], shared_->tuning, r};
     }
 
@@ -227,7 +227,7 @@ public:
     /// The number that rank `r` had in the communicator from which this communicator was made; `r`
     /// itself if this communicator wasn't made from another.
     [[nodiscard]] std::uint32_t parent_rank(std::uint32_t r) const {
-        check(r < size(), r, size(), reason::no_such_rank, "asking a communicator for a rank");
+        check(r < size(), r, size(), reason::no_such_rank, "getting a rank of a communicator");
         return parents_[r];
     }
 
@@ -283,7 +283,7 @@ public:
     /// ordered with other memory accesses.
     [[nodiscard]] std::vector<rank_progress> progress(std::uint32_t channel = 0) const {
         check(channel < channels(), channel, channels(), reason::no_such_channel,
-              "asking a communicator for a channel");
+              "getting a channel of a communicator");
         std::vector<rank_progress> all(size());
         for (std::uint32_t r = 0; r < size(); ++r) all[r] = rank(r, channel).progress();
         return all;

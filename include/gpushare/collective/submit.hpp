@@ -173,10 +173,10 @@ public:
     [[nodiscard]] member rank(std::uint32_t r, std::uint32_t channel = 0) const {
         if (r >= size())
             raise({errc::invalid_specification, r, 0, size(), reason::no_such_rank}, {},
-                  "asking a communicator for a rank");
+                  "getting a rank of a communicator");
         if (channel >= channels())
             raise({errc::invalid_specification, channel, 0, channels(), reason::no_such_channel}, {},
-                  "asking a communicator for a channel");
+                  "getting a channel of a communicator");
         return {state_->views[std::size_t{channel} * size() + r], state_->tuning, r};
     }
 

@@ -278,9 +278,9 @@ private:
             const auto made = detail::product_shape(r.shapes[s.a], r.shapes[s.b], s.transpose_a, s.transpose_b);
             if (!made) detail::refuse(s.node, "its inputs aren't matrices of matching sizes");
             if (s.addend != detail::no_value && r.shapes[s.addend] != *made)
-                detail::refuse(s.node, "the added array has another shape");
+                detail::refuse(s.node, "the added array has a different shape");
             if (s.bias != detail::no_value && !detail::has_columns_of(*made, r.shapes[s.bias]))
-                detail::refuse(s.node, "its bias has another number of elements than it has columns");
+                detail::refuse(s.node, "its bias isn't one row with an element for each column");
             r.shapes[s.out] = *made;
         }
     }

@@ -225,7 +225,7 @@ private:
         if (code != std::errc{} || stop != text.data() + text.size() || text.size() != 16)
             refuse(kind::bad_value, line_, "a graph's fingerprint has 16 digits from 0 to f");
         if (h != plan_.of_graph)
-            refuse(kind::graph_changed, line_, "the plan is for another graph, or the graph changed");
+            refuse(kind::graph_changed, line_, "the plan is for a different graph, or the graph has changed");
     }
     void read_piece(const plan_words& w) {
         end_piece();
@@ -342,7 +342,8 @@ void check_cuts(split_plan& p, const model_graph& g, std::span<const bytes> size
 /// graph must be sound. O(edges).
 inline void check(const split_plan& p, const model_graph& g) {
     if (p.of_graph != fingerprint(g))
-        throw plan_error(plan_error::kind::graph_changed, 0, "the plan is for another graph, or the graph changed");
+        throw plan_error(plan_error::kind::graph_changed, 0,
+                         "the plan is for a different graph, or the graph has changed");
     const auto nowhere = [](std::size_t) { return std::size_t{0}; };
     detail::check_order(p, g, nowhere, nowhere);
     split_plan copy = p;

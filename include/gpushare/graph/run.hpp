@@ -260,7 +260,7 @@ public:
           passed_(g.outputs.size()) {
         for (const std::uint32_t v : g.inputs) input_types_.push_back(g.values[v].type);
         if (plan.of_graph != fingerprint(g) || plan.pieces.empty())
-            throw operation_error(errc::invalid_specification, owner_, "a plan of cuts for another graph");
+            throw operation_error(errc::invalid_specification, owner_, "a plan of cuts for a different graph");
         for (std::uint32_t v = 0; v < g.values.size(); ++v) prepare(g.values[v], v);
         for (const std::uint32_t v : g.outputs)
             if (kinds_[v] == value_kind::weight)

@@ -210,7 +210,7 @@ public:
         (void)detail::partition_shape(size, ranks_, align);  // checks
         if (weights.size() > MaxRanks)
             throw operation_error(errc::invalid_specification, {},
-                                  "a weighted partition has no room for so many ranks");
+                                  "a weighted partition has no room for that many ranks");
         std::uint64_t sum = 0;
         for (const auto w : weights) {
             if (sum + w < sum)

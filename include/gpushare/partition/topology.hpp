@@ -143,7 +143,8 @@ public:
 
 private:
     [[nodiscard]] std::size_t checked(device_id d) const {
-        if (d.index >= devices_.size()) raise({errc::no_device, d.index, 0, devices_.size()}, {}, "asking a topology");
+        if (d.index >= devices_.size())
+            raise({errc::no_device, d.index, 0, devices_.size()}, {}, "querying a topology");
         return d.index;
     }
 
@@ -511,7 +512,7 @@ template <class Pairs>
             if (value != "gpu" && value != "gpu-hpn") refuse(key, value, "no class of pods with devices");
             r.pod = value == "gpu" ? compute_class::gpu : compute_class::gpu_hpn;
         } else if (key == "alibabacloud.com/gpu-model-series") {
-            if ((r.type = find_node_type(value)) == nullptr) refuse(key, value, "no type of node");
+            if ((r.type = find_node_type(value)) == nullptr) refuse(key, value, "no such node type");
         } else if (key == "topology.kubernetes.io/zone") {
             if ((r.zone = find_node_zone(value)) == nullptr) refuse(key, value, "no zone with devices");
         } else {

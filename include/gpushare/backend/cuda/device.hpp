@@ -381,12 +381,12 @@ private:
 /// operation_error: no_device, no_driver.
 [[nodiscard]] inline device_properties query_properties(const driver& api, int ordinal) {
     cudaDeviceProp native{};
-    check(cudaGetDeviceProperties(&native, ordinal), "asking a device for its properties");
+    check(cudaGetDeviceProperties(&native, ordinal), "querying a device's properties");
 
     device_properties p;
     std::string_view{native.name}.copy(p.name.data(), p.name.size() - 1);
     check(cudaDeviceGetPCIBusId(p.pci_bus_id.data(), static_cast<int>(p.pci_bus_id.size()), ordinal),
-          "asking a device for its bus id");
+          "querying a device's bus id");
     const auto count = [](int n) { return static_cast<std::uint32_t>(std::max(n, 0)); };
     p.ordinal = ordinal;
     p.capability = count(native.major * 10 + native.minor);
@@ -403,7 +403,7 @@ private:
     const primary_context context(api, ordinal);
     const device_guard on(context);
     check(cudaDeviceGetStreamPriorityRange(&p.least_priority, &p.greatest_priority),
-          "asking a device for its stream priorities");
+          "querying a device's stream priorities");
     return p;
 }
 

@@ -56,12 +56,12 @@ namespace detail {
         const driver& api = on.api();
         if (!api.has_green_contexts()) fail(cudaErrorNotSupported, "splitting the SMs of a device");
         CUdevice device = 0;
-        check(api.device_get(&device, on.ordinal()), "asking a device for its SMs");
+        check(api.device_get(&device, on.ordinal()), "querying a device's SMs");
         CUdevResource all{};
-        check(api.device_get_resource(device, &all, CU_DEV_RESOURCE_TYPE_SM), "asking a device for its SMs");
+        check(api.device_get_resource(device, &all, CU_DEV_RESOURCE_TYPE_SM), "querying a device's SMs");
         const unsigned least = std::max(1U, all.sm.minSmPartitionSize);
         unsigned groups = 0;
-        check(api.sm_resource_split(nullptr, &groups, &all, nullptr, 0, least), "asking how SMs can be split");
+        check(api.sm_resource_split(nullptr, &groups, &all, nullptr, 0, least), "querying how SMs can be split");
         std::vector<CUdevResource> units(groups);
         check(api.sm_resource_split(units.data(), &groups, &all, nullptr, 0, least), "splitting the SMs of a device");
         units.resize(groups);
@@ -120,7 +120,7 @@ public:
         }
         made->owned = true;
         const detail::context_guard any(state_->device->context());
-        check(cudaStreamGetPriority(made->native, &made->native_priority), "asking a stream for its priority");
+        check(cudaStreamGetPriority(made->native, &made->native_priority), "querying a stream's priority");
         return stream(std::move(made));
     }
 
@@ -128,7 +128,7 @@ public:
     [[nodiscard]] static green_context from_native_handle(const node& on, device_id d, CUgreenCtx handle) {
         if (!on.api().has_green_contexts()) fail(cudaErrorNotSupported, "taking over a partition");
         CUdevResource has{};
-        check(on.api().green_get_resource(handle, &has, CU_DEV_RESOURCE_TYPE_SM), "asking a partition for its SMs");
+        check(on.api().green_get_resource(handle, &has, CU_DEV_RESOURCE_TYPE_SM), "querying a partition's SMs");
         return adopt(on.state(d), handle, has.sm.smCount);
     }
     static green_context from_native_handle(const node&, device_id, std::nullptr_t) = delete;

@@ -186,7 +186,7 @@ private:
     [[nodiscard]] memory_figures figures() const {
         cudaError_t code = cudaSuccess;
         const auto now = figures(code);
-        if (code != cudaSuccess) fail(code, "asking a device for its memory");
+        if (code != cudaSuccess) fail(code, "querying a device's memory");
         return now;
     }
 
@@ -306,7 +306,7 @@ public:
                                                made->device->properties().native_priority(level)),
                   "making a stream");
             made->owned = true;
-            check(cudaStreamGetPriority(made->native, &made->native_priority), "asking a stream for its priority");
+            check(cudaStreamGetPriority(made->native, &made->native_priority), "querying a stream's priority");
         }
         made->register_unpartitioned();
         return stream(std::move(made));
@@ -339,7 +339,7 @@ public:
     [[nodiscard]] device_id device_of(cudaStream_t handle) const {
         int ordinal = 0;
         if (handle == nullptr || handle == cudaStreamLegacy)
-            check(cudaGetDevice(&ordinal), "asking which device is current");
+            check(cudaGetDevice(&ordinal), "querying which device is current");
         else
             ordinal = look_at(handle, 0)->device->ordinal();
         for (std::uint32_t d = 0; d < num_devices(); ++d)
@@ -368,7 +368,7 @@ public:
         const int near = state(from)->ordinal(), far = state(to)->ordinal();
         if (near == far) return true;
         int possible = 0;
-        check(cudaDeviceCanAccessPeer(&possible, near, far), "asking whether devices reach each other");
+        check(cudaDeviceCanAccessPeer(&possible, near, far), "querying whether devices reach each other");
         if (possible == 0) return false;
         const device_guard on(state(from)->context());
         const auto code = detail::handled(cudaDeviceEnablePeerAccess(far, 0));
@@ -387,7 +387,7 @@ public:
             int possible = 0;
             const int theirs = state(device_id{other})->ordinal();
             if (theirs != home)
-                check(cudaDeviceCanAccessPeer(&possible, theirs, home), "asking whether devices reach each other");
+                check(cudaDeviceCanAccessPeer(&possible, theirs, home), "querying whether devices reach each other");
             if (possible != 0) peers.push_back(device_id{other});
         }
         return peers;
@@ -451,8 +451,8 @@ private:
                                   "a default stream can't be shared: it waits for all others");
         const detail::context_guard any(devices_.front().state->context());
         int ordinal = 0, native_priority = 0;
-        check(cudaStreamGetDevice(handle, &ordinal), "asking a stream for its device");
-        check(cudaStreamGetPriority(handle, &native_priority), "asking a stream for its priority");
+        check(cudaStreamGetDevice(handle, &ordinal), "querying a stream's device");
+        check(cudaStreamGetPriority(handle, &native_priority), "querying a stream's priority");
         auto on = devices_.begin();
         while (on != devices_.end() && on->state->ordinal() != ordinal) ++on;
         if (on == devices_.end())
@@ -580,7 +580,7 @@ struct node_topology {
     for (std::uint32_t i = 0; i < on.num_devices(); ++i) t.devices.push_back(on.properties(device_id{i}));
     const auto ask = [](cudaDeviceP2PAttr what, int from, int to) {
         int value = 0;
-        check(cudaDeviceGetP2PAttribute(&value, what, from, to), "asking how devices are connected");
+        check(cudaDeviceGetP2PAttribute(&value, what, from, to), "querying how devices are connected");
         return value;
     };
     for (const device_properties& from : t.devices) {

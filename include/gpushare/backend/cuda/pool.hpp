@@ -319,7 +319,7 @@ private:
         cuuint64_t figure = 0;
         // So that the context of another, lost device can't answer.
         const device_guard on(device().context());
-        check(cudaMemPoolGetAttribute(native_.get(), what, &figure), "asking a memory pool");
+        check(cudaMemPoolGetAttribute(native_.get(), what, &figure), "querying a memory pool");
         return bytes{figure};
     }
 

@@ -261,7 +261,7 @@ public:
     [[nodiscard]] bool captured() const {
         const errc why = capture_status();
         if (why != errc::none && why != errc::capturing)
-            throw operation_error(why, {}, "asking a stream whether it is captured");
+            throw operation_error(why, {}, "querying whether a stream is captured");
         return why == errc::capturing;
     }
     /// Separate cooperative launches needn't run side by side on a device, even if they fit, so a
@@ -518,7 +518,7 @@ inline point stream::last_use() {
     auto status = cudaStreamCaptureStatusNone;
     cudaGraph_t graph = nullptr;
     check(cudaStreamGetCaptureInfo(state_->native, &status, nullptr, &graph, nullptr, nullptr, nullptr),
-          "asking a stream for its capture");
+          "querying a stream's capture");
     if (status == cudaStreamCaptureStatusNone) return record();  // the capture has just ended
     if (status != cudaStreamCaptureStatusActive || graph == nullptr)
         throw operation_error(errc::capturing, {}, "the capture of a stream was invalidated");

@@ -262,7 +262,7 @@ private:
         if (!device_->api().has_virtual_memory()) fail(cudaErrorNotSupported, "using a device's virtual memory");
         std::size_t smallest = 0;
         check(device_->api().mem_get_granularity(&smallest, &kind_, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
-              "asking a device for the granularity of its virtual memory");
+              "querying the granularity of a device's virtual memory");
         if (wanted == bytes{}) return smallest;
         // Ranges begin at a multiple of a chunk, and the driver aligns them to powers of two only.
         if (smallest == 0 || wanted.count() % smallest != 0 || !std::has_single_bit(wanted.count()))
