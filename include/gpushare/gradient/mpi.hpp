@@ -23,8 +23,8 @@
 // others. All processes that answer then name the same process that doesn't answer. Without a
 // deadline the wait has no end, unless the MPI itself reports the death. MPI_Finalize may hang
 // after a death, so leave by MPI_Abort or std::_Exit. shrink() makes a transport of the remaining
-// processes. (OpenMPI's launcher ends all processes when a process dies, unless told not to.) The
-// header is empty without an MPI.
+// processes. (OpenMPI's launcher ends all processes when one dies, unless it gets
+// --enable-recovery.) The header is empty without an MPI.
 #pragma once
 
 #if __has_include(<mpi.h>)

@@ -18,11 +18,11 @@
 //   or some thread that was called, or that drives, brings about one of these next, or leaves.
 // Code that could break this invariant calls keep(): after recording a batch (drive,
 // enqueued_by_holder), in a thread that leaves for whatever reason (wait), and in one that is about
-// to run a long callable (enqueue) or callback (call_back). keep() calls the watcher for points
-// that it doesn't watch or, if there is no watcher, a sleeping thread, unless one has a timer. A
-// holder that enqueues under no lock reports it, because await_enqueued() comes before the queries
-// on which such a wait rests. wake_all() reports everything else that threads wait for (room, a
-// client that closes or sleeps, a stop).
+// to run a long callable (enqueue) or callback (call_back). If there are points that the watcher
+// doesn't watch, keep() calls the watcher. If there is no watcher, and no thread sleeps with a
+// timer, keep() calls a sleeping thread. A holder that enqueues under no lock reports it, because
+// await_enqueued() comes before the queries on which such a wait rests. wake_all() reports
+// everything else that threads wait for (room, a client that closes or sleeps, a stop).
 #pragma once
 
 #include <algorithm>

@@ -357,8 +357,8 @@ private:
         return {.longest = longest, .stretch = longest > ns{0} ? std::min(longest, stretch) : stretch};
     }
 
-    // One submission in so many is timed by itself and shares no points, because a batch shows
-    // neither the longest member nor gaps.
+    // One submission in `cycle` is timed by itself and shares no points, because a batch hides its
+    // longest member and its gaps.
     static constexpr std::uint32_t cycle = 64;
 
     // All SMs if no device reports widths; unknown for the first submissions of a kind.

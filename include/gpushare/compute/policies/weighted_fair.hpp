@@ -109,8 +109,8 @@ public:
     /// Whether the policy needs the time, although it is timeless otherwise: a client has a cap.
     [[nodiscard]] bool needs_time() const noexcept { return num_capped_ > 0; }
 
-    /// The client has waiting work. It isn't owed the time without waiting work, except for up to
-    /// most_owed after hold().
+    /// The client has waiting work. It is owed nothing for the time in which it had none. Only
+    /// after hold() is it owed that time, up to most_owed.
     void wake(client_id c, const queue_head& head, instant now) noexcept {
         now_ = std::max(now_, now);
         auto& client = clients_[c.index];

@@ -22,8 +22,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// The return addresses that a trace_function finds at this call. Without a function there are
-/// none, and no cost.
+/// The return addresses that a trace_function finds at this call. Without such a function, an empty
+/// trace that costs nothing.
 class captured_trace {
 public:
     static constexpr std::size_t longest = 16;
