@@ -315,7 +315,7 @@ struct pool_options {
     bytes segment{};
     /// caches that keep less than this on average aren't emptied while the pool can grow
     bytes kept = 32_MiB;
-    /// a segment is at most one part in so many of what the upstream has left; 0: as above
+    /// a segment is at most 1/part of what the upstream has left; 0: as above
     std::uint32_t part = 0;
     /// A block of at least this size is never in a segment of small blocks. 0: a quarter of
     /// `segment`. If `segment` is 0, too: a quarter of the segment that an unused upstream gives,

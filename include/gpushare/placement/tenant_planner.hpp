@@ -631,8 +631,8 @@ private:
             if (t.until <= now) room.hold(seen_at(t.where, level));
     }
     // Takes the part of each device that isn't taken by the planner's own tenants, in the view of
-    // that level: the parts of tenants that were admitted past the planner, of other processes, and
-    // bytes that a tenant got by a resize. `absent` is a tenant that isn't there yet.
+    // that level: the parts of tenants that were admitted without the planner, of other processes,
+    // and bytes that a tenant got by a resize. `absent` is a tenant that isn't there yet.
     void hold_strangers(cluster& room, priority level, const place* absent = nullptr) const {
         for (const auto& r : shared_->promisable()) {
             if (r.whole == bytes{}) continue;  // lost

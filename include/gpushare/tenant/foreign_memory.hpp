@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that an engine allocates by itself, past every allocator of the library, as most engines
+// Memory that an engine allocates by itself, without any allocator of the library, as most engines
 // do for weights. The meter measures this memory around the load, and charges it to the engine's
 // tenant.
 //

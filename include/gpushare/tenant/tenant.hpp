@@ -322,7 +322,7 @@ public:
     /// the tenant has fewer devices.
     [[nodiscard]] memory_type& memory(std::size_t part = 0) { return at(part).memory; }
     /// The stream of the tenant's submissions with this number (see tenant_spec::streams). Work
-    /// enqueued directly on the stream, past the limiter, is charged to no tenant. Throws as
+    /// enqueued directly on the stream bypasses the limiter, and is charged to no tenant. Throws as
     /// memory(), and invalid_specification if there are fewer streams.
     [[nodiscard]] stream& work_stream(std::size_t part = 0, std::size_t number = 0);
 

@@ -237,8 +237,8 @@ public:
     /// Enqueues the whole graph as one operation of the stream. In a capture, the graph becomes one
     /// node. Throws operation_error: errc::invalid_specification for a stream on a different device
     /// or partition from the capture's. The kernels would run at the place of the capture all the
-    /// same, past the limiter of that device. (Driver API, CUDA_KERNEL_NODE_PARAMS: a node keeps
-    /// the context of its capture.)
+    /// same, bypassing the limiter of that device. (Driver API, CUDA_KERNEL_NODE_PARAMS: a node
+    /// keeps the context of its capture.)
     void launch(stream& s) {
         if (!its_.place.is_of(s.state()))
             throw operation_error(errc::invalid_specification, {},

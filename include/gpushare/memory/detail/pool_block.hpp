@@ -133,8 +133,8 @@ private:
     pool_block* first_ = nullptr;
 };
 
-/// In an exact pool, blocks that are larger than necessary waste at most one part in so many of all
-/// memory that the pool may hold.
+/// In an exact pool, blocks that are larger than necessary waste at most 1/pool_waste of all memory
+/// that the pool may hold.
 inline constexpr std::uint64_t pool_waste = 64;
 
 /// A request in whole granules; `least` bytes suffice, and `asked` is the caller's size. All in
