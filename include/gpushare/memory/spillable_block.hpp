@@ -260,7 +260,7 @@ private:
     void *data_ = nullptr, *copy_ = nullptr;  // the copy is kept for the next time
     // a block of the device with no contents, until its resource takes it back
     void* spare_ = nullptr;
-    typename Stream::point moved_{};          // behind the last copy
+    typename Stream::point moved_{};  // behind the last copy
     typename detail::own_work_of<Stream>::outcome copied_{};
     bool unmarked_ = false;           // the point of the last copy isn't recorded yet
     bool leaving_ = false;            // the copy to the host is under way, or over
