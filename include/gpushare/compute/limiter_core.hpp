@@ -422,7 +422,8 @@ public:
     void end_request(client_id c) noexcept { budget_.end_holds(c.index); }
     /// The same for requests of this level.
     void end_request(client_id c, priority level) noexcept { budget_.end_holds(c.index, request_level(c, level)); }
-    /// The level at which submissions of a request with this level go; no_priority: none of its own.
+    /// The level at which submissions of a request with this level go. no_priority: the request has
+    /// no level of its own.
     [[nodiscard]] priority request_level(client_id c, priority level) const noexcept {
         const auto& s = clients_[c.index].settings;
         return std::clamp(level, s.level, std::max(s.level, s.ceiling));

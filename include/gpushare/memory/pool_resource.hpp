@@ -655,8 +655,8 @@ private:
     [[nodiscard]] bool is_large(std::uint64_t whole) const noexcept { return whole >= large(); }
     [[nodiscard]] bool is_exact() const noexcept { return options_.exact; }
     // The size of the range that the upstream charges for a segment of `least` bytes, in whole
-    // granules. `least`, if the upstream charges room for the alignment besides: a request for all of
-    // the charged bytes would be charged for such room again.
+    // granules. If the upstream also charges room for the alignment, the size is `least`: a request
+    // for all charged bytes would be charged for such room again.
     [[nodiscard]] std::uint64_t range_for(std::uint64_t least, std::size_t alignment) const noexcept {
         const auto at = std::max(alignment, detail::pool_granule);
         const bytes takes = upstream_.charged(least, at);

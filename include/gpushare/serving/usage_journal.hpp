@@ -755,7 +755,8 @@ private:
         std::vector<char> piece(std::size_t{1} << 16);
         while (const auto n = from.read(piece)) {
             const std::string_view next(piece.data(), n);
-            const auto end = next.rfind('\n');  // not in all of `text`: that would take quadratic time
+            // Not in all of `text`, which would take quadratic time.
+            const auto end = next.rfind('\n');
             if (end == std::string_view::npos) {
                 text += next;
                 continue;

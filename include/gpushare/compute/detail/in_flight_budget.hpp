@@ -470,7 +470,8 @@ GPUSHARE_INLINE std::uint32_t in_flight_budget::leave(const admission& a, std::u
 
 GPUSHARE_INLINE auto in_flight_budget::held(std::uint32_t level, instant now) const noexcept -> hold {
     hold h;
-    if (levels_.size() == 1) return h;  // a level without clients, or with nothing in flight, may hold, too
+    // Another level may hold work back even if it has no clients, or nothing in flight.
+    if (levels_.size() == 1) return h;
     for (const auto& l : levels_) {
         if (l.level <= levels_[level].level) continue;
         if (l.of_requests > 0) return {.held = true};

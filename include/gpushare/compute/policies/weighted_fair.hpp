@@ -115,7 +115,8 @@ public:
         now_ = std::max(now_, now);
         auto& client = clients_[c.index];
         const priority at = std::max(client.level, head.level);
-        if (at != client.at && at > client.level) client.guest_tag = time_of(at);  // whether it waited or not
+        // Whether the client waited or not.
+        if (at != client.at && at > client.level) client.guest_tag = time_of(at);
         client.at = at;
         const bool held = std::exchange(client.held, false), waited = std::exchange(client.waits, true);
         if (!waited && client.is_capped) client.pace.begin(now_, all_had_);
@@ -337,7 +338,8 @@ private:
         for (auto& c : clients_) {
             if (c.level == p) c.tag = moved(c.tag);
             if (c.at == p && c.at != c.level) c.guest_tag = moved(c.guest_tag);
-            if (c.waits && waiting_.contains(c.id.index)) place(c);  // an index that was never used doesn't wait
+            // An index that was never used doesn't wait.
+            if (c.waits && waiting_.contains(c.id.index)) place(c);
         }
     }
 
