@@ -438,8 +438,8 @@ private:
                 after = std::move(now);
             }
         } catch (const std::exception&) {
-            // `carry` took the memory for the labels, or held more than can be counted. `after` is as
-            // if `carry` had changed nothing.
+            // `carry` took the memory for the labels, or held more than can be counted. `after` is
+            // as if `carry` had changed nothing.
         }
         views.took(level, std::move(after));
         return {how, changed};

@@ -72,7 +72,8 @@ struct client_queue {
     std::uint32_t waits_for_end = 0;
     std::uint32_t untold = 0;  // callbacks that are due or running
     priority own_level{};
-    plain_list<priority> requests{};  // the levels of its open requests; no_priority: none of its own
+    // The levels of its open requests. no_priority: the request has no level of its own.
+    plain_list<priority> requests{};
     bool told_of_loss = false;
 
     /// Resets the queue for a new client with this index.

@@ -319,10 +319,10 @@ public:
         bool alone = false;   // the launch should run alone, to be timed
         bool inside = false;  // no wait may be put before the launch
     };
-    /// What is expected of a launch. Makes the record of its stream, so that follow() doesn't
+    /// Predicts a launch. Makes the record of its stream, so that follow() doesn't
     /// allocate. Events tell how long launches took only if no others ran alongside them. So a
-    /// launch of unknown length is timed alone, and so is an occasional batch of a client that always
-    /// has neighbours. Throws std::bad_alloc.
+    /// launch of unknown length is timed alone, and so is an occasional batch of a client that
+    /// always has neighbours. Throws std::bad_alloc.
     [[nodiscard]] launch expect(client& c, const launch_call& call) {
         const launch_batches& in = c.on_or_new(call, device_);
         launch l{.of = times_.find(call.key, in.history(), call.guess)};
