@@ -360,6 +360,21 @@ TEST_CASE("an engine that contradicts itself is no measure of others", "[graph]"
     CHECK(r.first.size() == 0);
 }
 
+TEST_CASE("a model with an output that is a weight is refused before anything runs", "[graph]") {
+    rig r;
+    auto& g = r.model.g;
+    g.values.push_back({.name = "constant",
+                        .type = element::f32,
+                        .shape = {{.extent = numbers}},
+                        .kind = gpushare::graph::value_kind::weight,
+                        .ranked = true});
+    g.outputs.push_back(static_cast<std::uint32_t>(g.values.size() - 1));
+    REQUIRE(wrong(g).empty());
+    auto choice = r.chooser();
+    CHECK_THROWS_WITH(choice.run_nodes(r.inputs()), Catch::Contains("'constant': an output that is a weight"));
+    CHECK(r.first.runs == 0);
+}
+
 TEST_CASE("a tenant that is closed is no engine's fault", "[graph]") {
     rig r;
     auto choice = r.chooser();

@@ -407,8 +407,10 @@ public:
     /// Runs the model on the first engine, node by node (see piece_measurer::run_nodes()) and then
     /// as a whole. The run by nodes says which values a piece must compute. `inputs` must stay in
     /// place while pieces are measured. Throws model_error (engine) if the results of the two runs
-    /// differ by more than the tolerance, and the error of a failed submission.
+    /// differ by more than the tolerance, model_error (bad_cut) for an output that is a weight, and
+    /// the error of a failed submission.
     void run_nodes(std::span<const tensor> inputs) {
+        detail::refuse_weights_as_outputs(model_->graph());
         reference_.run_nodes(inputs);
         std::vector<std::uint32_t> all(graph().nodes.size());
         std::iota(all.begin(), all.end(), 0U);

@@ -390,6 +390,16 @@ private:
     std::string node_;
 };
 
+namespace detail {
+
+/// Throws model_error (bad_cut) if an output of the model is a weight, which no piece gives.
+inline void refuse_weights_as_outputs(const model_graph& g) {
+    for (const std::uint32_t v : g.outputs)
+        if (g.values[v].kind == value_kind::weight)
+            throw model_error(model_fault::bad_cut, g.values[v].name, "an output that is a weight");
+}
+
+}  // namespace detail
 }  // namespace graph
 
 namespace graph {

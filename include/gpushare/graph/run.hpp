@@ -262,9 +262,7 @@ public:
         if (plan.of_graph != fingerprint(g) || plan.pieces.empty())
             throw operation_error(errc::invalid_specification, owner_, "a plan of cuts for a different graph");
         for (std::uint32_t v = 0; v < g.values.size(); ++v) prepare(g.values[v], v);
-        for (const std::uint32_t v : g.outputs)
-            if (kinds_[v] == value_kind::weight)
-                throw model_error(model_fault::bad_cut, g.values[v].name, "an output that is a weight");
+        detail::refuse_weights_as_outputs(g);
         for (const auto& p : plan.pieces) add(g, plan.nodes(p.places));
         place(g, plan);
     }
