@@ -463,9 +463,8 @@ private:
         c.in = message_reader(has_tensors(c.what)      ? o.max_message
                               : c.what == method::load ? quick_message
                                                        : short_message);
-        constexpr std::string_view scheme = "Bearer ";
-        const auto bearer = std::string_view(head.authorization);
-        c.who = shell_->of.authenticate(bearer.starts_with(scheme) ? bearer.substr(scheme.size()) : head.api_key);
+        const auto bearer = key_of_bearer(head.authorization);
+        c.who = shell_->of.authenticate(bearer.empty() ? head.api_key : bearer);
         if (!std::exchange(known_, true)) credit_ = most_credit;
         const auto& counts = *c.who.counts;
         if (std::exchange(whose_, &counts) != &counts) shell_->known(id_, &counts);

@@ -271,12 +271,8 @@ private:
     }
     template <class Head>
     static std::string_view key(const Head& head) {
-        const auto bearer = view(head[http::field::authorization]);
-        constexpr std::string_view scheme = "Bearer ";
-        if (bearer.size() > scheme.size() &&
-            beast::iequals(head[http::field::authorization].substr(0, scheme.size()), "Bearer "))
-            return bearer.substr(scheme.size());
-        return view(head["X-API-Key"]);
+        const auto bearer = key_of_bearer(view(head[http::field::authorization]));
+        return bearer.empty() ? view(head["X-API-Key"]) : bearer;
     }
     static bool needs_key(action a) {
         return a != action::server_live && a != action::server_ready && a != action::server_metadata;

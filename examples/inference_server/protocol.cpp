@@ -149,6 +149,13 @@ std::string error_json(std::string_view why) {
     return out += '}';
 }
 
+std::string_view key_of_bearer(std::string_view authorization) noexcept {
+    constexpr std::string_view scheme = "bearer ";
+    const auto small = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; };
+    if (!std::ranges::equal(authorization.substr(0, scheme.size()), scheme, {}, small)) return {};
+    return authorization.substr(scheme.size());
+}
+
 void check_parameter(std::string_view name) {
     if (std::ranges::find(not_spoken, name) != std::end(not_spoken))
         throw refused(400, "the parameter '" + std::string(name) + "' isn't supported");

@@ -68,6 +68,10 @@ struct route {
 /// query is ignored.
 [[nodiscard]] route route_of(std::string_view method, std::string_view target);
 
+/// The key in a field `Authorization: Bearer KEY`; the scheme may be in small letters. Empty for any
+/// other text.
+[[nodiscard]] std::string_view key_of_bearer(std::string_view authorization) noexcept;
+
 /// The limits of a request.
 inline constexpr std::size_t most_tensors = 64, most_extents = 8, longest_name = 256;
 inline constexpr std::uint32_t longest_text = 4096;  ///< in tokens

@@ -248,6 +248,7 @@ TEST_CASE("calls over gRPC are answered, in whatever pieces they come", "[exampl
     CHECK((alive.status == 0 && live.ParseFromString(alive.bytes.substr(5)) && live.live()));
     CHECK(is_answer(c.ask("ModelInfer", chat_key, row())));
     CHECK(is_answer(c.ask("ModelInfer", {}, row(), field("x-api-key", batch_key))));
+    CHECK(is_answer(c.ask("ModelInfer", {}, row(), field("authorization", "bearer " + std::string(chat_key)))));
     const auto whole = message(row());
     const auto pieces = c.open("ModelInfer", chat_key, field("grpc-timeout", "10S"));
     for (const char byte : whole) c.send(frame(data, 0, pieces, {&byte, 1}));
