@@ -723,6 +723,18 @@ TEST_CASE("a request for the head gets no body, whatever the answer", "[examples
     CHECK(c.ask("GET", "/status.json").status == 200);  // not the rest of a body
 }
 
+TEST_CASE("a client of HTTP/1.0 is told whether its connection stays", "[examples]") {
+    server s;
+    auto c = s.connect();
+    for (const bool stays : {true, true, false}) {
+        c.send(std::string("GET /v2/health/live HTTP/1.0\r\n") + (stays ? "Connection: keep-alive\r\n\r\n" : "\r\n"));
+        const auto r = c.answer();
+        CHECK(r.status == 200);
+        CHECK((r.header("Connection") == "keep-alive") == stays);  // otherwise such a client waits for the end
+    }
+    CHECK(c.ends());
+}
+
 TEST_CASE("an exception in the server's thread ends nothing", "[examples]") {
     server s;
     auto c = s.connect();
