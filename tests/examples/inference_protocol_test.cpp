@@ -21,6 +21,7 @@
 
 #include "inference_server/front_door.hpp"
 #include "inference_server/message_reader.hpp"
+#include "inference_server/openvino/picture.hpp"
 #include "inference_server/protocol.hpp"
 #include "inference_server/read_file.hpp"
 #include "inference_server/tenants_file.hpp"
@@ -525,6 +526,19 @@ TEST_CASE("a newcomer always finds room: the oldest connection without a key goe
 }
 
 /// Anything that may come in: whole requests, with bytes changed, cut out, doubled.
+TEST_CASE("a picture fades to white at its edges", "[examples]") {
+    openvino::picture p{2, 2};
+    p.grey = {0, 0.5F, 0.25F, 1};
+    CHECK(p.at(0, 0) == 0);
+    CHECK(p.at(0.5, 0) == 0.25F);
+    CHECK(p.at(0.5, 0.5) == 0.4375F);
+    CHECK(p.at(-1, 0) == 1);
+    CHECK(p.at(-0.25, 0) == 0.25F);
+    CHECK(p.at(0, -0.5) == 0.5F);
+    CHECK(p.at(1.5, 0) == 0.75F);
+    CHECK(p.at(-7.5, 3) == 1);
+}
+
 TEST_CASE("any bytes are read or refused", "[examples]") {
     const std::vector<std::string> seeds{
         std::string(two_by_two), R"({"text_input":"once","parameters":{"max_tokens":5}})",

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -23,8 +24,7 @@ struct picture {
             if (px < 0 || py < 0 || px >= static_cast<double>(width) || py >= static_cast<double>(height)) return 1.0F;
             return grey[static_cast<std::size_t>(py) * width + static_cast<std::size_t>(px)];
         };
-        const double left = static_cast<double>(static_cast<std::int64_t>(x)),
-                     top = static_cast<double>(static_cast<std::int64_t>(y));
+        const double left = std::floor(x), top = std::floor(y);
         const auto right = static_cast<float>(x - left), down = static_cast<float>(y - top);
         return (1 - down) * ((1 - right) * pixel(left, top) + right * pixel(left + 1, top)) +
                down * ((1 - right) * pixel(left, top + 1) + right * pixel(left + 1, top + 1));
