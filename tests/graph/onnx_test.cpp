@@ -31,6 +31,7 @@ using gpushare::graph::edges_of;
 using gpushare::graph::import_options;
 using gpushare::graph::model_error;
 using gpushare::graph::model_fault;
+using gpushare::graph::node_range;
 using gpushare::graph::onnx_model;
 using gpushare::graph::value_kind;
 using support::onnx_builder;
@@ -138,6 +139,9 @@ TEST_CASE("a piece is a model with the graph's edges, and its own constants", "[
     const auto both = onnx_model::parse(model.extract(apart));
     CHECK(both.graph().nodes.size() == 2);
     for (const auto& bad : {none, beyond}) CHECK_THROWS_AS(model.extract(bad), model_error);
+    // at once, however many nodes the range names
+    for (const node_range bad : {node_range{0, n + 1}, node_range{n, n + 1}, node_range{5, 5}, node_range{0, ~0U}})
+        CHECK_THROWS_AS(model.extract(bad), model_error);
 }
 
 TEST_CASE("a branch is one node, which reads what its bodies take from outside", "[graph][onnx]") {

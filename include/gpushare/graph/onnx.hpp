@@ -139,7 +139,9 @@ public:
     }
     /// extract() for consecutive nodes of graph().
     [[nodiscard]] std::string extract(node_range range) const {
-        if (range.first >= range.behind) return extract(std::span<const std::uint32_t>());
+        // No list of the nodes is made before it is clear that they are there.
+        if (range.first >= range.behind || range.behind > graph_.nodes.size())
+            return extract(std::span<const std::uint32_t>());
         std::vector<std::uint32_t> nodes(range.size());
         std::iota(nodes.begin(), nodes.end(), range.first);
         return extract(nodes);
