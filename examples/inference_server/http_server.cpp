@@ -506,7 +506,8 @@ private:
             stream_->socket().cancel(ignored);
         }
         auto& r = response_.emplace();
-        r.version(std::min(parser_->get().version(), 11U));  // HTTP/1.0 must be told that a connection stays
+        // a client of HTTP/1.0 must be told that its connection stays
+        r.version(std::min(parser_->get().version(), 11U));
         r.result(static_cast<unsigned>(status));
         r.set(http::field::content_type, beast::string_view(type.data(), type.size()));
         if (header_length) r.set("Inference-Header-Content-Length", std::to_string(*header_length));

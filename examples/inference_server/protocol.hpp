@@ -68,8 +68,8 @@ struct route {
 /// query is ignored.
 [[nodiscard]] route route_of(std::string_view method, std::string_view target);
 
-/// The key in a field `Authorization: Bearer KEY`; the scheme may be in small letters. Empty for any
-/// other text.
+/// The key in a field `Authorization: Bearer KEY`. The scheme may be in small letters. Empty for
+/// any other text.
 [[nodiscard]] std::string_view key_of_bearer(std::string_view authorization) noexcept;
 
 /// The limits of a request.

@@ -730,7 +730,8 @@ TEST_CASE("a client of HTTP/1.0 is told whether its connection stays", "[example
         c.send(std::string("GET /v2/health/live HTTP/1.0\r\n") + (stays ? "Connection: keep-alive\r\n\r\n" : "\r\n"));
         const auto r = c.answer();
         CHECK(r.status == 200);
-        CHECK((r.header("Connection") == "keep-alive") == stays);  // otherwise such a client waits for the end
+        // otherwise such a client waits for the end
+        CHECK((r.header("Connection") == "keep-alive") == stays);
     }
     CHECK(c.ends());
 }
@@ -1106,7 +1107,8 @@ TEST_CASE("a request fits the model that computes it, though a reload changes th
     const auto wrong = std::make_shared<std::atomic<int>>(0);
     service_options how;
     how.model_of = [wrong](const model_setting& m, const std::string&) {
-        const tensor_info info{"INPUT", datatype::fp32, {m.batch}};  // here the setting is the size of the input
+        // here the setting is the size of the input
+        const tensor_info info{"INPUT", datatype::fp32, {m.batch}};
         return model_source{
             {m.name, "test", {info}, {info}, 0, false},
             [wrong, n = m.batch](std::pmr::memory_resource&) { return std::make_unique<of_size>(n, wrong); }};
