@@ -12,6 +12,7 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/deferred_frees.hpp>
+#include <gpushare/memory/detail/trace_store.hpp>
 #include <gpushare/memory/pool_resource.hpp>
 #include <gpushare/units.hpp>
 
@@ -97,6 +98,22 @@ TEST_CASE("a free behind a point that can be neither remembered nor awaited leav
         CHECK(memory.blocks() == 0);
         CHECK(told == 1);
     }
+}
+
+TEST_CASE("a trace that can't be kept for lack of host memory leaves no gap", "[memory][blocks]") {
+    const gpushare::detail::captured_trace some([](std::span<void*> callers) noexcept {
+        callers.front() = nullptr;
+        return std::size_t{1};
+    });
+    gpushare::detail::trace_store traces;
+    support::this_heap = {.good = 1, .recovers = true};
+    CHECK_THROWS_AS((void)traces.keep(some), std::bad_alloc);
+    const bool failed = support::this_heap.failed;
+    support::this_heap = {};
+    REQUIRE(failed);
+    CHECK(traces.keep(some) == 0);
+    CHECK(traces.keep(some) == 1);
+    CHECK(traces.of(1).size() == 1);
 }
 
 }  // namespace no_host_memory_test

@@ -53,7 +53,12 @@ public:
         if (t.empty()) return none;
         if (vacant_.empty()) {
             traces_.emplace_back();
-            vacant_.reserve(traces_.capacity());  // so that dropping can't fail
+            try {
+                vacant_.reserve(traces_.capacity());  // so that dropping can't fail
+            } catch (...) {
+                traces_.pop_back();
+                throw;
+            }
             vacant_.push_back(static_cast<id>(traces_.size() - 1));
         }
         const id kept = vacant_.back();
