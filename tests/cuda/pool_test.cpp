@@ -29,6 +29,8 @@
 #include "standins/cuda/session.hpp"
 #include "support/catch.hpp"
 #include "support/code_of.hpp"
+#include "support/sanitizers.hpp"
+#include "support/this_heap.hpp"
 
 namespace pool_test {
 
@@ -569,5 +571,30 @@ TEST_CASE("ranges and chunks outlive what made them", "[cuda][virtual_memory]") 
     CHECK(standin::existing().address_ranges == 1);
     CHECK(standin::existing().physical_blocks == 1);
 }
+
+#ifndef SUPPORT_THREAD_SANITIZED
+
+TEST_CASE_METHOD(fixture, "a block that CUDA doesn't take back is remembered without host memory", "[cuda][pool]") {
+    cuda::memory_pool pool{node, d};
+    // as many as fit into the pool's table without growing it
+    std::array<void*, 8> out{};
+    for (void*& p : out) p = pool.allocate(s, 512, 1 << 20);
+    void* added = nullptr;
+    standin::inject({.call = "cudaFreeAsync", .code = cudaErrorNotPermitted});
+    standin::before_next("cudaFreeAsync", [&] {
+        added = pool.allocate(s, 512, 1 << 20);
+        support::this_heap = {.good = 0, .least = 512};
+    });
+    const errc refused = pool.deallocate(s, out[0]);
+    support::this_heap = {};
+    CHECK(refused == errc::backend_failed);
+    REQUIRE(added != nullptr);
+    for (void* const p : out) CHECK(pool.deallocate(s, p) == errc::none);
+    CHECK(pool.deallocate(s, added) == errc::none);
+    CHECK(s.record().wait(never));
+    CHECK(pool.usage().used == 0_B);
+}
+
+#endif
 
 }  // namespace pool_test

@@ -80,16 +80,27 @@ public:
     } catch (...) {
         return false;
     }
-    /// CUDA's address of the block at `p`. Removes the entry.
-    [[nodiscard]] void* take(void* p) noexcept {
+    /// CUDA's address of the block at `p`. Takes the entry out if there is one, which is so if the
+    /// address isn't `p`: forget() or put_back() must follow.
+    [[nodiscard]] void* take_out(void* p) noexcept {
         if (count_.load(std::memory_order_relaxed) == 0) return p;
         const std::lock_guard lock(mutex_);
         void* const* const found = bases_.find(p);
         if (found == nullptr) return p;
         void* const base = *found;
-        bases_.erase(p);
-        count_.fetch_sub(1, std::memory_order_relaxed);
+        bases_.take_out(p);
         return base;
+    }
+    /// After take_out(): the block is back.
+    void forget() noexcept {
+        const std::lock_guard lock(mutex_);
+        bases_.forget();
+        count_.fetch_sub(1, std::memory_order_relaxed);
+    }
+    /// After take_out(): the block is still allocated.
+    void put_back(void* at, void* base) noexcept {
+        const std::lock_guard lock(mutex_);
+        bases_.put_back(at, base);
     }
 
 private:
@@ -225,12 +236,13 @@ public:
         if (p == nullptr) return errc::none;
         const auto none_begins = s.state().captures.hold_off();
         if (const errc captured = s.capture_status(); captured != errc::none) return captured;
-        void* const base = aligned_->take(p);
+        void* const base = aligned_->take_out(p);
         const detail::context_guard any(device().context());
         const auto code = cudaFreeAsync(base, s.state().native);
         const errc why = device().health().note(code, "cudaFreeAsync");
-        if (why == errc::none || why == errc::device_lost) return errc::none;
-        if (base != p) (void)aligned_->add(p, base);  // the block is still allocated
+        const bool is_back = why == errc::none || why == errc::device_lost;
+        if (base != p) is_back ? aligned_->forget() : aligned_->put_back(p, base);
+        if (is_back) return errc::none;
         return code == cudaErrorInvalidValue || code == cudaErrorInvalidDevicePointer ? errc::unknown_block : why;
     }
 
