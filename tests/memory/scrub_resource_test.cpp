@@ -9,6 +9,7 @@
 #include <span>
 #include <stop_token>
 #include <thread>
+#include <utility>
 
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/concepts.hpp>
@@ -160,6 +161,42 @@ TEST_CASE("a block whose scrubbing failed is given to nobody again", "[memory][s
     }
     CHECK(mine.try_allocate(64, 64) == nullptr);
     CHECK(upstream.out);
+}
+
+TEST_CASE("nobody waits for a block whose scrubbing failed, but for others", "[memory][scrub][waiting]") {
+    support::fault_resource upstream;
+    support::manual_scrubber scrubber;
+    scrubbing_resource mine{upstream, scrubber};
+    void *const lost = mine.allocate(64, 64), *const p = mine.allocate(64, 64);
+    CHECK(mine.deallocate(lost, 64, 64) == errc::none);
+    scrubber.reach_next(errc::kernel_failed);
+    CHECK_FALSE(mine.wait_any(never));  // it would return at once, for ever
+    CHECK(mine.deallocate(p, 64, 64) == errc::none);
+    scrubber.by_itself();
+    CHECK(mine.wait_any(never));
+    CHECK_FALSE(mine.drain(never));
+    CHECK(upstream.blocks() == 1);
+    CHECK(mine.pending() == 64_B);
+}
+
+TEST_CASE("a drain waits for blocks behind one whose scrubbing failed", "[memory][scrub]") {
+    support::fault_resource upstream;
+    support::manual_scrubber scrubber;
+    scrubbing_resource mine{upstream, scrubber};
+    void *const lost = mine.allocate(64, 64), *const p = mine.allocate(64, 64);
+    CHECK(mine.deallocate(lost, 64, 64) == errc::none);
+    CHECK(mine.deallocate(p, 64, 64) == errc::none);
+    bool first = true;
+    SECTION("before") {
+        scrubber.reach_next(errc::kernel_failed);
+        scrubber.by_itself();
+    }
+    SECTION("meanwhile") {
+        scrubber.neighbour().on_wait(
+            [&] { scrubber.reach_next(std::exchange(first, false) ? errc::kernel_failed : errc::none); });
+    }
+    CHECK_FALSE(mine.drain(never));
+    CHECK(upstream.blocks() == 1);
 }
 
 TEST_CASE("with scrubbing off, frees are in stream order all the same", "[memory][scrub]") {

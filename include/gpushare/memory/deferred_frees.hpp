@@ -110,13 +110,14 @@ public:
     }
 
     /// Waits for every pending free until `deadline`. Returns false if some frees are left, and at
-    /// once if only blocks are left that the resource doesn't take back now.
+    /// once if only blocks are left that the resource doesn't take back now, or whose points are
+    /// lost.
     bool drain(instant deadline) {
         for (auto seen = returned();;) {
             while (settle(seen)) {
             }
             if (const auto next = awaited()) {
-                if (!next->wait(deadline)) return false;
+                if (!next->wait(deadline) && !is_lost(*next)) return false;
                 continue;
             }
             const std::lock_guard lock(mutex_);
@@ -127,14 +128,15 @@ public:
     }
 
     /// Waits until the point of a pending free is reached, or until `deadline`; collects nothing.
-    /// Returns false immediately if no free is pending, or if the resource has refused all pending
-    /// blocks. Throws std::bad_alloc, and what waiting for the points throws.
+    /// Returns false immediately if no free is pending, or if no pending block can come back any more:
+    /// the resource has refused it, or its point is lost. Throws std::bad_alloc, and what waiting
+    /// for the points throws.
     bool wait_any(instant deadline) const {
         std::vector<Point> open;
         {
             const std::lock_guard lock(mutex_);
             for (const entry* e = pending_.front(); e != nullptr && open.size() < most_awaited; e = e->next)
-                if (!e->refused) open.push_back(e->point);
+                if (may_come(*e)) open.push_back(e->point);
         }
         if (open.empty()) return false;
         (void)Point::wait_any(open, deadline);
@@ -184,11 +186,18 @@ private:
         return true;
     }
 
-    // The oldest point of a block that the resource hasn't refused.
+    // Whether the point is never reached any more.
+    [[nodiscard]] static bool is_lost(const Point& p) noexcept {
+        if constexpr (requires { p.is_lost(); }) return p.is_lost();
+        return false;
+    }
+    // Whether a wait for the point can bring the block back.
+    [[nodiscard]] static bool may_come(const entry& e) noexcept { return !e.refused && !is_lost(e.point); }
+    // The oldest point of a block that may come back.
     std::optional<Point> awaited() const {
         const std::lock_guard lock(mutex_);
         for (const entry* e = pending_.front(); e != nullptr; e = e->next)
-            if (!e->refused) return e->point;
+            if (may_come(*e)) return e->point;
         return std::nullopt;
     }
 

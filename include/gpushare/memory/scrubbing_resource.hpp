@@ -43,6 +43,8 @@ struct scrubbed_point {
     [[no_unique_address]] Outcome scrubbing{};
 
     [[nodiscard]] bool reached() const noexcept { return end.reached() && good(); }
+    /// Whether it is never reached, since the scrubbing has failed.
+    [[nodiscard]] bool is_lost() const noexcept { return end.reached() && !good(); }
     bool wait(instant deadline) const { return end.wait(deadline) && good(); }
     static bool wait_any(std::span<const scrubbed_point> points, instant deadline) {
         for (std::vector<Point> open;; open.clear()) {
@@ -152,8 +154,8 @@ public:
     [[nodiscard]] std::uint64_t returned() const noexcept { return frees_.returned(); }
     /// See deferring_upstream.
     bool settle(std::uint64_t& seen) noexcept { return frees_.settle(seen); }
-    /// Waits until a pending block is scrubbed, or until `deadline`; false, immediately, if none is
-    /// pending.
+    /// Waits until a pending block is scrubbed, or until `deadline`; immediately false if none is
+    /// pending, or if the scrubbing of all of them has failed.
     bool wait_any(instant deadline) const { return frees_.wait_any(deadline); }
 
     /// From now on every call is refused with errc::closed. True once all freed blocks are scrubbed
