@@ -655,6 +655,18 @@ TEST_CASE("memory that doesn't begin where it has to goes back, and the request 
     CHECK(upstream.wrong_frees() == 0);
 }
 
+TEST_CASE("a pool that may keep any amount keeps its idle segments", "[memory][pool]") {
+    const bytes kept = GENERATE(bytes::max(), bytes{std::uint64_t{1} << 63});
+    fault_resource upstream;
+    pool_resource<fault_resource> pool(upstream, {.kept = kept});
+    void* const small = pool.allocate(16 * MiB, 256);
+    CHECK(pool.deallocate(small, 16 * MiB, 256) == errc::none);
+    void* const large = pool.allocate(24 * MiB, 256);
+    CHECK(pool.deallocate(large, 24 * MiB, 256) == errc::none);
+    CHECK(pool.usage().reserved == 40_MiB);
+    CHECK(pool.trim(0_B) == 0_B);
+}
+
 namespace {
 
 /// Charges the room for an alignment, as cudaMalloc's memory does.

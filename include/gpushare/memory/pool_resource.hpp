@@ -791,7 +791,7 @@ private:
     // a pool holds stays in proportion to the live bytes. An exact pool keeps more of them, up to
     // half of the other bytes, until a request lacks them.
     void limit_idle() noexcept {
-        if (const auto excess = store_.idle_beyond(2 * options_.kept.count(), options_.exact ? 2 : 8); excess != 0)
+        if (const auto excess = store_.idle_beyond((2 * options_.kept).count(), options_.exact ? 2 : 8); excess != 0)
             (void)return_empty(store_.held() - std::min(store_.held(), excess));
     }
     struct returned {
