@@ -7,15 +7,19 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <gpushare/compute/compute_limiter.hpp>
+#include <gpushare/compute/handles.hpp>
 #include <gpushare/units.hpp>
 
 #include "support/catch.hpp"
+#include "support/detached.hpp"
 #include "support/manual_timeline.hpp"
 
 namespace client_turns_test {
@@ -41,6 +45,7 @@ public:
     [[nodiscard]] point record() { return last_ = manual_.record(); }
     void wait(const point& p) {
         if (std::exchange(fail_next_wait, false)) throw std::runtime_error("the test lets wait() fail");
+        if (on_wait) on_wait();
         const auto of = std::ranges::find(known, p, [](const joining_stream* s) { return s->last_; });
         log_->push_back(name_ + ">" + (of == known.end() ? "?" : (*of)->name_));
     }
@@ -50,6 +55,7 @@ public:
     }
 
     bool fail_next_wait = false;
+    std::function<void()> on_wait;
     std::vector<joining_stream*> known;
 
 private:
@@ -169,6 +175,32 @@ TEST_CASE("a stream that can't wait fails its own submission alone", "[compute]"
     CHECK(c1.status() == errc::none);
     CHECK(t.compute.usage(t.b).in_flight == 0);
     CHECK(t.compute.usage(t.c).in_flight == 0);
+}
+
+TEST_CASE("a coroutine that is destroyed while its stream is told to wait never has its work enqueued", "[compute]") {
+    three_clients t{{.depth = 2}};
+    const auto a1 = t.submit(t.a, 0), a2 = t.submit(t.a, 0);
+    bool enqueued = false, resumed = false;
+    const auto wait = [&]() -> support::held {
+        (void)co_await gpushare::async_submit(t.compute, t.b, t.streams[1], [&](joining_stream&) { enqueued = true; });
+        resumed = true;
+    };
+    std::optional<support::held> waiting(wait());
+    t.streams[1].on_wait = [&] { waiting.reset(); };  // another thread could do this as well
+    t.streams[0].finish_one();
+    t.compute.poll();
+    CHECK(t.log == names{"B>A"});
+    CHECK_FALSE(waiting);
+    CHECK_FALSE(enqueued);
+    CHECK_FALSE(resumed);
+    const auto usage = t.compute.usage(t.b);
+    CHECK(usage.in_flight == 0);
+    CHECK(usage.waiting == 0);
+    CHECK(usage.cancelled[gpushare::unrun::stopped] == 1);
+    t.streams[1].on_wait = {};
+    t.streams[0].finish_one();
+    t.compute.poll();
+    CHECK(t.compute.close(t.b, gpushare::instant::min()));
 }
 
 }  // namespace client_turns_test

@@ -372,10 +372,14 @@ private:
         watch_.keep(rest_left_);  // for the work in flight: the callable may take long
         try {
             if constexpr (batches<Stream>::turns) points_.await_turn(lock, s.admitted, *s.stream);
+            if (s.deaf) s.status = errc::stopped;  // abandoned while the mutex was released
         } catch (...) {
-            core_.set_enqueuing(s.admitted, false);
+            s.status = errc::submission_failed;
             s.error = std::current_exception();
-            endings_.end_admitted(s, errc::submission_failed);
+        }
+        if (s.status != errc::none) {
+            core_.set_enqueuing(s.admitted, false);
+            endings_.end_admitted(s, s.status);
             return never;
         }
         const auto began = s.enqueue_began = clock_.now();
