@@ -235,4 +235,33 @@ TEST_CASE("without memory on the host, running work isn't reported as over", "[c
     }
 }
 
+TEST_CASE("a permit's work that was enqueued is charged, whichever allocation fails", "[compute][memory]") {
+    const bool recovers = GENERATE(true, false);
+    for (std::size_t nth = 0;; ++nth) {
+        CAPTURE(nth);
+        gpushare::host::node node{{.devices = 1, .sms = 1}};
+        gpushare::host::stream stream = node.make_stream({0});
+        gpushare::compute_limiter<gpushare::host::stream, gpushare::host::steady_clock> compute{};
+        const auto c = compute.add({});
+        bool launched = false;
+        {
+            auto p = compute.acquire(c).value();
+            this_heap = {.good = nth, .recovers = recovers};
+            try {
+                p.enqueue(stream, [&](gpushare::host::stream& s) {
+                    s.enqueue(10us);
+                    launched = true;
+                });
+            } catch (const std::bad_alloc&) {
+            }
+        }
+        const bool went_without = !this_heap.failed;
+        this_heap = {};
+        while (compute.usage(c).in_flight != 0) std::this_thread::yield();
+        CHECK((!launched || compute.usage(c).completed == 1));
+        if (went_without) break;
+        REQUIRE(nth < 1000);
+    }
+}
+
 #endif

@@ -197,18 +197,27 @@ private:
         submission_->stream = &s;
         std::optional<own_work> mine(s);
         submission_->own = mine->how_it_went();
+        std::optional<typename stream::point> end;
+        if constexpr (preparing_timeline<stream>) end = s.prepare();
+        // Must not fail once the work runs, or the work would be given back as unused.
+        const auto record_end = [&] {
+            if constexpr (preparing_timeline<stream>)
+                s.record(*end);
+            else
+                end = s.record();
+            submission_->end = std::move(end);
+            mine.reset();  // work enqueued from here on may be others'
+        };
         submission_->begin = s.record();
         submission_->set_enqueuer(std::this_thread::get_id());
         try {
             submission_->fills = detail::run_work(s, enqueue_work);
         } catch (...) {
-            submission_->end = s.record();
-            mine.reset();  // work enqueued from here on may be others'
+            record_end();
             used()->enqueued_by_holder(*submission_, errc::submission_failed);
             throw;
         }
-        submission_->end = s.record();
-        mine.reset();
+        record_end();
         used()->enqueued_by_holder(*submission_, errc::none);
     }
 
