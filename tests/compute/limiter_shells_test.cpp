@@ -813,6 +813,20 @@ TEST_CASE("after the end of a request its last work holds nothing back, and is c
     }
 }
 
+TEST_CASE("a permit that was moved from says what an unused one says", "[compute]") {
+    setup t;
+    const auto c = t.compute.add({});
+    auto p = t.compute.acquire(c).value();
+    p.enqueue(t.stream, t.logs("work"));
+    const auto mine = std::move(p);
+    CHECK_FALSE(p.done());
+    CHECK_FALSE(p.poll());
+    CHECK_FALSE(p.wait(instant::min()));
+    t.finish_one();
+    CHECK(mine.done());
+    CHECK_FALSE(p.done());
+}
+
 TEST_CASE("a thread that gives up its wait at the gate makes way for others", "[compute]") {
     setup t{{.depth = 1}};
     const auto a = t.compute.add({}), b = t.compute.add({});

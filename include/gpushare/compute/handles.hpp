@@ -116,7 +116,7 @@ public:
           submission_(other.submission_),
           bound_(other.bound_),
           stream_(other.stream_),
-          enqueued_(other.enqueued_),
+          enqueued_(std::exchange(other.enqueued_, false)),
           held_(other.held_) {}
     permit& operator=(permit&&) = delete;
     ~permit() {
