@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Callbacks, coroutines, requests, gangs and waits for room: the layers around a limiter's queue
 // and gate.
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -811,6 +812,37 @@ TEST_CASE("after the end of a request its last work holds nothing back, and is c
         t.finish_one();
         CHECK(t.enqueued == names{"chain"});
     }
+}
+
+namespace {
+
+/// Notes whether it is ever told an earlier time than before.
+struct timed_policy : gpushare::fifo {
+    void wake(client_id c, const gpushare::queue_head& head, instant now) noexcept {
+        *goes_back |= now < std::exchange(latest, std::max(latest, now));
+        gpushare::fifo::wake(c, head, now);
+    }
+    bool* goes_back;
+    instant latest{};
+};
+
+}  // namespace
+
+TEST_CASE("a policy's time never goes back, even if a client closes or sleeps", "[compute]") {
+    manual_clock clock;
+    manual_stream stream;
+    bool goes_back = false;
+    timed_policy policy;
+    policy.goes_back = &goes_back;
+    gpushare::compute_limiter<manual_stream, manual_clock, timed_policy> compute{{.depth = 1}, clock, policy};
+    const auto c = compute.add({});
+    clock.advance(1ms);
+    for (int i = 0; i < 4; ++i) (void)compute.submit(c, stream, [](manual_stream& s) { s.enqueue(1ms); });
+    SECTION("sleeps") { CHECK_FALSE(compute.sleep(c, instant::min())); }
+    SECTION("closes") { CHECK_FALSE(compute.close(c, instant::min())); }
+    CHECK_FALSE(goes_back);
+    stream.reach_all();
+    compute.poll();
 }
 
 TEST_CASE("a permit that was moved from says what an unused one says", "[compute]") {

@@ -286,6 +286,7 @@ public:
     }
     /// From now on another submission of `c` waits first. `facts`, if given, describe it.
     void set_first(client_id c, instant now, const submission_facts* facts) noexcept {
+        now_ = std::max(now_, now);
         auto& client = clients_[c.index];
         client.learn_next(facts, now, c, costs_, options_.first_guess);
         client.at = client.level;
@@ -295,7 +296,7 @@ public:
                 client.next.head.level = no_priority;
             }
         client.blocked = false;
-        policy_.wake(c, client.next.head, now);
+        policy_.wake(c, client.next.head, now_);
     }
     /// Admits the submission that is_ready() has just described. `facts_of(c)` describes the
     /// client's next waiting submission.
