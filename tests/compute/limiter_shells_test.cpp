@@ -845,6 +845,22 @@ TEST_CASE("a policy's time never goes back, even if a client closes or sleeps", 
     compute.poll();
 }
 
+TEST_CASE("a change of settings also holds for the submission that waits first", "[compute]") {
+    setup t{{.depth = 1}};
+    const auto a = t.compute.add({}), b = t.compute.add({.ceiling = {2}});
+    manual_stream beside(t.stream, {});
+    (void)t.submit(a, "runs");
+    for (const char* name : {"urgent 1", "urgent 2"})
+        (void)t.compute.submit(b, beside, t.logs(name), {.priority = {2}});
+    CHECK(t.enqueued == names{"runs", "urgent 1"});
+    CHECK(t.compute.change(b, {}) == errc::none);  // its ceiling is its own level from now on
+    beside.reach_all();
+    t.compute.poll();
+    CHECK(t.enqueued == names{"runs", "urgent 1"});
+    t.finish_one();
+    CHECK(t.enqueued == names{"runs", "urgent 1", "urgent 2"});
+}
+
 TEST_CASE("a permit that was moved from says what an unused one says", "[compute]") {
     setup t;
     const auto c = t.compute.add({});

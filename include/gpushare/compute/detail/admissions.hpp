@@ -176,7 +176,10 @@ public:
     failure change(client_id c, const client_settings& s) {
         if (!core_.contains(c)) return {errc::closed};
         const auto why = core_.change(c, s);
-        if (why == errc::none) queue(c).own_level = s.level;
+        if (why != errc::none) return why;
+        queue(c).own_level = s.level;
+        // The core has counted the first one by the earlier settings.
+        if (const auto* const first = queue(c).waiting.front()) core_.set_first(c, {}, &first->facts);
         return why;
     }
     /// Begins a request at `level`, or at none of its own. Throws std::bad_alloc.
