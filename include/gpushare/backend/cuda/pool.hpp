@@ -241,8 +241,9 @@ public:
         const auto code = cudaFreeAsync(base, s.state().native);
         const errc why = device().health().note(code, "cudaFreeAsync");
         const bool is_back = why == errc::none || why == errc::device_lost;
-        if (base != p) is_back ? aligned_->forget() : aligned_->put_back(p, base);
+        if (base != p && is_back) aligned_->forget();
         if (is_back) return errc::none;
+        if (base != p) aligned_->put_back(p, base);
         return code == cudaErrorInvalidValue || code == cudaErrorInvalidDevicePointer ? errc::unknown_block : why;
     }
 
