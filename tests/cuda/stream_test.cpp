@@ -310,6 +310,20 @@ TEST_CASE_METHOD(manual_fixture, "elapsed is device time to the precision of eve
     CHECK(elapsed(a, cuda::point{}) == 0ns);
 }
 
+TEST_CASE_METHOD(manual_fixture, "a reserved point that a failure has used up isn't reached by itself",
+                 "[cuda][point][fault]") {
+    auto reserved = s.reserve();
+    s.enqueue(1ms);
+    standin::inject({.call = "cudaEventRecord", .code = cudaErrorNotPermitted});
+    CHECK_THROWS_AS((void)s.record(std::move(reserved)), operation_error);
+    const auto again = s.record(std::move(reserved)), without = s.record(cuda::stream::reserved_point{});
+    CHECK_FALSE(again.reached());
+    CHECK_FALSE(without.reached());
+    standin::advance(10ms);
+    CHECK(again.wait(never));
+    CHECK(without.wait(never));
+}
+
 TEST_CASE_METHOD(fixture, "points of different devices have no time between them", "[cuda][point]") {
     auto t = node.make_stream(device_id{1});
     const auto a = s.record(), b = t.record();

@@ -219,10 +219,13 @@ public:
     };
     /// Reserves a point. Throws as record(), except for captures.
     [[nodiscard]] reserved_point reserve() { return reserved_point(point(state_->device->acquire(state_->device))); }
-    /// As record(), for a point that was reserved on a stream of the same device.
+    /// As record(), for a point that was reserved on a stream of the same device. Without a point,
+    /// or with one that was used, even by a call that threw, it is record().
     [[nodiscard]] point record(reserved_point&& reserved) {
         const auto turn = uncaptured_turn(*state_);
-        return record_as(*state_, std::exchange(reserved.point_, {}), turn);
+        point made = std::exchange(reserved.point_, {});
+        if (made == point{}) made = point(state_->device->acquire(state_->device));
+        return record_as(*state_, std::move(made), turn);
     }
 
     /// The point after which no work enqueued so far uses memory. Without a capture, the same as
