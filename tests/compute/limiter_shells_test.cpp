@@ -861,6 +861,28 @@ TEST_CASE("a change of settings also holds for the submission that waits first",
     CHECK(t.enqueued == names{"runs", "urgent 1", "urgent 2"});
 }
 
+TEST_CASE("a wait at the gate is measured by the bound that was published when it began", "[compute]") {
+    setup t{{.depth = 1, .horizon = 0ms}};
+    const auto low = t.compute.add({.longest = 1ms}), high = t.compute.add({.level = {1}, .longest = 1ms});
+    t.compute.record(8);
+    (void)t.submit(high, "before");
+    t.stream.on_wait([&] {
+        t.stream.on_wait({});
+        CHECK(t.compute.change(low, {.longest = 9ms}) == errc::none);
+        t.finish_all();
+    });
+    {
+        auto p = t.compute.acquire(high).value();
+        CHECK(p.bound() == 1ms);
+        p.enqueue(t.stream, t.logs("waited"));
+    }
+    t.finish_all();
+    CHECK(t.enqueued == names{"before", "waited"});
+    std::array<gpushare::submission_record, 2> records;
+    REQUIRE(t.compute.take_records(records) == 2);
+    CHECK(records[1].bound == 1ms);
+}
+
 TEST_CASE("a permit that was moved from says what an unused one says", "[compute]") {
     setup t;
     const auto c = t.compute.add({});

@@ -277,7 +277,9 @@ public:
             return true;
         }
         if (plain) describe(s, c, o, now);
-        if (s.queue->insert(s)) core_.set_first(c, now, &s.facts);
+        (void)s.queue->insert(s);
+        // The core doesn't know these facts yet, such as the bound.
+        if (s.queue->waiting.front() == &s) core_.set_first(c, now, &s.facts);
         return false;
     }
     /// Takes `s` out of its queue: it was not admitted.
