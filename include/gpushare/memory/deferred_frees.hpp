@@ -128,9 +128,9 @@ public:
     }
 
     /// Waits until the point of a pending free is reached, or until `deadline`; collects nothing.
-    /// Returns false immediately if no free is pending, or if no pending block can come back any more:
-    /// the resource has refused it, or its point is lost. Throws std::bad_alloc, and what waiting
-    /// for the points throws.
+    /// Returns false immediately if no free is pending, or if no pending block can come back any
+    /// more: the resource has refused it, or its point is lost. Throws std::bad_alloc, and what
+    /// waiting for the points throws.
     bool wait_any(instant deadline) const {
         std::vector<Point> open;
         {
