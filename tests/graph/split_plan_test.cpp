@@ -248,6 +248,20 @@ TEST_CASE("a node above the limit is a piece by itself", "[graph]") {
     CHECK(planner.plan().crossing() == 20_B);
 }
 
+TEST_CASE("the longest times of very many pieces don't overflow", "[graph]") {
+    support::graph_builder b;
+    auto v = b.input(1);
+    constexpr std::uint32_t nodes = 9000;
+    for (std::uint32_t n = 0; n < nodes; ++n) v = b.node("Relu", {v}, 1);
+    const auto& g = b.output(v).graph();
+    auto options = plain;
+    options.limit = 1ns;
+    options.per_piece = ns::max();
+    const split_planner planner(g, std::vector<ns>(nodes, ns::max()), options);
+    CHECK(planner.plan().pieces.size() == nodes);
+    CHECK(planner.overhead() > 0ns);
+}
+
 TEST_CASE("branches run one after the other where that leaves less alive", "[graph]") {
     support::graph_builder b;
     std::vector<std::uint32_t> branch(4, b.input(10));

@@ -178,7 +178,7 @@ public:
         require(times.size() == g.nodes.size(), "planning cuts: each node needs a time");
         require(sizes.empty() || sizes.size() == g.values.size(), "planning cuts: each value needs a size");
         require(options.limit > ns{} && options.bandwidth > bytes{}, "planning cuts: the limit or bandwidth is 0");
-        options_.per_piece = std::clamp(options.per_piece, ns{}, longest_time);
+        options_.per_piece = std::clamp(options.per_piece, ns{}, longest_of(g.nodes.size()));
         const std::vector<bytes> own = sizes.empty() ? sizes_of(g) : std::vector<bytes>();
         choose_order(g, times, sizes.empty() ? std::span<const bytes>(own) : sizes);
         options_.fusions = {};  // the span may not live as long as the planner
@@ -226,7 +226,11 @@ public:
     }
 
 private:
-    static constexpr ns longest_time{std::int64_t{1} << 50};     // 13 days
+    static constexpr ns longest_time{std::int64_t{1} << 50};  // 13 days
+    // The longest time of one of `n` nodes or pieces, so that the sum of all times can't overflow.
+    [[nodiscard]] static constexpr ns longest_of(std::size_t n) noexcept {
+        return longest_time / static_cast<std::int64_t>(n + 1);
+    }
     using unit_range = std::pair<std::uint32_t, std::uint32_t>;  // indices into costs_->cuts()
     struct knowledge {
         std::optional<ns> took{};  // empty if the piece is impossible
@@ -283,7 +287,7 @@ private:
         begin_with(times);
     }
     void begin_with(std::span<const ns> times) {
-        const ns most = longest_time / static_cast<std::int64_t>(times.size() + 1);
+        const ns most = longest_of(times.size());
         times_.clear();
         for (const std::uint32_t n : costs_->order()) times_.push_back(std::clamp(times[n], ns{}, most));
         sum_up();
