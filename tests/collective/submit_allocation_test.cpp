@@ -6,11 +6,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <new>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include <gpushare/backend/host/host.hpp>
+#include <gpushare/detail/gang_residents.hpp>
 
 #include "support/catch.hpp"
 #include "support/sanitizers.hpp"
@@ -75,6 +77,27 @@ TEST_CASE("submitting a collective doesn't allocate in steady state", "[collecti
     CHECK(allocations_of(std::span(streams).first(1), [&] {
               return gs::submit_shared_all_reduce<float>(node.gangs(), devices[0], streams[0], members, in, out, n);
           }) == 20);
+}
+
+TEST_CASE("a gang that was given room is noted on its devices without memory", "[collective]") {
+    gs::host::node node{{.devices = 1, .sms = 1}};
+    auto stream = node.make_stream({0});
+    gs::detail::gang_residents<gs::host::stream::point> gangs(1);
+    const gs::device_id d{0};
+    const int channels[3] = {};
+    std::vector<gs::host::stream::point> ends;
+    for (int i = 0; i < 3; ++i) ends.push_back(stream.record());
+    auto entered = gangs.enter(std::span(&d, 1));
+    for (const int& c : channels) entered.make_room(d, 1, &c, stream);
+    bool noted = true;
+    support::this_heap = {.good = 0};
+    try {
+        for (std::size_t i = 0; i < 3; ++i) entered.add(d, 1, &channels[i], std::move(ends[i]));
+    } catch (const std::bad_alloc&) {
+        noted = false;
+    }
+    support::this_heap = {};
+    CHECK(noted);
 }
 
 #endif

@@ -73,11 +73,12 @@ public:
     public:
         /// Lets `stream`, of device `d`, wait for the earlier gangs alongside which this one
         /// doesn't fit, and for those of the same `channel`; `part` is this gang's part of the
-        /// device. Throws what the stream's wait throws.
+        /// device. Throws what the stream's wait throws, and std::bad_alloc.
         template <copier S>
         requires std::same_as<typename S::point, Point>
         void make_room(device_id d, std::uint64_t part, const void* channel, S& stream) {
             auto& there = of_->residents_[d.index];
+            there.reserve(there.size() + ++rooms_);  // for add(), which comes after a launch
             std::uint64_t sum = part;
             for (const resident& r : there) {
                 if (r.channel != channel)
@@ -100,7 +101,8 @@ public:
                 stream.wait(r.done);
             }
         }
-        /// The work just launched on `d` is on the device until `done`.
+        /// The work just launched on `d` is on the device until `done`. Needs no memory after a
+        /// make_room() of its own.
         void add(device_id d, std::uint64_t part, const void* channel, Point done) {
             auto& there = of_->residents_[d.index];
             resident r{.done = std::move(done), .part = part, .channel = channel, .gang = gang_};
@@ -125,6 +127,7 @@ public:
         gang_residents* of_;
         device_order_lock::guard lock_;
         std::uint64_t gang_;
+        std::size_t rooms_ = 0;  // how often make_room() was called
     };
 
     /// See device_order_lock.
