@@ -71,6 +71,17 @@ TEST_CASE("an inplace_function forwards arguments and exceptions", "[host]") {
     CHECK_FALSE(inplace_function<void(), 16>{nullptr});
 }
 
+TEST_CASE("a null pointer to a function is no callable", "[host]") {
+    using function = int (*)(int);
+    const function none = nullptr, twice = [](int x) { return 2 * x; };
+    CHECK_FALSE(inplace_function<int(int), 16>{none});
+    inplace_function<int(int), 16> f{twice}, g{*twice};
+    REQUIRE(f);
+    REQUIRE(g);
+    CHECK(f(2) == 4);
+    CHECK(g(3) == 6);
+}
+
 TEST_CASE("it is known beforehand which callables fit in place", "[host]") {
     using gpushare::detail::fits_in_place;
     STATIC_REQUIRE(fits_in_place<std::array<char, 64>, 64>);

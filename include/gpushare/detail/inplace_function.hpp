@@ -49,6 +49,8 @@ public:
                       "the callable is too big to be stored in place: capture less, or a pointer to what it needs");
         static_assert(alignof(target) <= alignof(std::max_align_t), "the callable is over-aligned: capture a pointer");
         static_assert(std::is_nothrow_move_constructible_v<target>, "the callable must not throw when it is moved");
+        if constexpr (std::is_pointer_v<std::remove_cvref_t<F>>)
+            if (f == nullptr) return;  // as in std::function
         std::construct_at(reinterpret_cast<target*>(storage_), std::forward<F>(f));
         actions_ = &actions_of<target>;
     }
