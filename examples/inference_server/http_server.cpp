@@ -507,7 +507,7 @@ private:
         }
         auto& r = response_.emplace();
         // a client of HTTP/1.0 must be told that its connection stays
-        r.version(std::min(parser_->get().version(), 11U));
+        r.version(parser_->get().version() == 10 ? 10 : 11);
         r.result(static_cast<unsigned>(status));
         r.set(http::field::content_type, beast::string_view(type.data(), type.size()));
         if (header_length) r.set("Inference-Header-Content-Length", std::to_string(*header_length));
