@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the readers of tenant specifications have in common: a collector of values, each with the
-// key that gave it, for a tenant_spec.
+// All readers of tenant specifications share this collector of values for a tenant_spec. Each value
+// is stored with the key that gave it.
 //
 //   specification_fields f;     f.set(f.memory, 12_GiB, "memory");     tenant_spec spec = f.finish({});
 #pragma once
